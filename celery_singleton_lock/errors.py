@@ -1,0 +1,84 @@
+"""The errors of this package.
+
+All are `SingletonLockError`s, survive pickle and JSON result backends (their arguments are plain values), and carry
+what went wrong as attributes. "Somebody else holds it" (`LockConflict`), "it was ours and is no more" (`LockLost`) and
+"no answer" (`LockUnavailable`) share no parent but the base: they call for different reactions.
+"""
+
+from __future__ import annotations
+
+from celery.exceptions import ImproperlyConfigured
+
+
+class SingletonLockError(Exception):
+    """Base of every error that this package raises."""
+
+
+class InvalidOption(SingletonLockError, ImproperlyConfigured):
+    """A setting or task option has a value that is not allowed."""
+
+
+class InvalidKey(SingletonLockError, ValueError):
+    """No lock key can be made from the arguments of a call."""
+
+
+class LockConflict(SingletonLockError):
+    """Another execution holds the lock.
+
+    Attributes:
+        key: the key of the lock.
+        task_id: the id of the task that holds it; None when the holder did not say.
+        remaining: seconds until the holder's lease ends unless it renews it.
+    """
+
+    def __init__(self, key: str, task_id: str | None = None, remaining: float = 0.0) -> None:
+        super().__init__(key, task_id, remaining)
+        self.key = key
+        self.task_id = task_id
+        self.remaining = remaining
+
+    def __str__(self) -> str:
+        holder = f"task {self.task_id}" if self.task_id else "another holder"
+        return f"{self.key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"
+
+
+class LockLost(SingletonLockError):
+    """The lease ended, or was about to end unrenewed, while the task was running.
+
+    Attributes:
+        key: the key of the lock.
+        reason: what was seen, in words.
+    """
+
+    def __init__(self, key: str, reason: str = "") -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.key}: lock lost while running: {self.reason or 'unknown reason'}"
+
+
+class LockUnavailable(SingletonLockError):
+    """The lock server did not answer, or refused to serve.
+
+    Attributes:
+        server: the server's URL without its password.
+        reason: the last answer or error, in words.
+    """
+
+    def __init__(self, server: str, reason: str = "") -> None:
+        super().__init__(server, reason)
+        self.server = server
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no lock from {self.server}: {self.reason or 'no answer'}"
+
+
+class Aborted(BaseException):
+    """Raised inside a task whose lock is lost, to stop it; recorded as `LockLost`.
+
+    A `BaseException`, as `asyncio.CancelledError` and for the same reason: `except Exception` in a task's loop must
+    not keep a run alive that has lost its lock. Clean up in `finally`, and do not swallow it.
+    """

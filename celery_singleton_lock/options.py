@@ -1,0 +1,330 @@
+"""Task options and app settings: what they are called, what they may be, and where each value comes from.
+
+A value is looked up for the call (`singleton_lock={...}`), on the task (`lock_ttl = 60`), in the app's settings
+(`singleton_lock_ttl = 60`), and last here. Whatever is found is checked before anything is sent or locked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, Literal
+
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_singleton_lock.errors import InvalidOption
+
+#: What an execution does that meets a held lock.
+ConflictPolicy = Literal["skip", "raise", "retry", "reject"]
+
+#: A lease shorter than this cannot be renewed three times over a network.
+MIN_TTL = 1.0
+
+#: A longer one would keep a dead worker's lock for more than a day.
+MAX_TTL = 86_400.0
+
+#: Schemes of `singleton_lock_backend`.
+SCHEMES = ("redis", "rediss", "redis+socket", "unix", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a value may be, as a test and in words."""
+
+    allows: Callable[[Any], bool]
+    words: str
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _one_of(*names: str) -> _Rule:
+    return _Rule(lambda value: value in names, " or ".join(repr(name) for name in names))
+
+
+_TTL = _Rule(
+    lambda value: _is_seconds(value) and MIN_TTL <= value <= MAX_TTL,
+    f"a number of seconds from {MIN_TTL:g} to {MAX_TTL:g}",
+)
+_WAIT = _Rule(lambda value: _is_seconds(value) and value >= 0, "a number of seconds, 0 or more")
+_COUNT = _Rule(
+    lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
+    "a whole number, 0 or more, or None for no bound",
+)
+_POLICY_NAMES = ("skip", "raise", "retry", "reject")
+_POLICY = _Rule(
+    lambda value: callable(value) or (isinstance(value, str) and value in _POLICY_NAMES),
+    f"{_one_of(*_POLICY_NAMES).words}, or a callable of (task, conflict) that returns one of them",
+)
+_ENABLED = _Rule(lambda value: isinstance(value, bool), "True or False")
+_PREFIX = _Rule(
+    lambda value: isinstance(value, str) and re.fullmatch(r"[\w.:/-]{1,100}", value, re.ASCII) is not None,
+    "1 to 100 letters, digits, or any of _ . : / -",
+)
+_MAPPING = _Rule(lambda value: isinstance(value, Mapping), "a dictionary, as for broker_transport_options")
+_TEXT = _Rule(lambda value: isinstance(value, str) and value != "", "a text that is not empty")
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One option: its name on a task and in the settings, its default, and its rule."""
+
+    attribute: str
+    setting: str
+    default: Any
+    rule: _Rule
+
+
+_OPTIONS: Mapping[str, _Option] = {
+    "scope": _Option("lock_scope", "singleton_lock_scope", "while_executing", _one_of("while_executing")),
+    "ttl": _Option("lock_ttl", "singleton_lock_ttl", 30.0, _TTL),
+    "wait": _Option("lock_wait", "singleton_lock_wait", 0.0, _WAIT),
+    "on_conflict": _Option("on_conflict", "singleton_lock_on_conflict", "skip", _POLICY),
+    "conflict_retries": _Option("lock_conflict_retries", "singleton_lock_conflict_retries", None, _COUNT),
+    "on_lock_lost": _Option("on_lock_lost", "singleton_lock_on_lock_lost", "abort", _one_of("abort", "warn")),
+    "on_unavailable": _Option(
+        "on_unavailable", "singleton_lock_on_unavailable", "retry", _one_of("retry", "raise", "run")
+    ),
+}
+
+#: App settings that are not a default of a task option.
+_SETTINGS: Mapping[str, _Rule] = {
+    "singleton_lock_backend": _Rule(lambda value: isinstance(value, str), "a URL"),
+    "singleton_lock_transport_options": _MAPPING,
+    "singleton_lock_prefix": _PREFIX,
+    "singleton_lock_enabled": _ENABLED,
+}
+
+#: Task attributes of ours without an app-wide default.
+_KEY_ATTRIBUTES = ("lock_key", "lock_name")
+
+#: Options of the design that are not built yet, so that nobody relies on them.
+_LATER_ATTRIBUTES = ("on_duplicate",)
+
+#: What may stand in the `singleton_lock={...}` of a call.
+_CALL_KEYS = ("key", *(name for name in _OPTIONS if name != "scope"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How one execution locks. Seconds everywhere.
+
+    Attributes:
+        key: an explicit key for this call, instead of one from the arguments.
+        (others: as the task options of the same names)
+    """
+
+    scope: str
+    ttl: float
+    wait: float
+    on_conflict: ConflictPolicy | Callable[..., Any]
+    conflict_retries: int | None
+    on_lock_lost: Literal["abort", "warn"]
+    on_unavailable: Literal["retry", "raise", "run"]
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The app's settings, checked.
+
+    Attributes:
+        backend: URL of the lock server; holds the password, so never show it: `shown_backend` is for that.
+        transport_options: connection options for it.
+        prefix: what every key begins with.
+        enabled: False runs every task without a lock.
+        defaults: of the task options.
+    """
+
+    backend: str = field(repr=False)
+    transport_options: Mapping[str, Any] = field(repr=False)
+    prefix: str
+    enabled: bool
+    defaults: Mapping[str, Any]
+
+    @property
+    def shown_backend(self) -> str:
+        """The backend's URL without its password."""
+        return shown(self.backend)
+
+    @classmethod
+    def from_app(cls, app: Any) -> Settings:
+        """The settings in an app's configuration.
+
+        Raises:
+            InvalidOption: a setting is unknown or not allowed, or no backend can be found.
+        """
+        app.conf.get("singleton_lock_backend")  # Loads the configuration: until then `conf` is a stand-in.
+        conf = app.conf
+        _refuse_unknown_settings(conf)
+        own = {name: conf.get(name) for name in _SETTINGS}
+        for name, rule in _SETTINGS.items():
+            if own[name] is not None:
+                _require(rule, own[name], f"setting {name}", secret=name == "singleton_lock_backend")
+        enabled = own["singleton_lock_enabled"]
+        backend, transport_options = _backend(conf, own["singleton_lock_backend"], enabled is False)
+        return cls(
+            backend=backend,
+            transport_options={**transport_options, **(own["singleton_lock_transport_options"] or {})},
+            prefix=own["singleton_lock_prefix"] or "singleton_lock",
+            enabled=enabled is not False,
+            defaults={name: _default(conf, option) for name, option in _OPTIONS.items()},
+        )
+
+
+def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = None) -> Options:
+    """The options of one execution of `task`; `call` is what the caller gave as `singleton_lock={...}`.
+
+    Raises:
+        InvalidOption: a value is not allowed.
+    """
+    values = dict(settings.defaults)
+    for name, option in _OPTIONS.items():
+        value = raw_attribute(task, option.attribute)
+        if value is not None:
+            values[name] = _require(option.rule, value, f"option {option.attribute} of task {task.name}")
+    return Options(**{**values, **call}) if call else Options(**values)
+
+
+def check_task(task: Any) -> None:
+    """Refuse wrong options of a task class when it is bound to its app, before anything is sent.
+
+    Raises:
+        InvalidOption: an option is unknown or its value is not allowed.
+    """
+    rules = {option.attribute: option.rule for option in _OPTIONS.values()} | {"lock_name": _TEXT}
+    for attribute, rule in rules.items():
+        value = raw_attribute(task, attribute)
+        if value is not None:
+            _require(rule, value, f"option {attribute} of task {task.name}")
+    _refuse_unknown_attributes(task)
+
+
+def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[False] | None:
+    """What `apply_async(singleton_lock=...)` may be: a dictionary, False (no lock), True or None (as the task says).
+
+    Raises:
+        InvalidOption: anything else, in the producer before sending, and in the worker for messages of others.
+    """
+    where = f"singleton_lock of a call of {task_name}"
+    if value is None or value is True:
+        return None
+    if value is False:
+        return False
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{where} is {value!r}, but must be a dictionary, or False to run without a lock")
+    for name in value:
+        if name not in _CALL_KEYS:
+            raise InvalidOption(f"{where} has the key {name!r}{_instead(name, _CALL_KEYS)}")
+        rule = _TEXT if name == "key" else _OPTIONS[name].rule
+        _require(rule, value[name], f"{where}, key {name!r},")
+        if callable(value[name]):
+            raise InvalidOption(f"{where}: {name!r} is a callable, which no message can carry; set it on the task")
+    return dict(value)
+
+
+def raw_attribute(task: Any, name: str) -> Any:
+    """An option as it stands on the task's class: a function given to `@app.task(...)` is not made a method."""
+    value = getattr(task, name, None)
+    if isinstance(value, property):
+        return None
+    return value.__func__ if isinstance(value, MethodType) else value
+
+
+def shown(url: str) -> str:
+    """A URL as it may be logged."""
+    return str(maybe_sanitize_url(url))
+
+
+def _require(rule: _Rule, value: Any, where: str, *, secret: bool = False) -> Any:
+    if not rule.allows(value):
+        raise InvalidOption(f"{where} is {'of the wrong type' if secret else repr(value)}; allowed: {rule.words}")
+    return value
+
+
+def _default(conf: Any, option: _Option) -> Any:
+    value = conf.get(option.setting)
+    return option.default if value is None else _require(option.rule, value, f"setting {option.setting}")
+
+
+def _backend(conf: Any, explicit: str | None, disabled: bool) -> tuple[str, Mapping[str, Any]]:
+    """The lock server's URL and its TLS options: as set, else the broker if it is Redis, else the result backend."""
+    if explicit is not None:
+        _require_backend(explicit)
+        return explicit, {}
+    for url, ssl in (
+        (conf.broker_url, conf.get("broker_use_ssl")),
+        (conf.result_backend, conf.get("redis_backend_use_ssl")),
+    ):
+        if isinstance(url, str) and _scheme(url) in SCHEMES and ";" not in url:
+            _require_backend(url)
+            return ("memory://" if _scheme(url) == "memory" else url), ssl if isinstance(ssl, Mapping) else {}
+    if disabled:
+        return "memory://", {}
+    raise InvalidOption(
+        "setting singleton_lock_backend is not set, and neither broker_url nor result_backend is one Redis server: "
+        "set it to a URL such as 'redis://localhost:6379/0'"
+    )
+
+
+def _require_backend(url: str) -> None:
+    scheme = _scheme(url)
+    if ";" in url:
+        raise InvalidOption(
+            f"setting singleton_lock_backend is {shown_each(url)!r}; several servers (Redlock) are not supported yet: "
+            "give the URL of one"
+        )
+    if scheme not in SCHEMES or "://" not in url:
+        allowed = ", ".join(f"{name}://" for name in SCHEMES)
+        raise InvalidOption(
+            f"setting singleton_lock_backend is {shown(url)!r}; allowed: a URL that begins with one of {allowed}"
+        )
+
+
+def shown_each(urls: str) -> str:
+    """Several URLs joined by `;`, each without its password."""
+    return ";".join(shown(url) for url in urls.split(";"))
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].lower()
+
+
+def _refuse_unknown_settings(conf: Any) -> None:
+    known = {*_SETTINGS, *(option.setting for option in _OPTIONS.values())}
+    for name in _setting_names(conf):
+        if name not in known:
+            raise InvalidOption(f"there is no setting {name}{_instead(name, sorted(known))}")
+
+
+def _setting_names(conf: Any) -> Iterable[str]:
+    """Names of the settings that look like ours, whatever the namespace they were written in."""
+    namespace = (getattr(conf, "prefix", None) or "").lower()
+    for mapping in getattr(conf, "maps", ()):
+        for key in list(mapping.keys()):
+            name = str(key).lower().removeprefix(namespace)
+            if name.startswith("singleton_lock_"):
+                yield name
+
+
+def _refuse_unknown_attributes(task: Any) -> None:
+    known = (*_KEY_ATTRIBUTES, *(option.attribute for option in _OPTIONS.values()))
+    for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
+        reserved = name.startswith("lock_") or name in _LATER_ATTRIBUTES
+        if reserved and name not in known and not callable(value) and not isinstance(value, property):
+            raise InvalidOption(
+                f"task {task.name} has the attribute {name!r}{_instead(name, known)} "
+                "(names that begin with lock_ are kept for options of this package)"
+            )
+
+
+def _instead(name: object, allowed: Iterable[str]) -> str:
+    allowed = tuple(allowed)
+    close = difflib.get_close_matches(str(name), allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{hint}; allowed: {', '.join(allowed)}"

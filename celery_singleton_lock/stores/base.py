@@ -1,0 +1,63 @@
+"""What a lock store does, whatever it keeps the locks in.
+
+acquire gives a `Lease`, or `Held` when somebody else has the lock; only a lease can be renewed or released. A store
+never guesses: "not ours" is an answer, "no answer" is `LockUnavailable`. Every call may be repeated: acquiring twice
+with one owner gives the same hold, and a lock that is gone when its release is *repeated* was released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from celery_singleton_lock.lease import Held, Holder, Lease
+
+
+class Store(Protocol):
+    """Keeps locks. Safe to share between threads, and to use on both sides of a fork."""
+
+    @property
+    def server(self) -> str:
+        """Where the locks are kept, for messages: without a password."""
+
+    def acquire(self, key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool = False) -> Lease | Held:
+        """Take the lock if it is free, for `ttl` seconds.
+
+        Args:
+            key: the lock.
+            owner: see `lease.new_owner`; the same owner acquires again what it already holds.
+            ttl: seconds.
+            holder: kept beside the owner, for whoever finds the lock held.
+            waiting: the caller will `wait` if the lock is held, so the release has to wake somebody.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        """Give each lease its whole ttl again, in one round trip; False for those that are no longer ours.
+
+        Args:
+            leases: those to renew; their `trusted_until` is moved by this call.
+            timeout: seconds that each step (connect, read) may take; there is no second try here.
+
+        Raises:
+            LockUnavailable: no answer, or an error; nothing is known about any of them.
+        """
+
+    def release(self, lease: Lease) -> bool:
+        """Free the lock if it is still ours, and wake a waiter; False when it was not.
+
+        Raises:
+            LockUnavailable: no answer, or an error; the lock is free when its lease ends.
+        """
+
+    def wait(self, key: str, timeout: float) -> None:
+        """Return when the lock may be free: woken by a release, or after `timeout` seconds, or now and then.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
+
+    def close(self) -> None:
+        """Give back what the store holds of the machine (connections); it opens them again when used."""

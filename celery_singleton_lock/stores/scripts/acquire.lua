@@ -1,0 +1,32 @@
+-- KEYS lock, fence, waiting  ARGV owner, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait)
+-- -> {1, fence} | {0, value, pttl}
+-- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
+local lock, fence, waiting = KEYS[1], KEYS[2], KEYS[3]
+local owner, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+
+local value = redis.call('GET', lock)
+if value then
+  if string.sub(value, 1, #owner) == owner then
+    redis.call('PEXPIRE', lock, ttl)
+    return {1, tonumber(redis.call('GET', fence) or 0)}
+  end
+  if waiting_ms ~= '0' then
+    redis.call('SET', waiting, 1, 'PX', waiting_ms)
+  end
+  return {0, value, redis.call('PTTL', lock)}
+end
+
+local number = redis.call('INCR', fence)
+if number == 1 then
+  -- No counter: start at the server's time in microseconds, which is above every fence given before the counter was
+  -- lost (restart, flush, expiry). A stream id carries the time; TIME itself lies outside +@read +@write.
+  redis.call('DEL', fence)
+  local id = redis.call('XADD', fence, '*', 't', '')
+  redis.call('DEL', fence)
+  number = tonumber(string.match(id, '^%d+')) * 1000
+  redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
+else
+  redis.call('PEXPIRE', fence, fence_ttl)
+end
+redis.call('SET', lock, owner .. holder, 'PX', ttl)
+return {1, number}

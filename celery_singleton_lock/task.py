@@ -1,0 +1,163 @@
+"""SingletonTask: the way of one message.
+
+`__call__` → options → key → `store.acquire` → `Lease` → heartbeat → `self.run` → `store.release`.
+
+The lock is taken in `__call__`, in the process that runs the body, right before it and freed right after it: what was
+sent by name or by another program is covered as well, and a caller that sees the result finds the lock free. What
+belongs to one execution lives in its request and its lease; the task object is shared between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+from celery import Task
+
+from celery_singleton_lock import keys
+from celery_singleton_lock.execution import Execution, record_started
+from celery_singleton_lock.lease import Lease, unheld
+from celery_singleton_lock.options import ConflictPolicy, Settings, check_call, check_task, options_for, raw_attribute
+from celery_singleton_lock.runtime import Runtime
+
+#: The message header that carries the options of a call.
+CALL_HEADER = "singleton_lock"
+
+
+class SingletonTask(Task):  # type: ignore[type-arg]
+    """A task of which only one execution at a time runs for the same key, on all workers together.
+
+    Each option is a class attribute: set it in `@app.task(...)` or in a subclass. None means the app's setting of the
+    same meaning (`singleton_lock_ttl` for `lock_ttl`), and where that is not set either, what is said here.
+    Called directly, `task(...)`, it is a plain function and takes no lock.
+    """
+
+    abstract = True
+
+    #: What makes two calls the same: None all arguments, defaults applied; a list of argument names ([]: the task's
+    #: name alone); a template such as "tenant:{tenant_id}"; or a callable of the dictionary of arguments.
+    lock_key: ClassVar[Any] = None
+
+    #: The name that goes into the key; by default the task's. Tasks with one name exclude each other.
+    lock_name: ClassVar[str | None] = None
+
+    #: When the lock is held: "while_executing".
+    lock_scope: ClassVar[str | None] = None
+
+    #: Seconds (1 to 86400; default 30) that a lease is good for unless the heartbeat renews it, and so how long a lock
+    #: outlives its worker. It does not limit how long a task may run.
+    lock_ttl: ClassVar[float | None] = None
+
+    #: Seconds (default 0) to wait for a held lock, in the worker's slot, before it counts as a conflict.
+    lock_wait: ClassVar[float | None] = None
+
+    #: What to do when another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
+    #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
+    #: dead-letter queue may take if it is acknowledged late; or a callable of (task, conflict) that returns one of them.
+    on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
+
+    #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without bound.
+    lock_conflict_retries: ClassVar[int | None] = None
+
+    #: "abort" (default): stop the task before its lease can end for others; "warn": only say so.
+    on_lock_lost: ClassVar[Literal["abort", "warn"] | None] = None
+
+    #: What to do when the lock server does not answer. "retry" (default): put the message back with a delay; "raise":
+    #: fail with `LockUnavailable`; "run": run without a lock.
+    on_unavailable: ClassVar[Literal["retry", "raise", "run"] | None] = None
+
+    #: Whether STARTED is to be recorded: `track_started`, kept here. We record it, after acquiring; Celery would do so
+    #: before the lock is asked for, and a refused copy would overwrite the state of the execution that runs.
+    tracks_started: ClassVar[bool] = False
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        super().on_bound(app)
+        if cls.name is None or _is_builtin(cls.name):
+            return
+        check_task(cls)
+        keys.check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
+        if cls.track_started:
+            cls.tracks_started, cls.track_started = True, False
+
+    @property
+    def lock(self) -> Lease:
+        """The lease of the execution that asks; one that is not `held`, with fence 0, where there is no lock."""
+        lease = getattr(self.request, "singleton_lease", None)
+        return lease if isinstance(lease, Lease) else unheld()
+
+    def lock_key_of(self, *args: Any, **kwargs: Any) -> str:
+        """The key of the lock that a call with these arguments takes, as logs and errors show it.
+
+        Raises:
+            InvalidKey: an argument has no stable form.
+        """
+        return self._key(Runtime.of(self.app).settings, None, args, kwargs)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """As Celery's, with options of the lock for this call.
+
+        Args:
+            args, kwargs, rest, options: as Celery's.
+            singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that is used instead of
+                the arguments), `ttl`, `wait` (seconds), `on_conflict`, `conflict_retries`, `on_lock_lost`,
+                `on_unavailable`. It travels in the message's headers.
+
+        Raises:
+            InvalidOption: `singleton_lock` is not allowed; nothing was sent.
+        """
+        return super().apply_async(args, kwargs, *rest, **self._with_call_header(options))
+
+    def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """As Celery's, under the lock; `singleton_lock` as for `apply_async`."""
+        return super().apply(args, kwargs, *rest, **self._with_call_header(options))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        if request.called_directly or self.lock.key or _is_builtin(self.name):
+            return super().__call__(*args, **kwargs)
+        body = self._body()
+        execution = self._execution(args, kwargs)
+        lease = execution.acquire() if execution else None
+        if execution is None or lease is None:
+            record_started(self)
+            return body(*args, **kwargs)
+        return execution.run(lease, lambda: body(*args, **kwargs))
+
+    def _with_call_header(self, options: dict[str, Any]) -> dict[str, Any]:
+        call = check_call(options.pop("singleton_lock", None), self.name)
+        if call is not None:
+            options["headers"] = {**(options.get("headers") or {}), CALL_HEADER: call}
+        return options
+
+    def _body(self) -> Callable[..., Any]:
+        """What comes after us: `run`, or the `__call__` of a class that stands behind this one."""
+        following = super().__call__
+        # Celery's own __call__ would push a second, empty request.
+        return self.run if getattr(following, "__func__", None) is Task.__call__ else following
+
+    def _execution(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Execution | None:
+        """This execution with its options and its key; None when it takes no lock."""
+        runtime = Runtime.of(self.app)
+        call = check_call(self._call_header(), self.name)
+        if call is False or not runtime.settings.enabled:
+            return None
+        options = options_for(self, runtime.settings, call)
+        return Execution(self, runtime, options, self._key(runtime.settings, options.key, args, kwargs))
+
+    def _call_header(self) -> object:
+        request = self.request
+        headers = request.headers or {}
+        return headers.get(CALL_HEADER, getattr(request, CALL_HEADER, None))
+
+    def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> str:
+        lock_name = self.lock_name or self.name
+        if explicit is not None:
+            return keys.key_of_text(settings.prefix, lock_name, explicit)
+        lock_key = raw_attribute(self, "lock_key")
+        return keys.key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
+
+
+def _is_builtin(name: str) -> bool:
+    """Whether it is one of Celery's own tasks, which `Celery(task_cls=SingletonTask)` makes singletons too."""
+    return name.startswith("celery.")

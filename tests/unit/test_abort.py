@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from celery_singleton_lock import Aborted, clock
+from celery_singleton_lock.abort import Body
+from celery_singleton_lock.lease import Lease
+
+#: Long enough that the grace (a tenth of it) is never over in a test: there is nothing to kill here.
+TTL = 600.0
+LIMIT = 10.0
+
+
+def lease() -> Lease:
+    return Lease("k", "o", ttl=TTL, fence=1, sent_at=clock.now())
+
+
+def strike_soon(body: Body, *, after: float = 0.05) -> threading.Timer:
+    timer = threading.Timer(after, body.strike)
+    timer.start()
+    return timer
+
+
+def test_main_thread_is_stopped_in_a_blocking_call() -> None:
+    body = Body(lease())
+    started = clock.now()
+    with pytest.raises(Aborted), body:
+        strike_soon(body)
+        time.sleep(LIMIT)
+    assert clock.now() - started < LIMIT
+    assert body.struck
+
+
+def test_body_that_ended_is_left_alone() -> None:
+    body = Body(lease())
+    with body:
+        pass
+    body.strike()
+    assert not body.struck
+
+
+def test_except_exception_does_not_keep_a_lost_run_alive() -> None:
+    body, rounds = Body(lease()), 0
+    with pytest.raises(Aborted), body:
+        strike_soon(body)
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:  # noqa: BLE001 - as users' loops do
+                rounds += 1
+    assert rounds == 0
+
+
+def test_other_thread_is_stopped_at_its_next_bytecode() -> None:
+    stopped = threading.Event()
+
+    def work() -> None:
+        body = Body(lease())
+        try:
+            with body:
+                strike_soon(body)
+                while True:
+                    time.sleep(0.005)
+        except Aborted:
+            stopped.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert stopped.wait(LIMIT)
+    thread.join()
+
+
+@pytest.mark.parametrize("in_main_thread", [True, False])
+def test_strike_that_races_the_end_never_arrives_later(in_main_thread: bool) -> None:
+    """Bodies that end at the very moment they are struck: `Aborted` comes within `with` or not at all."""
+    late: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(200):
+                body = Body(lease())
+                go = threading.Event()
+                striker = threading.Thread(target=lambda body=body, go=go: (go.wait(), body.strike()))
+                striker.start()
+                try:
+                    with body:
+                        go.set()
+                        for _ in range(50):
+                            pass
+                except Aborted:
+                    pass
+                striker.join()
+                for _ in range(50):
+                    pass
+        except BaseException as error:  # noqa: BLE001
+            late.append(error)
+
+    if in_main_thread:
+        work()
+    else:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert late == []
+
+
+def test_signal_of_others_reaches_their_handler() -> None:
+    """Celery's soft time limit and its stack dumps use the same signal."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    try:
+        with Body(lease()):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == [signal.SIGUSR1]
+
+
+def test_nested_body_is_stopped_for_the_outer_one() -> None:
+    outer, inner = Body(lease()), Body(lease())
+    with pytest.raises(Aborted), outer, inner:
+        strike_soon(outer)
+        time.sleep(LIMIT)
+    assert outer.struck
+    assert not inner.struck

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from celery.backends.base import Backend
+from celery.contrib.testing.app import TestApp
+
+from celery_singleton_lock import InvalidKey, InvalidOption, LockConflict, LockLost, LockUnavailable, SingletonLockError
+
+ERRORS = [
+    InvalidKey("no stable form"),
+    InvalidOption("not allowed"),
+    LockConflict("k", "task-1", 2.5),
+    LockConflict("k"),
+    LockLost("k", "taken over"),
+    LockUnavailable("redis://localhost", "no answer"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_survives_pickle(error: SingletonLockError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_survives_a_json_result_backend(error: SingletonLockError) -> None:
+    backend = Backend(TestApp(set_as_current=False), serializer="json")
+    stored = json.loads(json.dumps(backend.prepare_exception(error)))
+    copy = backend.exception_to_python(stored)
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+
+
+def test_conflict_names_holder_and_remaining_time() -> None:
+    text = str(LockConflict("k", "task-1", 2.5))
+    assert "task-1" in text
+    assert "2.5 s" in text
+
+
+def test_errors_share_no_parent_but_the_base() -> None:
+    for error in ERRORS:
+        assert isinstance(error, SingletonLockError)
+    assert not issubclass(LockLost, LockConflict)
+    assert not issubclass(LockUnavailable, LockConflict)

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import InvalidOption, SingletonTask
+from celery_singleton_lock.options import Options, Settings, check_call, options_for
+
+REDIS = "redis://localhost:1/0"
+
+
+def body(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A lambda that Celery can make a task of: it needs a name."""
+    function.__name__ = function.__qualname__ = "body"
+    return function
+
+
+def app(**conf: Any) -> Celery:
+    made = Celery("options", set_as_current=False)
+    made.conf.update({"broker_url": REDIS, "result_backend": None, **conf})
+    return made
+
+
+def settings(**conf: Any) -> Settings:
+    return Settings.from_app(app(**conf))
+
+
+def options(*, call: dict[str, Any] | None = None, conf: dict[str, Any] | None = None, **attributes: Any) -> Options:
+    made = app(**(conf or {}))
+    task = made.task(base=SingletonTask, name="shop.bill", shared=False, **attributes)(body(lambda tenant: None))
+    return options_for(task, Settings.from_app(made), call)
+
+
+class TestDefaults:
+    def test_are_safe(self) -> None:
+        assert options() == Options(
+            scope="while_executing",
+            ttl=30.0,
+            wait=0.0,
+            on_conflict="skip",
+            conflict_retries=None,
+            on_lock_lost="abort",
+            on_unavailable="retry",
+        )
+
+    def test_of_the_app(self) -> None:
+        made = settings()
+        assert (made.backend, made.prefix, made.enabled) == (REDIS, "singleton_lock", True)
+
+
+#: attribute, setting, key of a call, a good value, bad values
+CASES: list[tuple[str, str, str | None, Any, list[Any]]] = [
+    ("lock_scope", "singleton_lock_scope", None, "while_executing", ["until_executed", "always", 1]),
+    ("lock_ttl", "singleton_lock_ttl", "ttl", 60, [0, 0.5, -1, 86_401, "30", True, float("nan"), float("inf")]),
+    ("lock_wait", "singleton_lock_wait", "wait", 2.5, [-1, "2", True, float("inf")]),
+    ("on_conflict", "singleton_lock_on_conflict", "on_conflict", "raise", ["rerun", "join", "Skip", 3, []]),
+    ("lock_conflict_retries", "singleton_lock_conflict_retries", "conflict_retries", 5, [-1, 1.5, "5", True]),
+    ("on_lock_lost", "singleton_lock_on_lock_lost", "on_lock_lost", "warn", ["ignore", 1]),
+    ("on_unavailable", "singleton_lock_on_unavailable", "on_unavailable", "run", ["skip", 1]),
+]
+FIELDS = {"lock_scope": "scope", "lock_ttl": "ttl", "lock_wait": "wait", "lock_conflict_retries": "conflict_retries"}
+
+
+@pytest.mark.parametrize(("attribute", "setting", "key", "good", "bad"), CASES)
+class TestEachOption:
+    def test_on_the_task(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
+        assert getattr(options(**{attribute: good}), FIELDS.get(attribute, attribute)) == good
+
+    def test_app_wide(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
+        assert getattr(options(conf={setting: good}), FIELDS.get(attribute, attribute)) == good
+
+    def test_per_call(self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]) -> None:
+        if key is None:
+            with pytest.raises(InvalidOption, match="allowed"):
+                check_call({"scope": good}, "shop.bill")
+            return
+        call = check_call({key: good}, "shop.bill")
+        assert isinstance(call, dict)
+        assert getattr(options(call=call), FIELDS.get(attribute, attribute)) == good
+
+    def test_call_beats_task_beats_app(
+        self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
+    ) -> None:
+        field = FIELDS.get(attribute, attribute)
+        default = getattr(options(), field)
+        if default is not None:
+            assert getattr(options(conf={setting: good}, **{attribute: default}), field) == default
+        if key is not None:
+            assert getattr(options(call={key: default}, **{attribute: good}), field) == default
+
+    def test_bad_value_on_the_task_names_all(
+        self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
+    ) -> None:
+        for value in bad:
+            with pytest.raises(InvalidOption) as caught:
+                options(**{attribute: value})
+            for part in (attribute, "shop.bill", repr(value), "allowed"):
+                assert part in str(caught.value)
+
+    def test_bad_setting_names_all(
+        self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
+    ) -> None:
+        for value in bad:
+            with pytest.raises(InvalidOption) as caught:
+                settings(**{setting: value})
+            for part in (setting, repr(value), "allowed"):
+                assert part in str(caught.value)
+
+    def test_bad_value_of_a_call_names_all(
+        self, attribute: str, setting: str, key: str | None, good: Any, bad: list[Any]
+    ) -> None:
+        for value in bad if key else []:
+            with pytest.raises(InvalidOption) as caught:
+                check_call({key: value}, "shop.bill")
+            for part in (str(key), repr(value), "allowed"):
+                assert part in str(caught.value)
+
+
+class TestCall:
+    @pytest.mark.parametrize("value", [None, True])
+    def test_nothing_said(self, value: object) -> None:
+        assert check_call(value, "t") is None
+
+    def test_false_means_no_lock(self) -> None:
+        assert check_call(False, "t") is False
+
+    @pytest.mark.parametrize("value", [0, 1, "off", [], ["key"], 2.0])
+    def test_anything_else_is_refused(self, value: object) -> None:
+        with pytest.raises(InvalidOption, match="dictionary"):
+            check_call(value, "t")
+
+    def test_unknown_key_is_refused_with_a_hint(self) -> None:
+        with pytest.raises(InvalidOption, match="did you mean 'on_conflict'"):
+            check_call({"on_conflicts": "skip"}, "t")
+
+    def test_callable_cannot_travel(self) -> None:
+        with pytest.raises(InvalidOption, match="no message can carry"):
+            check_call({"on_conflict": lambda task, conflict: "skip"}, "t")
+
+    @pytest.mark.parametrize("key", ["", 7, None, ["a"]])
+    def test_key_is_a_text(self, key: object) -> None:
+        with pytest.raises(InvalidOption, match="key"):
+            check_call({"key": key}, "t")
+
+
+class TestTaskAttributes:
+    def test_unknown_lock_option_is_refused(self) -> None:
+        with pytest.raises(InvalidOption, match="did you mean 'lock_ttl'"):
+            options(lock_tll=3)
+
+    @pytest.mark.parametrize("name", ["lock_limit", "lock_at_least_for", "lock_retain_on_retry", "on_duplicate"])
+    def test_options_that_are_not_built_are_refused(self, name: str) -> None:
+        with pytest.raises(InvalidOption, match=name):
+            options(**{name: 1})
+
+    @pytest.mark.parametrize("name", ["", 3, []])
+    def test_lock_name_is_a_text(self, name: object) -> None:
+        with pytest.raises(InvalidOption, match="lock_name"):
+            options(lock_name=name)
+
+    def test_function_given_as_an_option_is_not_made_a_method(self) -> None:
+        def decide(task: Any, conflict: Any) -> str:
+            return "skip"
+
+        assert options(on_conflict=decide).on_conflict is decide
+
+    def test_subclass_sets_it_for_its_tasks(self) -> None:
+        class Slow(SingletonTask):
+            lock_ttl = 90.0
+
+        made = app()
+        task = made.task(base=Slow, name="slow", shared=False)(body(lambda: None))
+        assert options_for(task, Settings.from_app(made)).ttl == 90.0
+
+
+class TestSettings:
+    def test_unknown_setting_is_refused_with_a_hint(self) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_tll; did you mean 'singleton_lock_ttl'"):
+            settings(singleton_lock_tll=3)
+
+    @pytest.mark.parametrize("value", [1, "yes", "False"])
+    def test_enabled_is_a_boolean(self, value: object) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_enabled"):
+            settings(singleton_lock_enabled=value)
+
+    @pytest.mark.parametrize("value", ["", "a{b}", "a b", "ä", "x" * 101, 3])
+    def test_prefix_cannot_break_a_key(self, value: object) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_prefix"):
+            settings(singleton_lock_prefix=value)
+
+    @pytest.mark.parametrize("value", ["x", 3, [("a", 1)]])
+    def test_transport_options_are_a_dictionary(self, value: object) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_transport_options"):
+            settings(singleton_lock_transport_options=value)
+
+    def test_django_namespace(self) -> None:
+        made = Celery("django-like", set_as_current=False)
+        django = SimpleNamespace(CELERY_BROKER_URL=REDIS, CELERY_SINGLETON_LOCK_TTL=45, CELERY_TIMEZONE="UTC")
+        made.config_from_object(django, namespace="CELERY")
+        assert Settings.from_app(made).defaults["ttl"] == 45
+
+    def test_typo_under_the_django_namespace_is_found(self) -> None:
+        made = Celery("django-like", set_as_current=False)
+        django = SimpleNamespace(CELERY_BROKER_URL=REDIS, CELERY_SINGLETON_LOCK_TLL=45)
+        made.config_from_object(django, namespace="CELERY")
+        with pytest.raises(InvalidOption, match="singleton_lock_tll"):
+            Settings.from_app(made)
+
+
+class TestBackend:
+    def test_set_beats_the_broker(self) -> None:
+        assert settings(singleton_lock_backend="redis://other/3").backend == "redis://other/3"
+
+    def test_result_backend_when_the_broker_is_no_redis(self) -> None:
+        made = settings(broker_url="amqp://localhost", result_backend="redis://results/1")
+        assert made.backend == "redis://results/1"
+
+    def test_memory_broker_brings_memory_locks(self) -> None:
+        assert settings(broker_url="memory://").backend == "memory://"
+
+    def test_none_at_all_is_a_clear_error(self) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_backend is not set"):
+            settings(broker_url="amqp://localhost", result_backend="rpc://")
+
+    def test_none_is_needed_when_disabled(self) -> None:
+        assert not settings(broker_url="amqp://localhost", singleton_lock_enabled=False).enabled
+
+    def test_failover_list_of_the_broker_is_not_guessed_at(self) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_backend is not set"):
+            settings(broker_url="redis://a;redis://b")
+
+    def test_several_servers_are_refused_until_there_is_redlock(self) -> None:
+        with pytest.raises(InvalidOption, match="Redlock") as caught:
+            settings(singleton_lock_backend="redis://:s3cret@a;redis://:s3cret@b")
+        assert "s3cret" not in str(caught.value)
+
+    @pytest.mark.parametrize("url", ["localhost", "http://:s3cret@x", "sentinel://a", "redis:/x", "", "redis"])
+    def test_other_schemes_are_refused(self, url: str) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_backend") as caught:
+            settings(singleton_lock_backend=url)
+        assert "s3cret" not in str(caught.value)
+
+    def test_tls_options_of_the_broker_come_with_its_url(self) -> None:
+        made = settings(broker_url="rediss://h", broker_use_ssl={"ssl_cert_reqs": "none"})
+        assert made.transport_options == {"ssl_cert_reqs": "none"}
+
+    def test_password_is_not_shown(self) -> None:
+        made = settings(singleton_lock_backend="redis://user:s3cret@h:1/2")
+        assert "s3cret" not in made.shown_backend
+        assert "s3cret" not in repr(made)
