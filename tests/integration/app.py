@@ -1,0 +1,139 @@
+"""The app that the workers of the integration tests run; set up by the environment that a test gives it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_ready
+from redis import Redis
+
+from celery_singleton_lock import LockConflict, SingletonTask, lock_lost
+from tests import recording
+
+app = Celery("tests.integration.app")
+app.conf.update(
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+    worker_hijack_root_logger=True,
+    **json.loads(os.environ.get("TEST_CONF", "{}")),
+)
+
+
+# Every event of a lock into the worker's log, which a failed test shows.
+logging.getLogger("celery_singleton_lock").setLevel(logging.DEBUG)
+
+
+@worker_ready.connect
+def _ready(sender: Any, **_: Any) -> None:
+    """Tell the test, which waits at this list."""
+    with Redis.from_url(os.environ["TEST_EVENTS"]) as client:
+        client.lpush(f"ready:{sender.hostname}", 1)
+
+
+@lock_lost.connect
+def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
+    recording.mark("lost", task_id)
+
+
+def _work(task: Any, job: str, seconds: float) -> str:
+    with recording.run(job, task.request.id, task.lock.fence if isinstance(task, SingletonTask) else 0):
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, 0.02))
+    return job
+
+
+@app.task(bind=True)
+def plain(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task
+def echo(value: Any) -> Any:
+    return value
+
+
+@app.task
+def mark(*values: Any) -> str:
+    recording.mark("mark", "mark")
+    return "marked"
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+def exclusive(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], on_conflict="retry")
+def patient(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], lock_wait=60, on_conflict="raise")
+def waiting(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+def failing(self: Any, job: str) -> None:
+    with recording.run(job, self.request.id):
+        raise ValueError("as told")
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], max_retries=2, default_retry_delay=0)
+def retrying(self: Any, job: str) -> str:
+    with recording.run(job, self.request.id):
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+    return job
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], acks_late=True)
+def late(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+def stubborn(self: Any, job: str, seconds: float) -> str:
+    """Swallows whatever is raised in it, as no task should."""
+    deadline = time.monotonic() + seconds
+    with recording.run(job, self.request.id):
+        while time.monotonic() < deadline:
+            try:
+                time.sleep(0.02)
+            except BaseException:  # noqa: BLE001, S110
+                pass
+    return job
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+def blocking(self: Any, job: str, seconds: float) -> str:
+    """One blocking call, without a bytecode in between."""
+    with recording.run(job, self.request.id):
+        time.sleep(seconds)
+    return job
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], autoretry_for=(Exception,), max_retries=3)
+def autoretrying(self: Any, job: str, seconds: float) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], on_lock_lost="warn")
+def warned(self: Any, job: str, seconds: float) -> str:
+    return _work(self, job, seconds)
+
+
+def decide(task: Any, conflict: LockConflict) -> str:
+    recording.mark("decided", task.request.id)
+    return "raise"
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], on_conflict=decide)
+def deciding(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)

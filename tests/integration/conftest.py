@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.workers import Worker, environment
+from tests.recording import Record
+
+POOLS = ("prefork", "threads", "solo", "gevent")
+
+
+@dataclass
+class Shop:
+    """A broker, a result backend, a lock server, workers, and an app to send from."""
+
+    record: Record
+    directory: Path
+    conf: dict[str, Any]
+    events: str
+    exits: ExitStack
+    workers: list[Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.app = Celery("sender", set_as_current=False)
+        self.app.conf.update(self.conf)
+
+    def start(self, *names: str, pool: str = "prefork", concurrency: int = 2, **options: Any) -> list[Worker]:
+        """Start workers of these names, at once, and wait until they are ready."""
+        env = environment(self.conf, events=self.events, record=self.record.path)
+        started = [
+            self.exits.enter_context(
+                Worker(
+                    *(name,), directory=self.directory, environment=env, pool=pool, concurrency=concurrency, **options
+                )
+            )
+            for name in names
+        ]
+        self.workers += started
+        return [worker.wait_until_ready() for worker in started]
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        """Send a task by name, as a program does that does not have its code."""
+        call = options.pop("singleton_lock", None)
+        if call is not None:
+            options["headers"] = {"singleton_lock": call}
+        return self.app.send_task(f"tests.integration.app.{task}", args, **options)
+
+    def sign(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.app.signature(f"tests.integration.app.{task}", args, **options)
+
+
+@pytest.fixture
+def shop_on(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Shop]]:
+    """Make a shop on the given servers, with more settings."""
+    with ExitStack() as exits:
+        shops: list[Shop] = []
+
+        def make(broker: RedisServer, *, locks: RedisServer | None = None, **conf: Any) -> Shop:
+            full = {
+                "broker_url": broker.url_of(0),
+                "result_backend": broker.url_of(1),
+                "singleton_lock_backend": (locks or broker).url_of(2),
+                "singleton_lock_ttl": 2.0,
+                **conf,
+            }
+            shops.append(Shop(Record(tmp_path / "record"), tmp_path, full, broker.url_of(3), exits))
+            return shops[-1]
+
+        yield make
+        if request.session.testsfailed:
+            for worker in (worker for shop in shops for worker in shop.workers):
+                print(f"---- {worker.name}\n{worker.log[-3000:]}")
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Iterator[Shop]:
+    """A shop on the shared server, which is left without a lock."""
+    made = shop_on(redis_server)
+    yield made
+    made.exits.close()
+    with redis_server.client(2) as locks:
+        eternal = [key for key in locks.scan_iter() if locks.pttl(key) == -1]
+    redis_server.flush()
+    assert eternal == [], "keys without a time to live"

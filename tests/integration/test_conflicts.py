@@ -1,0 +1,225 @@
+"""What becomes of a refused copy, and of those who wait for it. Nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import ChordError, TaskRevokedError
+from celery.result import AsyncResult
+
+from celery_singleton_lock import LockConflict, clock
+from tests.integration.conftest import Shop
+from tests.recording import overlaps
+
+#: Seconds that the holder runs in these tests.
+HELD = 3.0
+
+#: Seconds within which every result must have reached its final state.
+LIMIT = 30
+
+
+@pytest.fixture
+def holder(shop: Shop) -> Iterator[AsyncResult]:
+    """A task that holds the lock of "report" on one of two workers."""
+    shop.start("one", "two")
+    result = shop.send("exclusive", "report", HELD)
+    shop.record.wait_for(starts=1)
+    yield result
+    assert result.get(timeout=LIMIT) == "report", "the holder's own result was disturbed"
+    assert overlaps(shop.record.runs("report")) == []
+
+
+def copy_of(shop: Shop, policy: str) -> object:
+    return shop.send("exclusive", "report", singleton_lock={"on_conflict": policy})
+
+
+def signed(shop: Shop, policy: str) -> object:
+    return shop.sign("exclusive", "report", headers={"singleton_lock": {"on_conflict": policy}}, immutable=True)
+
+
+def outcome(result: AsyncResult) -> object:
+    """What the caller gets, within the limit."""
+    try:
+        return result.get(timeout=LIMIT)
+    except (TaskRevokedError, LockConflict, ChordError) as error:
+        return type(error)
+
+
+def states(result: AsyncResult) -> list[str]:
+    """Of a chain's steps, the last one first."""
+    found = []
+    while result is not None:
+        found.append(result.state)
+        result = result.parent
+    return found
+
+
+class TestCaller:
+    def test_skip(self, shop: Shop, holder: AsyncResult) -> None:
+        copy = copy_of(shop, "skip")
+        with pytest.raises(TaskRevokedError, match=f"held by task {holder.id}"):
+            copy.get(timeout=LIMIT)
+        assert copy.state == "REVOKED"
+        assert not copy.successful()
+        assert "Traceback" not in shop.workers[0].log + shop.workers[1].log
+
+    def test_raise(self, shop: Shop, holder: AsyncResult) -> None:
+        copy = copy_of(shop, "raise")
+        with pytest.raises(LockConflict) as caught:
+            copy.get(timeout=LIMIT)
+        assert caught.value.task_id == holder.id
+        assert 0 < caught.value.remaining <= 2.0
+        assert copy.state == "FAILURE"
+
+    def test_retry(self, shop: Shop, holder: AsyncResult) -> None:
+        copies = [copy_of(shop, "retry") for _ in range(3)]
+        assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
+        assert len(shop.record.runs("report")) == 4
+
+    def test_retry_leaves_the_tasks_own_retries_alone(self, shop: Shop, holder: AsyncResult) -> None:
+        """`max_retries` is 2 there, spent by the task itself; the conflicts come on top."""
+        copy = shop.send("retrying", "other")
+        held = [shop.send("patient", "other2", 2.0), shop.send("patient", "other2")]
+        assert copy.get(timeout=LIMIT) == "other"
+        assert [result.get(timeout=LIMIT) for result in held] == ["other2"] * 2
+
+    def test_retry_with_a_bound_ends_as_a_conflict(self, shop: Shop, holder: AsyncResult) -> None:
+        call = {"on_conflict": "retry", "conflict_retries": 1}
+        copy = shop.send("exclusive", "report", singleton_lock=call)
+        with pytest.raises(LockConflict):
+            copy.get(timeout=LIMIT)
+
+    def test_reject(self, shop: Shop, holder: AsyncResult) -> None:
+        copy = copy_of(shop, "reject")
+        with pytest.raises(Exception, match="held by task"):
+            copy.get(timeout=LIMIT)
+        assert copy.state == "FAILURE"
+
+    def test_callable(self, shop: Shop, holder: AsyncResult) -> None:
+        running = shop.send("deciding", "decide", 2.0)
+        shop.record.wait_for(starts=1, job="decide")
+        with pytest.raises(LockConflict):
+            shop.send("deciding", "decide").get(timeout=LIMIT)
+        assert len(shop.record.runs("decided")) == 1
+        assert running.get(timeout=LIMIT) == "decide"
+
+    def test_wait_is_ended_by_the_release(self, shop: Shop, holder: AsyncResult) -> None:
+        assert shop.send("waiting", "other").get(timeout=LIMIT) == "other"
+        first, second = shop.send("waiting", "turn", 1.5), shop.send("waiting", "turn")
+        assert [first.get(timeout=LIMIT), second.get(timeout=LIMIT)] == ["turn", "turn"]
+        early, late = shop.record.runs("turn")
+        assert late.start - early.end < 0.5
+
+    def test_wait_that_is_too_short_ends_in_the_policy(self, shop: Shop, holder: AsyncResult) -> None:
+        copy = shop.send("exclusive", "report", singleton_lock={"wait": 0.2, "on_conflict": "raise"})
+        with pytest.raises(LockConflict):
+            copy.get(timeout=LIMIT)
+
+    def test_no_lock_for_this_call(self, shop: Shop, holder: AsyncResult) -> None:
+        assert shop.send("exclusive", "report2", singleton_lock=False).get(timeout=LIMIT) == "report2"
+
+    def test_forged_options_fail_clearly_and_the_worker_goes_on(self, shop: Shop, holder: AsyncResult) -> None:
+        with pytest.raises(Exception, match="singleton_lock of a call of"):
+            shop.send("exclusive", "forged", singleton_lock={"nonsense": 1}).get(timeout=LIMIT)
+        assert shop.record.runs("forged") == []
+        assert shop.send("exclusive", "honest").get(timeout=LIMIT) == "honest"
+
+
+#: What a caller gets for each policy, where the copy is in the way of others.
+REFUSED = {
+    "skip": TaskRevokedError,
+    "raise": LockConflict,
+}
+
+
+class TestChain:
+    @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
+    def test_refused_head_ends_the_whole_chain(self, shop: Shop, holder: AsyncResult, policy: str) -> None:
+        result = chain(signed(shop, policy), shop.sign("echo"), shop.sign("mark"), app=shop.app)()
+        with pytest.raises(Exception, match="held by task"):
+            result.get(timeout=LIMIT)
+        final = "REVOKED" if policy == "skip" else "FAILURE"
+        assert states(result) == [final] * 3
+        assert shop.record.runs("mark") == []
+
+    @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
+    def test_refused_middle_ends_the_rest(self, shop: Shop, holder: AsyncResult, policy: str) -> None:
+        result = chain(shop.sign("echo", 1), signed(shop, policy), shop.sign("mark"), app=shop.app)()
+        with pytest.raises(Exception, match="held by task"):
+            result.get(timeout=LIMIT)
+        final = "REVOKED" if policy == "skip" else "FAILURE"
+        assert states(result) == [final, final, "SUCCESS"]
+
+    def test_retried_step_goes_on_with_the_chain(self, shop: Shop, holder: AsyncResult) -> None:
+        result = chain(shop.sign("echo", 1), signed(shop, "retry"), shop.sign("echo"), app=shop.app)()
+        assert result.get(timeout=LIMIT) == "report"
+        assert states(result) == ["SUCCESS"] * 3
+
+
+class TestChord:
+    @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
+    def test_refused_header_task_fails_the_chord(self, shop: Shop, holder: AsyncResult, policy: str) -> None:
+        header = group([shop.sign("echo", 1), signed(shop, policy), shop.sign("echo", 2)], app=shop.app)
+        result = chord(header, shop.sign("mark"), app=shop.app)()
+        with pytest.raises(Exception, match=r"held by task|Dependency"):
+            result.get(timeout=LIMIT)
+        assert result.state in ("FAILURE", "REVOKED")
+        assert {member.state for member in result.parent.results} <= {"SUCCESS", "FAILURE", "REVOKED"}
+        assert shop.record.runs("mark") == []
+
+    def test_retried_header_task_completes_the_chord(self, shop: Shop, holder: AsyncResult) -> None:
+        header = group([shop.sign("echo", 1), signed(shop, "retry"), signed(shop, "retry")], app=shop.app)
+        result = chord(header, shop.sign("mark"), app=shop.app)()
+        assert result.get(timeout=LIMIT) == "marked"
+        assert len(shop.record.runs("mark")) == 1
+
+
+class TestSameMessage:
+    def test_second_copy_of_a_running_message_stands_by_and_is_dropped(self, shop: Shop, holder: AsyncResult) -> None:
+        """As a redelivery: the same id. It must neither run nor touch the result of the one that runs."""
+        shop.app.send_task("tests.integration.app.exclusive", ("report", HELD), task_id=holder.id)
+        assert holder.get(timeout=LIMIT) == "report"
+        assert holder.state == "SUCCESS"
+        deadline = clock.now() + LIMIT
+        while not any("the copy that stood by is dropped" in worker.log for worker in shop.workers):
+            assert clock.now() < deadline, "the copy was never dropped"
+            clock.sleep(0.05)
+        assert len(shop.record.runs("report")) == 1
+        assert holder.state == "SUCCESS"
+
+    def test_copy_that_stands_by_runs_when_the_holder_is_killed(self, shop: Shop) -> None:
+        (victim,) = shop.start("victim")
+        first = shop.send("late", "report", 60.0)
+        (run,) = shop.record.wait_for(starts=1)
+        shop.app.send_task("tests.integration.app.late", ("report", 0.05), task_id=first.id)
+        deadline = clock.now() + LIMIT
+        while "a copy stands by" not in victim.log:
+            assert clock.now() < deadline
+            clock.sleep(0.02)
+        victim.kill()
+        killed_at = clock.now()
+        shop.start("heir")
+        runs = shop.record.wait_for(starts=2, ends=1, job="report")
+        assert overlaps([*shop.record.runs("report", killed_at=killed_at)]) == []
+        assert runs[1].task_id == run.task_id
+
+
+def test_started_is_recorded_only_by_the_one_that_runs(shop_on: object, redis_server: object) -> None:
+    shop = shop_on(redis_server, task_track_started=True)  # type: ignore[operator]
+    shop.start("one", "two")
+    running = shop.send("exclusive", "report", HELD)
+    (run,) = shop.record.wait_for(starts=1)
+    assert running.state == "STARTED"
+    assert running.info["pid"] == run.pid
+    shop.app.send_task("tests.integration.app.exclusive", ("report",), task_id=running.id)
+    copy = shop.send("exclusive", "report")
+    with pytest.raises(TaskRevokedError):
+        copy.get(timeout=LIMIT)
+    assert running.state == "STARTED"
+    assert running.info["pid"] == run.pid
+    stored = json.loads(shop.app.backend.client.get(shop.app.backend.get_key_for_task(running.id)))
+    assert stored["status"] == "STARTED"
+    assert running.get(timeout=LIMIT) == "report"

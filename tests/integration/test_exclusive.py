@@ -1,0 +1,145 @@
+"""The main job, on real workers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from celery.exceptions import TaskRevokedError
+from redis import Redis
+
+from celery_singleton_lock import clock
+from tests.integration.conftest import POOLS, Shop
+from tests.recording import overlaps
+
+#: Of the locks in these tests (see `shop_on`).
+TTL = 2.0
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_fifty_copies_at_once_run_one_at_a_time(shop: Shop, pool: str) -> None:
+    shop.start("one", "two", pool=pool)
+    results = [shop.send("waiting", "report") for _ in range(50)]
+    assert [result.get(timeout=60) for result in results] == ["report"] * 50
+    runs = shop.record.runs("report")
+    assert len(runs) == 50
+    assert overlaps(runs) == []
+    assert [run.fence for run in runs] == sorted({run.fence for run in runs})
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_skipped_copies_never_run(shop: Shop, pool: str) -> None:
+    shop.start("one", "two", pool=pool)
+    running = shop.send("exclusive", "report", 3.0)
+    shop.record.wait_for(starts=1)
+    # A solo worker takes nothing while it runs a task; the other one takes these.
+    copies = [shop.send("exclusive", "report") for _ in range(8)]
+    for copy in copies:
+        with pytest.raises(TaskRevokedError, match=running.id):
+            copy.get(timeout=60)
+        assert copy.state == "REVOKED"
+    assert running.get(timeout=60) == "report"
+    assert len(shop.record.runs("report")) == 1
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_different_arguments_run_in_parallel(shop: Shop, pool: str) -> None:
+    shop.start("one", pool=pool, concurrency=4)
+    results = [shop.send("exclusive", f"tenant-{n}", 1.0) for n in range(4)]
+    for result in results:
+        result.get(timeout=60)
+    runs = shop.record.runs()
+    assert max(run.start for run in runs) < min(run.end for run in runs)
+
+
+def test_plain_copies_do_overlap(shop: Shop) -> None:
+    """The checker can fail."""
+    shop.start("one", "two")
+    for result in [shop.send("plain", "report", 0.5) for _ in range(4)]:
+        result.get(timeout=60)
+    assert overlaps(shop.record.runs("report"))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_task_longer_than_its_ttl_keeps_its_lock(shop: Shop, pool: str) -> None:
+    shop.start("one", "two", pool=pool)
+    long = shop.send("waiting", "report", 2.5 * TTL)
+    shop.record.wait_for(starts=1)
+    second = shop.send("waiting", "report")
+    assert long.get(timeout=60) == "report"
+    assert second.get(timeout=60) == "report"
+    first_run, second_run = shop.record.runs("report")
+    assert overlaps([first_run, second_run]) == []
+    assert second_run.start - first_run.end < TTL / 2, "woken by the release, not by the end of the lease"
+
+
+def test_killed_worker_frees_its_lock_when_the_lease_ends(shop: Shop) -> None:
+    (victim,) = shop.start("victim")
+    shop.send("exclusive", "report", 60.0)
+    shop.record.wait_for(starts=1)
+    # Past the first renewal, so that the end of the lease is not that of the acquire.
+    clock.sleep(TTL * 0.6)
+    victim.kill()
+    killed_at = clock.now()
+    shop.start("heir")
+    heir = shop.send("waiting", "report")
+    assert heir.get(timeout=60) == "report"
+    dead, next_run = shop.record.runs("report", killed_at=killed_at)
+    assert overlaps([dead, next_run]) == []
+    assert next_run.fence > dead.fence
+
+
+def test_waiter_gets_the_lock_of_a_killed_worker_within_ttl_and_a_second(shop: Shop) -> None:
+    victim, heir = shop.start("one", "two")
+    shop.send("exclusive", "report", 60.0)
+    (run,) = shop.record.wait_for(starts=1)
+    if os.getpgid(run.pid) != victim.process.pid:
+        victim, heir = heir, victim
+    # Sent to the queue of both; the victim's free slot may take it, and it is then lost with the victim.
+    waiters = [shop.send("waiting", "report", acks_late=True) for _ in range(4)]
+    assert waiters
+    victim.kill()
+    killed_at = clock.now()
+    runs = shop.record.wait_for(starts=2, job="report")
+    dead, next_run = shop.record.runs("report", killed_at=killed_at)[:2]
+    assert overlaps([dead, next_run]) == []
+    assert killed_at < next_run.start <= killed_at + TTL + 1.0
+    assert runs
+
+
+def test_task_that_raises_frees_its_lock(shop: Shop) -> None:
+    shop.start("one")
+    for _ in range(5):
+        with pytest.raises(ValueError, match="as told"):
+            shop.send("failing", "report").get(timeout=60)
+    assert len(shop.record.runs("report")) == 5
+
+
+def test_retries_run_one_after_the_other_and_are_not_skipped(shop: Shop) -> None:
+    shop.start("one", "two")
+    results = [shop.send("retrying", f"job-{n}") for n in range(20)]
+    for n, result in enumerate(results):
+        assert result.get(timeout=60) == f"job-{n}"
+    runs = shop.record.runs()
+    assert len(runs) == 60
+    assert overlaps(runs) == []
+
+
+def test_caller_that_has_the_result_finds_the_lock_free(shop: Shop) -> None:
+    shop.start("one", "two")
+    for _ in range(30):
+        assert shop.send("exclusive", "report", 0).get(timeout=60) == "report"
+
+
+def test_warm_shutdown_keeps_the_lock_until_the_end_and_frees_it(shop: Shop) -> None:
+    (worker,) = shop.start("one")
+    result = shop.send("exclusive", "report", 2 * TTL)
+    shop.record.wait_for(starts=1)
+    assert worker.terminate() == 0
+    assert result.get(timeout=60) == "report"
+    assert _locks(shop) == []
+
+
+def _locks(shop: Shop) -> list[str]:
+    with Redis.from_url(shop.conf["singleton_lock_backend"], decode_responses=True) as client:
+        return list(client.scan_iter("*:run"))

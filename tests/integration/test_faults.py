@@ -1,0 +1,180 @@
+"""The lock server stalls, restarts or refuses while tasks run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock import LockLost, LockUnavailable, clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import POOLS, Shop
+from tests.recording import overlaps
+
+#: Of the locks in these tests (see `shop_on`).
+TTL = 2.0
+
+
+@pytest.fixture
+def split(redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop whose locks are on a server of their own, which the test may break."""
+    return shop_on(redis_server, locks=own_redis)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_holder_aborts_before_its_lease_ends_when_redis_stalls(split: Shop, own_redis: RedisServer, pool: str) -> None:
+    split.start("one", "two", pool=pool)
+    victim = split.send("exclusive", "report", 60.0)
+    (run,) = split.record.wait_for(starts=1)
+    own_redis.pause()
+    paused_at = clock.now()
+    split.record.wait_for(starts=1, ends=1, job="report")
+    own_redis.resume()
+    second = split.send("waiting", "report")
+    assert second.get(timeout=60) == "report"
+    with pytest.raises(LockLost, match="could not be renewed"):
+        victim.get(timeout=60)
+    aborted, next_run = split.record.runs("report")
+    assert aborted.outcome == "aborted"
+    assert aborted.end < paused_at + TTL, "the last renewal was sent before the pause"
+    assert overlaps([aborted, next_run]) == []
+    (lost,) = split.record.runs("lost")
+    assert lost.start < paused_at + TTL
+
+
+def test_blocking_call_is_interrupted(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one")
+    victim = split.send("blocking", "report", 60.0)
+    split.record.wait_for(starts=1)
+    own_redis.pause()
+    paused_at = clock.now()
+    with pytest.raises(LockLost):
+        victim.get(timeout=60)
+    (run,) = split.record.runs("report")
+    assert run.end < paused_at + TTL
+
+
+def test_child_that_does_not_stop_is_killed_before_its_lease_ends(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one")
+    split.send("stubborn", "report", 60.0)
+    (run,) = split.record.wait_for(starts=1)
+    own_redis.pause()
+    paused_at = clock.now()
+    while _is_alive(run.pid):
+        assert clock.now() < paused_at + TTL, "it is still alive when its lease has ended"
+        clock.sleep(0.01)
+
+
+def test_warned_task_goes_on(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one")
+    result = split.send("warned", "report", 1.5 * TTL)
+    split.record.wait_for(starts=1)
+    own_redis.pause()
+    split.record.wait_for(starts=1, job="lost")
+    assert split.record.runs("report")[0].outcome == "open"
+    split.record.wait_for(ends=1, job="report")
+    own_redis.resume()
+    assert result.get(timeout=60) == "report"
+    assert split.record.runs("report")[0].outcome == "done"
+
+
+def test_lost_run_is_retried_where_the_task_says_so(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one")
+    result = split.send("autoretrying", "report", 2.0)
+    split.record.wait_for(starts=1)
+    own_redis.pause()
+    split.record.wait_for(ends=1, job="report")
+    own_redis.resume()
+    # default_retry_delay is 3 minutes; that the retry was sent is what counts here.
+    while result.state != "RETRY":
+        clock.sleep(0.01)
+
+
+def test_holder_notices_that_redis_restarted_empty(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one", "two")
+    victim = split.send("exclusive", "report", 60.0)
+    split.record.wait_for(starts=1)
+    own_redis.restart()
+    with pytest.raises(LockLost, match="no longer ours|could not be renewed"):
+        victim.get(timeout=60)
+
+
+def test_short_outage_is_survived(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one")
+    result = split.send("exclusive", "report", 1.5 * TTL)
+    split.record.wait_for(starts=1)
+    own_redis.pause()
+    clock.sleep(TTL / 3)
+    own_redis.resume()
+    assert result.get(timeout=60) == "report"
+
+
+def test_message_goes_back_while_redis_is_down_and_runs_when_it_is_up(split: Shop, own_redis: RedisServer) -> None:
+    (worker,) = split.start("one")
+    own_redis._end()
+    results = [split.send("exclusive", f"job-{n}") for n in range(5)]
+    _wait_for_log(worker, "is put back", 5)
+    assert split.record.runs() == []
+    assert {result.state for result in results} == {"PENDING"}
+    own_redis.start()
+    for n, result in enumerate(results):
+        assert result.get(timeout=60) == f"job-{n}"
+    assert len(split.record.runs()) == 5
+
+
+def test_unavailable_raise(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one")
+    own_redis._end()
+    with pytest.raises(LockUnavailable, match=r"127\.0\.0\.1"):
+        split.send("exclusive", "report", singleton_lock={"on_unavailable": "raise"}).get(timeout=60)
+
+
+def test_unavailable_run(split: Shop, own_redis: RedisServer) -> None:
+    split.start("one")
+    own_redis._end()
+    result = split.send("exclusive", "report", singleton_lock={"on_unavailable": "run"})
+    assert result.get(timeout=60) == "report"
+
+
+def test_nothing_is_lost_when_broker_and_locks_are_down_together(
+    own_redis: RedisServer, shop_on: Callable[..., Shop]
+) -> None:
+    """The message was taken and acknowledged, and nothing can be sent: it waits in its slot."""
+    with RedisServer() as broker:
+        shop = shop_on(broker, locks=own_redis, broker_transport_options={"socket_timeout": 1})
+        (worker,) = shop.start("one")
+        own_redis.pause()
+        shop.send("exclusive", "report")
+        _wait_for_log(worker, "received", 1)
+        broker.pause()
+        _wait_for_log(worker, "cannot be put back", 1)
+        own_redis.resume()
+        runs = shop.record.wait_for(ends=1, job="report")
+        broker.resume()
+        assert len(runs) == 1
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+def _wait_for_log(worker: object, text: str, times: int) -> None:
+    deadline = clock.now() + 60
+    while worker.log.count(text) < times:  # type: ignore[attr-defined]
+        assert clock.now() < deadline, f"no {text!r} in the log"
+        clock.sleep(0.02)
+
+
+def test_process_group_is_really_that_of_the_worker(split: Shop) -> None:
+    """`kill` is meant to take the children too."""
+    (worker,) = split.start("one")
+    split.send("exclusive", "report", 60.0)
+    (run,) = split.record.wait_for(starts=1)
+    assert os.getpgid(run.pid) == worker.process.pid
+    worker.kill()
+    assert not _is_alive(run.pid)

@@ -1,0 +1,104 @@
+"""Who ran when: written by the tasks of the tests, on one clock, and checked for overlaps in one place."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from celery_singleton_lock import clock
+
+#: Names the file that tasks write their runs to.
+VARIABLE = "SINGLETON_LOCK_RECORD"
+
+#: Seconds after which a test gives up waiting for what is to be recorded.
+LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Run:
+    job: str
+    task_id: str
+    pid: int
+    start: float
+    #: Infinite for a run that never came to its end.
+    end: float = float("inf")
+    outcome: str = "open"
+    fence: int = 0
+
+
+@contextmanager
+def run(job: str, task_id: str, fence: int = 0) -> Iterator[None]:
+    """Record what happens within as a run of `job`."""
+    write(event="start", job=job, task_id=task_id, fence=fence)
+    outcome = "aborted"
+    try:
+        yield
+        outcome = "done"
+    except Exception:
+        outcome = "raised"
+        raise
+    finally:
+        write(event=outcome, job=job, task_id=task_id)
+
+
+def mark(job: str, task_id: str) -> None:
+    """Record that something happened."""
+    write(event="mark", job=job, task_id=task_id)
+
+
+def write(**fields: object) -> None:
+    """One line, appended in one go."""
+    line = json.dumps({"at": clock.now(), "pid": os.getpid(), **fields}) + "\n"
+    file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
+class Record:
+    """The runs that were recorded in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def runs(self, job: str | None = None, *, killed_at: float = float("inf")) -> list[Run]:
+        """In the order of their starts; those without an end ended at `killed_at`."""
+        found: list[Run] = []
+        open_runs: dict[tuple[str, int], int] = {}
+        for event in map(json.loads, self.path.read_text().splitlines()):
+            place = (event["task_id"], event["pid"])
+            if event["event"] == "start":
+                open_runs[place] = len(found)
+                found.append(Run(event["job"], *place, event["at"], end=killed_at, fence=event["fence"]))
+            elif event["event"] == "mark":
+                found.append(Run(event["job"], *place, event["at"], end=event["at"], outcome="done"))
+            else:
+                index = open_runs.pop(place)
+                found[index] = replace(found[index], end=event["at"], outcome=event["event"])
+        return sorted((run for run in found if job in (None, run.job)), key=lambda run: run.start)
+
+    def wait_for(self, *, starts: int = 0, ends: int = 0, job: str | None = None) -> list[Run]:
+        """The runs, once so many have started and ended. The one place in the tests that looks again and again."""
+        deadline = clock.now() + LIMIT
+        while True:
+            runs = self.runs(job)
+            if len(runs) >= starts and sum(run.outcome != "open" for run in runs) >= ends:
+                return runs
+            assert clock.now() < deadline, f"waited {LIMIT:g} s for {starts} starts and {ends} ends; saw {runs}"
+            clock.sleep(0.01)
+
+
+def overlaps(runs: list[Run]) -> list[tuple[Run, Run]]:
+    """Pairs of runs of one job of which one started before the other had ended."""
+    found = []
+    for job in {run.job for run in runs}:
+        of_job = sorted((run for run in runs if run.job == job), key=lambda run: run.start)
+        for index, first in enumerate(of_job):
+            found += [(first, second) for second in of_job[index + 1 :] if second.start < first.end]
+    return found
