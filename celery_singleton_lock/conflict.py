@@ -122,7 +122,7 @@ def _retry(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
 def _reject(task: Any, conflict: LockConflict) -> NoReturn:
     if not _RECORDS_REJECTED and not task.request.is_eager:
         _record(task, conflict, states.FAILURE)
-    raise Reject(conflict, requeue=False)
+    raise Reject(str(conflict), requeue=False)
 
 
 def _skip(task: Any, conflict: LockConflict) -> NoReturn:

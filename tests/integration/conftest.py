@@ -57,8 +57,10 @@ class Shop:
 
 
 @pytest.fixture
-def shop_on(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Shop]]:
-    """Make a shop on the given servers, with more settings."""
+def shop_on(
+    tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisServer
+) -> Iterator[Callable[..., Shop]]:
+    """Make a shop on the given servers, with more settings. The shared server must be left without an eternal key."""
     with ExitStack() as exits:
         shops: list[Shop] = []
 
@@ -77,15 +79,14 @@ def shop_on(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable
         if request.session.testsfailed:
             for worker in (worker for shop in shops for worker in shop.workers):
                 print(f"---- {worker.name}\n{worker.log[-3000:]}")
-
-
-@pytest.fixture
-def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Iterator[Shop]:
-    """A shop on the shared server, which is left without a lock."""
-    made = shop_on(redis_server)
-    yield made
-    made.exits.close()
     with redis_server.client(2) as locks:
         eternal = [key for key in locks.scan_iter() if locks.pttl(key) == -1]
     redis_server.flush()
     assert eternal == [], "keys without a time to live"
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop on the shared server."""
+    made: Shop = shop_on(redis_server)
+    return made

@@ -53,12 +53,12 @@ def test_options_of_the_worker_beat_the_settings(
         assert 2000 < client.pttl(key) <= 7000
 
 
-def test_disabled_worker_takes_no_lock(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    shop = shop_on(redis_server)
+def test_disabled_worker_takes_no_lock(own_redis: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    shop = shop_on(own_redis)
     (worker,) = shop.start("one", arguments=("--singleton-lock-disable",))
     assert "disabled" in worker.log
     assert shop.send("exclusive", "report").get(timeout=60) == "report"
-    with redis_server.client(2) as client:
+    with own_redis.client(2) as client:
         assert client.keys("*") == []
 
 
