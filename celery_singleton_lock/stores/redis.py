@@ -266,6 +266,8 @@ def _as_redis_py_spells(url: str) -> str:
     """kombu's spellings of a Redis URL, in redis-py's."""
     scheme, netloc, path, query, _ = urlsplit(url)
     given = dict(parse_qsl(query))
+    if scheme in ("redis", "rediss") and not path.strip("/").isdigit() and path.strip("/"):
+        raise ValueError(f"the database {path.strip('/')!r} is not a number")
     if scheme == "redis+socket":
         scheme = "unix"
     if "virtual_host" in given:

@@ -19,11 +19,16 @@ end
 local number = redis.call('INCR', fence)
 if number == 1 then
   -- No counter: start at the server's time in microseconds, which is above every fence given before the counter was
-  -- lost (restart, flush, expiry). A stream id carries the time; TIME itself lies outside +@read +@write.
+  -- lost (restart, flush, expiry). TIME lies outside of +@read +@write; where it is refused, a stream id tells the time
+  -- to the millisecond.
   redis.call('DEL', fence)
-  local id = redis.call('XADD', fence, '*', 't', '')
-  redis.call('DEL', fence)
-  number = tonumber(string.match(id, '^%d+')) * 1000
+  local time = redis.pcall('TIME')
+  if time.err then
+    number = tonumber(string.match(redis.call('XADD', fence, '*', 't', ''), '^%d+')) * 1000
+    redis.call('DEL', fence)
+  else
+    number = time[1] * 1000000 + time[2]
+  end
   redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
 else
   redis.call('PEXPIRE', fence, fence_ttl)

@@ -1,0 +1,347 @@
+"""The lock on a real Redis that loses replies, forgets scripts, is full, is foreign, or is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from celery_singleton_lock import InvalidOption, LockUnavailable, clock
+from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.testing import RedisServer
+from tests.proxy import LossyProxy
+
+KEY = "probe:{job:1}"
+TTL = 10.0
+ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
+
+
+@pytest.fixture
+def client(own_redis: RedisServer) -> Iterator[Redis]:
+    with own_redis.client() as client:
+        yield client
+
+
+@pytest.fixture
+def store(own_redis: RedisServer) -> Iterator[RedisStore]:
+    store = RedisStore(own_redis.url, server="the server")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def lossy(own_redis: RedisServer) -> Iterator[tuple[RedisStore, LossyProxy]]:
+    """A store behind a proxy, connected already."""
+    with LossyProxy(own_redis.port) as proxy:
+        store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", server="the proxy")
+        store.release(taken(store))
+        yield store, proxy
+        store.close()
+
+
+def acquire(store: RedisStore, *, ttl: float = TTL) -> Lease | Held:
+    return store.acquire(KEY, new_owner(), ttl=ttl, holder=ME)
+
+
+def taken(store: RedisStore, *, ttl: float = TTL) -> Lease:
+    lease = acquire(store, ttl=ttl)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+class TestLostReplies:
+    """Probes 1 to 3 of what breaks other locks."""
+
+    def test_acquire_whose_reply_is_lost_is_no_self_deadlock(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+        store, proxy = lossy
+        proxy.lose(1)
+        lease = taken(store)
+        assert proxy.lost == 1
+        assert lease.held
+
+    def test_release_whose_reply_is_lost_is_a_success(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+        store, proxy = lossy
+        lease = taken(store)
+        proxy.lose(1)
+        assert store.release(lease)
+        assert proxy.lost == 1
+
+    def test_acquire_that_is_never_answered_ends_by_itself(
+        self, lossy: tuple[RedisStore, LossyProxy], client: Redis
+    ) -> None:
+        store, proxy = lossy
+        proxy.lose(100)
+        with pytest.raises(LockUnavailable):
+            acquire(store)
+        assert 0 < client.pttl(f"{KEY}:run") <= TTL * 1000
+
+    def test_renewal_whose_reply_is_lost_says_so(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+        store, proxy = lossy
+        lease = taken(store)
+        assert store.renew([lease], timeout=1) == [True]
+        end = lease.trusted_until
+        proxy.lose(1)
+        with pytest.raises(LockUnavailable):
+            store.renew([lease], timeout=1)
+        assert lease.trusted_until == end
+        assert store.renew([lease], timeout=1) == [True]
+
+    def test_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, store: RedisStore) -> None:
+        lease = taken(store)
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            store.release(lease)
+        own_redis.resume()
+        store.release(lease)
+        assert isinstance(acquire(store), Lease)
+
+    def test_interrupted_acquire_leaves_nothing(
+        self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A time limit that strikes between sending and reading."""
+        store.release(taken(store))
+        run, calls = store._commands.run, []
+
+        def interrupted(*args: object, **kwargs: object) -> object:
+            answer = run(*args, **kwargs)  # type: ignore[arg-type]
+            if not calls:
+                calls.append(1)
+                raise KeyboardInterrupt
+            return answer
+
+        monkeypatch.setattr(store._commands, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            acquire(store)
+        assert client.exists(f"{KEY}:run") == 0
+
+    def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: RedisStore) -> None:
+        store.release(taken(store))
+        own_redis.pause()
+        started = clock.now()
+        with pytest.raises(LockUnavailable):
+            acquire(store)
+        assert clock.now() - started < 15
+        own_redis.resume()
+
+
+class TestServer:
+    def test_forgotten_scripts_are_sent_again(self, store: RedisStore, client: Redis) -> None:
+        lease = taken(store)
+        client.script_flush()
+        assert store.renew([lease], timeout=1) == [True]
+        client.script_flush()
+        assert store.release(lease)
+        client.script_flush()
+        taken(store)
+
+    def test_killed_connections_are_replaced(self, store: RedisStore, client: Redis) -> None:
+        lease = taken(store)
+        client.client_kill_filter(_type="normal", skipme=True)
+        assert store.release(lease)
+
+    def test_fence_grows_over_a_restart_that_kept_nothing(self, own_redis: RedisServer, store: RedisStore) -> None:
+        first = taken(store)
+        own_redis.restart()
+        assert taken(store).fence > first.fence
+
+    def test_fence_grows_over_a_flush(self, store: RedisStore, client: Redis) -> None:
+        fences = []
+        for _ in range(5):
+            fences.append(taken(store).fence)
+            client.flushall()
+        assert fences == sorted(set(fences))
+
+    def test_fence_is_exact_beyond_what_lua_prints(self, store: RedisStore, client: Redis) -> None:
+        client.set(f"{KEY}:fence", 2**53 - 10)
+        assert taken(store).fence == 2**53 - 9
+
+    def test_full_memory_refuses_an_acquire_and_lets_others_finish(self, store: RedisStore, client: Redis) -> None:
+        lease = taken(store)
+        waiting = store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+        assert isinstance(waiting, Held)
+        client.config_set("maxmemory", 1)
+        with pytest.raises(LockUnavailable, match="OOM|maxmemory"):
+            store.acquire(f"{KEY}2", new_owner(), ttl=TTL, holder=ME)
+        assert store.renew([lease], timeout=1) == [True]
+        assert store.release(lease)
+
+    def test_read_only_replica_is_said(self, store: RedisStore, client: Redis) -> None:
+        client.replicaof("127.0.0.1", 1)
+        with pytest.raises(LockUnavailable, match="ReadOnly|read only"):
+            acquire(store)
+
+    def test_every_key_has_a_time_to_live(self, store: RedisStore, client: Redis) -> None:
+        lease = taken(store)
+        store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+        store.release(lease)
+        assert {key.rpartition(":")[2] for key in client.keys("*")} == {"fence", "waiting", "wake"}
+        assert all(client.pttl(key) > 0 for key in client.keys("*"))
+
+    def test_minimal_acl_is_enough(self, own_redis: RedisServer, client: Redis) -> None:
+        client.acl_setuser(
+            "locks", enabled=True, passwords=["+secret"], keys=["probe:*"],
+            categories=["+@read", "+@write", "+@scripting", "-@dangerous"],
+        )  # fmt: skip
+        store = RedisStore(f"redis://locks:secret@127.0.0.1:{own_redis.port}/0", server="the server")
+        lease = taken(store)
+        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), Held)
+        assert store.renew([lease], timeout=1) == [True]
+        assert store.release(lease)
+        store.wait(KEY, 0.1)
+        with pytest.raises(LockUnavailable, match="NoPermission|permission"):
+            store.acquire("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME)
+        store.close()
+
+    def test_wrong_password_is_said_at_once_without_it(self, own_redis: RedisServer, client: Redis) -> None:
+        client.config_set("requirepass", "right")
+        store = RedisStore(f"redis://:wr0ng@127.0.0.1:{own_redis.port}/0", server="the server")
+        with pytest.raises(LockUnavailable, match="Authentication") as caught:
+            acquire(store)
+        assert "wr0ng" not in str(caught.value)
+        client.config_set("requirepass", "")
+
+
+class TestForeignValues:
+    def test_text_of_somebody_else_is_a_held_lock(self, store: RedisStore, client: Redis) -> None:
+        client.set(f"{KEY}:run", "hello")
+        found = acquire(store)
+        assert isinstance(found, Held)
+        assert found.holder is None
+        assert client.get(f"{KEY}:run") == "hello"
+
+    def test_other_type_is_a_clear_error(self, store: RedisStore, client: Redis) -> None:
+        client.rpush(f"{KEY}:run", "hello")
+        with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+            acquire(store)
+        assert client.lrange(f"{KEY}:run", 0, -1) == ["hello"]
+
+    def test_other_type_does_not_stop_the_renewal_of_others(self, store: RedisStore, client: Redis) -> None:
+        broken, good = taken(store), store.acquire(f"{KEY}2", new_owner(), ttl=TTL, holder=ME)
+        assert isinstance(good, Lease)
+        client.delete(f"{KEY}:run")
+        client.rpush(f"{KEY}:run", "hello")
+        assert store.renew([broken, good], timeout=1) == [False, True]
+
+    def test_broken_fence_counter_is_a_clear_error(self, store: RedisStore, client: Redis) -> None:
+        client.set(f"{KEY}:fence", "hello")
+        with pytest.raises(LockUnavailable, match="integer"):
+            acquire(store)
+        assert client.exists(f"{KEY}:run") == 0
+
+
+class TestConnections:
+    @pytest.mark.parametrize(
+        "url", ["redis://h:port", "redis://h/db/", "rediss://h?ssl_cert_reqs=maybe", "redis://h?socket_timeout=x"]
+    )
+    def test_url_that_cannot_be_read_is_refused(self, url: str) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_backend"):
+            RedisStore(url, server=url)
+
+    def test_unknown_transport_option_is_refused(self) -> None:
+        with pytest.raises(InvalidOption, match="sokcet_timeout"):
+            RedisStore("redis://h", {"sokcet_timeout": 1}, server="h")
+
+    def test_nothing_is_connected_to_before_it_is_used(self) -> None:
+        RedisStore("redis://127.0.0.1:1", server="nowhere")
+
+    def test_database_of_the_url(self, own_redis: RedisServer) -> None:
+        store = RedisStore(own_redis.url_of(7), server="the server")
+        taken(store)
+        with own_redis.client(7) as client:
+            assert client.exists(f"{KEY}:run")
+        store.close()
+
+    def test_kombus_spellings(self, own_redis: RedisServer) -> None:
+        store = RedisStore(f"redis+socket://{own_redis.unix_socket}?virtual_host=/4", server="the socket")
+        taken(store)
+        with own_redis.client(4) as client:
+            assert client.exists(f"{KEY}:run")
+        store.close()
+
+    def test_kombus_spelling_of_certificate_checks(self) -> None:
+        store = RedisStore("rediss://h?ssl_cert_reqs=CERT_NONE", server="h")
+        assert store._commands._options["ssl_cert_reqs"] == "none"
+
+    def test_child_of_a_fork_does_not_use_the_parents_connection(self, store: RedisStore) -> None:
+        lease = taken(store)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if isinstance(acquire(store), Held) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert store.renew([lease], timeout=1) == [True]
+        assert store.release(lease)
+
+    def test_threads_share_a_store(self, store: RedisStore) -> None:
+        owners: list[str] = []
+
+        def work() -> None:
+            for _ in range(50):
+                found = acquire(store)
+                if isinstance(found, Lease):
+                    owners.append(found.owner)
+                    assert store.release(found)
+
+        threads = [threading.Thread(target=work) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(owners) == len(set(owners)) > 0
+
+    def test_two_round_trips_for_an_acquire_and_a_release(self, store: RedisStore, client: Redis) -> None:
+        store.release(taken(store))
+        before = _calls(client)
+        store.release(taken(store))
+        assert _calls(client) - before == 2
+
+
+def _calls(client: Redis) -> int:
+    return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+class TestTLS:
+    @pytest.fixture
+    def certificate(self, tmp_path: Path) -> Path:
+        """A self-signed one for the loopback address, with its key."""
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+             "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "pem", "-out", tmp_path / "crt"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        return tmp_path / "crt"
+
+    @pytest.fixture
+    def port(self, own_redis: RedisServer, certificate: Path) -> Iterator[int]:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, certificate.with_name("pem"))
+        with LossyProxy(own_redis.port, tls=context) as proxy:
+            yield proxy.port
+
+    def test_certificate_is_checked(self, port: int, certificate: Path) -> None:
+        url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_REQUIRED"
+        store = RedisStore(url, {"ssl_ca_certs": str(certificate)}, server="the server")
+        assert store.release(taken(store))
+        store.close()
+
+    def test_unknown_certificate_is_refused(self, port: int) -> None:
+        store = RedisStore(f"rediss://127.0.0.1:{port}/0", server="the server")
+        with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
+            acquire(store)
+
+    def test_certificate_may_go_unchecked_where_that_is_asked_for(self, port: int) -> None:
+        store = RedisStore(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_NONE", server="the server")
+        assert store.release(taken(store))
+        store.close()

@@ -1,0 +1,68 @@
+"""A TCP proxy that can lose replies: the command arrives and is carried out, and nobody hears of it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import suppress
+
+
+class LossyProxy:
+    """Forwards to a port; `lose(n)` swallows the next n replies and cuts those connections. Speaks TLS if asked to."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._target = port
+        self._tls = tls
+        self._to_lose = 0
+        self.lost = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads: list[threading.Thread] = []
+        self._sockets: list[socket.socket] = [self._listener]
+        self._go(self._accept)
+
+    def __enter__(self) -> LossyProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def lose(self, replies: int) -> None:
+        self._to_lose = replies
+
+    def _go(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                client = self._tls.wrap_socket(client, server_side=True) if self._tls else client
+            except ssl.SSLError:
+                continue
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._sockets += [client, server]
+            self._go(self._forward, client, server, False)
+            self._go(self._forward, server, client, True)
+
+    def _forward(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if is_reply and self._to_lose > 0:
+                    self._to_lose -= 1
+                    self.lost += 1
+                    break
+                sink.sendall(data)
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
