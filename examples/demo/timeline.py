@@ -45,9 +45,7 @@ def read(events: Iterable[bytes], killed_at: float) -> tuple[list[Run], list[dic
 def overlaps(runs: list[Run], job: str) -> int:
     """How many pairs of runs of the job were under way at the same time."""
     of_job = [run for run in runs if run.job == job]
-    return sum(
-        second.start < first.end for index, first in enumerate(of_job) for second in of_job[index + 1 :]
-    )
+    return sum(second.start < first.end for index, first in enumerate(of_job) for second in of_job[index + 1 :])
 
 
 def draw(console: Console, runs: list[Run], skipped: list[dict[str, object]], killed_at: float) -> None:

@@ -106,7 +106,7 @@ def stubborn(self: Any, job: str, seconds: float) -> str:
         while time.monotonic() < deadline:
             try:
                 time.sleep(0.02)
-            except BaseException:  # noqa: BLE001, S110
+            except BaseException:  # noqa: BLE001
                 pass
     return job
 

@@ -57,9 +57,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop_on(
-    tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisServer
-) -> Iterator[Callable[..., Shop]]:
+def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Callable[..., Shop]]:
     """Make a shop on the given servers, with more settings. The shared server must be left without an eternal key."""
     with ExitStack() as exits:
         shops: list[Shop] = []

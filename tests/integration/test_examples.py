@@ -51,9 +51,7 @@ def test_quickstart(environment: dict[str, str], tmp_path: Path) -> None:
         "print(other.get(timeout=30), first.get(timeout=30, propagate=False), second.get(timeout=30, propagate=False))\n"
         "print(sorted([first.state, second.state]))\n"
     )
-    with celery(
-        "examples.quickstart.tasks", "worker", "-c", "3", environment=environment, log=tmp_path / "worker.log"
-    ):
+    with celery("examples.quickstart.tasks", "worker", "-c", "3", environment=environment, log=tmp_path / "worker.log"):
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT,
             check=True,

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import enum
+import gc
+import subprocess
+import sys
+import weakref
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+
+from celery_singleton_lock import InvalidKey, InvalidOption, keys
+from celery_singleton_lock.keys import encode
+
+
+def f(a: Any, b: Any = 2, *, c: Any = None) -> None: ...
+
+
+def g(*args: Any, **kwargs: Any) -> None: ...
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Plain(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+class Model(BaseModel):
+    x: int
+
+
+Point = namedtuple("Point", "x y")
+
+
+def key(*args: Any, lock_key: Any = None, run: Callable[..., Any] = f, name: str = "task", **kwargs: Any) -> str:
+    return keys.key_of_call("p", name, "task", lock_key, run, args, kwargs)
+
+
+class TestEqualCalls:
+    def test_position_keyword_and_default_are_one_call(self) -> None:
+        assert key(1) == key(1, 2) == key(1, b=2) == key(a=1, b=2) == key(b=2, a=1, c=None)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ((1, 2), [1, 2]),
+            (Point(1, 2), [1, 2]),
+            ({"x": 1, "y": 2}, OrderedDict(y=2, x=1)),
+            ({1: "a"}, {"1": "a"}),
+            ({True: "a", None: "b", 1.5: "c"}, {"true": "a", "null": "b", "1.5": "c"}),
+            ({1, 2, 3}, {3, 2, 1}),
+            ({1, 2}, frozenset({2, 1})),
+            (Colour.RED, "red"),
+            (Number.ONE, 1),
+            (Model(x=1), {"x": 1}),
+            (float("nan"), float("nan")),
+        ],
+    )
+    def test_what_a_message_makes_equal(self, one: Any, other: Any) -> None:
+        assert key(one) == key(other)
+
+    def test_bound_method_and_function_are_cached_apart(self) -> None:
+        class Task:
+            def run(self, a: int) -> None: ...
+
+        task = Task()
+        assert key(1, run=task.run) == key(1, run=task.run)
+        assert keys.bind(Task.run, (1, 2), {}) == {"self": 1, "a": 2}
+        assert keys.bind(task.run, (1,), {}) == {"a": 1}
+
+    def test_remembered_signatures_do_not_keep_tasks_alive(self) -> None:
+        def run(a: int) -> None: ...
+
+        gone = weakref.ref(run)
+        keys.bind(run, (1,), {})
+        del run
+        gc.collect()
+        assert gone() is None
+
+
+class TestDifferentCalls:
+    def test_types_are_kept_apart(self) -> None:
+        values = [1, "1", 1.0, True, Decimal(1), "True", None, "None", 0, False, "", [], {}, set(), b"1", [1], {"1": 1}]
+        assert len({encode(value) for value in values}) == len(values)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (["a", "b"], ["a,b"]),
+            (["ab", "c"], ["a", "bc"]),
+            ([[1], 2], [[1, 2]]),
+            ([[], []], [[[]]]),
+            ({"a": {"b": 1}}, {"a": {}, "b": 1}),
+            ({"a": "b;s1:c"}, {"a": "b", "c": ""}),
+            ("s1:a", "a"),
+            (Plain.ONE, Plain.TWO),
+            (datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=timezone.utc)),
+            (datetime(2026, 1, 1), date(2026, 1, 1)),
+            (UUID(int=1), str(UUID(int=1))),
+            (b"a", "a"),
+            (-1, 1),
+        ],
+    )
+    def test_contents_cannot_pass_for_structure(self, one: Any, other: Any) -> None:
+        assert encode(one) != encode(other)
+
+    def test_integers_longer_than_python_prints(self) -> None:
+        assert encode(10**5000) != encode(10**5000 + 1)
+
+    def test_task_and_lock_name(self) -> None:
+        assert key(1, name="one") != key(1, name="other")
+        assert key(1, name="a{b") != key(1, name="a}b"), "shown alike, and yet not the same"
+
+    def test_everything_that_celery_can_send_has_a_key(self) -> None:
+        for value in (
+            datetime.now(),
+            date.today(),
+            time(1, 2),
+            Decimal("1.50"),
+            UUID(int=3),
+            b"\xff",
+            2**70,
+            "ä\ud800",
+        ):
+            assert key(value)
+
+
+class TestShape:
+    def test_is_short_and_one_hash_tag(self) -> None:
+        made = key("x" * 10_000)
+        assert made.startswith("p:{task:")
+        assert made.endswith("}")
+        assert made.count("{") == made.count("}") == 1
+        assert len(made) < 60
+
+    def test_odd_names_make_clean_keys(self) -> None:
+        made = key(1, name="a {b}\n" + "x" * 300)
+        assert made.count("{") == made.count("}") == 1
+        assert made.isprintable()
+        assert " " not in made
+        assert len(made) < 160
+
+    @pytest.mark.parametrize("seed", ["0", "1", "4711"])
+    def test_is_the_same_in_every_process(self, seed: str) -> None:
+        program = (
+            "from celery_singleton_lock import keys\n"
+            "def f(a, b=2): ...\n"
+            "call = {'x', 'y', 'z', 1}, {'k': {'p': 1, 'q': frozenset('abc')}}\n"
+            "print(keys.key_of_call('p', 'task', 'task', None, f, call, {}))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+
+        def f(a: Any, b: Any = 2) -> None: ...
+
+        assert done.stdout.strip() == key({1, "z", "y", "x"}, {"k": {"q": frozenset("cba"), "p": 1}}, run=f)
+
+
+class TestNoStableForm:
+    @pytest.mark.parametrize("value", [object(), lambda: 0, iter([]), timedelta, Exception()])
+    def test_is_a_clear_error(self, value: object) -> None:
+        with pytest.raises(InvalidKey) as caught:
+            key(1, {"deep": [0, value]})
+        text = str(caught.value)
+        assert "argument b['deep'][1]" in text
+        assert type(value).__name__ in text
+        assert "task task" in text
+        assert "lock_key" in text
+
+    def test_structure_that_contains_itself(self) -> None:
+        loop: list[Any] = []
+        loop.append(loop)
+        with pytest.raises(InvalidKey, match="contains itself"):
+            key(loop)
+
+    def test_argument_that_is_not_part_of_the_key_may_be_anything(self) -> None:
+        assert key(1, object(), lock_key=["a"]) == key(1, 5, lock_key=["a"])
+
+
+class TestNames:
+    def test_chosen_arguments_count_alone(self) -> None:
+        assert key(1, 5, lock_key=["a"]) == key(1, 6, c=7, lock_key=("a",))
+        assert key(1, 5, lock_key=["a"]) != key(2, 5, lock_key=["a"])
+
+    def test_default_of_a_chosen_argument_counts(self) -> None:
+        assert key(1, lock_key=["b"]) == key(9, 2, lock_key=["b"])
+
+    def test_none_is_the_task_alone(self) -> None:
+        assert key(1, lock_key=[]) == key(2, 3, lock_key=[])
+
+    def test_found_in_star_kwargs(self) -> None:
+        assert key(1, t=1, u=2, lock_key=["t"], run=g) == key(2, t=1, lock_key=["t"], run=g)
+        assert key(t=1, lock_key=["t"], run=g) != key(lock_key=["t"], run=g)
+
+    def test_call_that_does_not_fit_has_a_key_too(self) -> None:
+        assert key(1, 2, 3, 4) == key(1, 2, 3, 4)
+        assert key(1, 2, 3, 4) != key(1, 2, 3, 5)
+
+
+class TestTemplate:
+    def test_is_the_text_that_a_caller_may_give(self) -> None:
+        assert key(7, lock_key="tenant:{a}") == keys.key_of_text("p", "task", "tenant:7")
+
+    def test_names_of_arguments_do_not_matter_between_tasks(self) -> None:
+        def other(tenant: int) -> None: ...
+
+        assert key(7, lock_key="tenant:{a}") == key(7, lock_key="tenant:{tenant}", run=other)
+
+    def test_values_cannot_forge_separators(self) -> None:
+        assert key("x:y", "z", lock_key="{a}:{b}") != key("x", "y:z", lock_key="{a}:{b}")
+        assert key("%3A;", lock_key="{a}:") != key(":", lock_key="{a}:")
+
+    @pytest.mark.parametrize("template", ["{a[id]}", "{a[id]!r}", "{a[id]:>5}"])
+    def test_parts_of_arguments(self, template: str) -> None:
+        assert key({"id": 1, "x": 2}, lock_key=template) == key({"id": 1}, lock_key=template)
+        assert key({"id": 1}, lock_key=template) != key({"id": 2}, lock_key=template)
+
+    def test_format_of_a_date(self) -> None:
+        of = "{a:%Y-%m}"
+        assert key(date(2026, 1, 2), lock_key=of) == key(date(2026, 1, 31), lock_key=of)
+
+    def test_structures_count_by_value(self) -> None:
+        assert key([1, 2], lock_key="{a}") == key((1, 2), lock_key="{a}")
+        assert key([1, 2], lock_key="{a}") != key([2, 1], lock_key="{a}")
+
+    def test_value_that_fails_is_a_clear_error(self) -> None:
+        with pytest.raises(InvalidKey, match=r"lock_key '\{a\[id\]\}'"):
+            key({}, lock_key="{a[id]}")
+        with pytest.raises(InvalidKey, match="lock_key"):
+            key(object(), lock_key="{a}")
+
+    def test_constant(self) -> None:
+        assert key(1, lock_key="all") == key(2, lock_key="all")
+
+
+class TestCallable:
+    def test_gets_the_bound_arguments(self) -> None:
+        seen = []
+        key(1, c=3, lock_key=seen.append)
+        assert seen == [{"a": 1, "b": 2, "c": 3}]
+
+    def test_text_is_the_text_that_a_caller_may_give(self) -> None:
+        assert key(7, lock_key=lambda call: f"tenant:{call['a']}") == keys.key_of_text("p", "task", "tenant:7")
+
+    def test_error_in_it_is_a_clear_error(self) -> None:
+        with pytest.raises(InvalidKey, match="callable lock_key raised KeyError") as caught:
+            key(1, lock_key=lambda call: call["nope"])
+        assert isinstance(caught.value.__cause__, KeyError)
+
+    def test_what_it_returns_needs_a_stable_form(self) -> None:
+        with pytest.raises(InvalidKey, match="what the callable lock_key returned"):
+            key(1, lock_key=lambda call: object())
+
+
+class TestCheck:
+    @pytest.mark.parametrize("lock_key", [None, [], ["a"], ("a", "b"), "x", "{a}", "{a}:{b.c[d]}", "{a!r:>5}", len])
+    def test_good(self, lock_key: Any) -> None:
+        keys.check_lock_key("task", lock_key, f)
+
+    @pytest.mark.parametrize(
+        ("lock_key", "words"),
+        [
+            (3, "a list of argument names"),
+            ([1], "a list of argument names"),
+            ({"a"}, "a list of argument names"),
+            (["aa"], "no argument 'aa'"),
+            ("{aa}", "no argument 'aa'"),
+            ("{}", "names of arguments"),
+            ("{0}", "names of arguments"),
+            ("{a", "no template"),
+            ("{a}{b}", "nothing between"),
+        ],
+    )
+    def test_bad(self, lock_key: Any, words: str) -> None:
+        with pytest.raises(InvalidOption, match="option lock_key of task task") as caught:
+            keys.check_lock_key("task", lock_key, f)
+        assert words in str(caught.value)
+        assert repr(lock_key) in str(caught.value)
+
+    def test_star_kwargs_take_any_name(self) -> None:
+        keys.check_lock_key("task", ["whatever"], g)

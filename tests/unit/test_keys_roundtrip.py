@@ -1,0 +1,148 @@
+"""Producer and worker agree: arguments go through a real kombu message and must give the same key on both sides."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kombu import serialization
+
+from celery_singleton_lock import keys
+from celery_singleton_lock.keys import encode
+
+FAST = settings(deadline=None, max_examples=200)
+
+serialization.enable_insecure_serializers(["pickle", "yaml"])
+
+zones = st.sampled_from([None, timezone.utc, timezone(timedelta(hours=5, minutes=30)), timezone(timedelta(hours=-8))])
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+    | st.decimals(allow_nan=False, allow_infinity=False)
+    | st.uuids()
+    | st.binary()
+    | st.builds(lambda at, zone: at.replace(tzinfo=zone), st.datetimes(), zones)
+    | st.dates()
+    | st.times()
+)
+json_values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(alphabet=st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+        | st.dictionaries(st.integers(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+basic = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text("ab{}:,%1")
+basic_values = st.recursive(
+    basic,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text("ab1"), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def f(a: Any, b: Any = (1, 2)) -> None: ...
+
+
+def received(body: Any, serializer: str) -> Any:
+    """As the worker gets it."""
+    content_type, encoding, data = serialization.dumps(body, serializer=serializer)
+    return serialization.loads(data, content_type, encoding, accept=[content_type])
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in value and type, as far as a message tells: the oracle for "different arguments"."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        one, other = ({str(name): value for name, value in each.items()} for each in (one, other))
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return math.isnan(one) == math.isnan(other) and (math.isnan(one) or repr(one) == repr(other))
+    if isinstance(one, (datetime, time)):
+        return one.isoformat() == other.isoformat()
+    if isinstance(one, Decimal):
+        return str(one) == str(other)
+    return bool(one == other)
+
+
+def assert_agree(args: tuple[Any, ...], kwargs: dict[str, Any], serializer: str) -> None:
+    their_args, their_kwargs = received((args, kwargs), serializer)
+    sent = keys.key_of_call("p", "t", "t", None, f, args, kwargs)
+    assert keys.key_of_call("p", "t", "t", None, f, their_args, their_kwargs) == sent
+
+
+@FAST
+@given(json_values, json_values)
+def test_json(a: Any, b: Any) -> None:
+    assert_agree((a,), {"b": b}, "json")
+
+
+@FAST
+@given(st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.frozensets(st.integers()), max_leaves=8))
+def test_pickle(a: Any) -> None:
+    assert_agree((a,), {}, "pickle")
+
+
+@pytest.mark.parametrize("serializer", ["yaml", "msgpack"])
+def test_other_serializers(serializer: str) -> None:
+    @FAST
+    @given(basic_values)
+    def agree(a: Any) -> None:
+        assert_agree((a,), {}, serializer)
+
+    agree()
+
+
+@FAST
+@given(json_values, json_values)
+def test_different_arguments_never_meet(a: Any, b: Any) -> None:
+    a, b = received([a, b], "json")
+    assert (encode(a) == encode(b)) == same(a, b)
+
+
+@FAST
+@given(*(st.text("ab:%-{};3A", max_size=6) for _ in range(4)))
+def test_values_never_forge_a_template(a: str, b: str, c: str, d: str) -> None:
+    def run(x: str, y: str) -> None: ...
+
+    for template in ("{x}:{y}", "{x}%{y}", "a{x}-{y}b", "{x}3A{y}"):
+        one = keys.key_of_call("p", "t", "t", template, run, (a, b), {})
+        other = keys.key_of_call("p", "t", "t", template, run, (c, d), {})
+        assert (one == other) == ((a, b) == (c, d))
+
+
+def test_each_type_by_name() -> None:
+    """What the property tests draw at random, once each, so that a failure names the type."""
+    for value in (
+        [(1, 2), (3,)],
+        {1: {2: [3]}},
+        datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=2))),
+        datetime(2026, 1, 1),
+        date(2026, 1, 1),
+        time(12, 30),
+        Decimal("1.10"),
+        UUID(int=5),
+        b"\x00\xff",
+        2**100,
+        float("inf"),
+        "ä☃",
+    ):
+        assert_agree((value,), {}, "json")
