@@ -31,8 +31,9 @@ logger = get_logger(__name__)
 #: margin it is over before the lease is.
 GRACE = 1 / 10
 
-#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before.
-_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)
+#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before. 0 where
+#: there is no such signal.
+_SIGNAL: int = getattr(signal, "SIGUSR1", 0)
 
 
 class Body:
@@ -97,7 +98,6 @@ class _BySignal:
         self._previous: Any = None
 
     def enter(self, body: Body) -> None:
-        assert _SIGNAL is not None
         current = signal.getsignal(_SIGNAL)
         if current != self._on_signal:
             self._previous = current
@@ -109,7 +109,6 @@ class _BySignal:
             self._bodies.remove(body)
 
     def interrupt(self, body: Body) -> None:
-        assert _SIGNAL is not None
         main = threading.main_thread().ident
         if main is not None:
             signal.pthread_kill(main, _SIGNAL)
@@ -169,7 +168,7 @@ def _way_of_this_thread() -> _Way:
     gevent = sys.modules.get("gevent")
     if gevent is not None and _is_patched():
         return _ByThrow(gevent)
-    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+    if _SIGNAL and threading.current_thread() is threading.main_thread():
         return _by_signal
     return _ByAsyncException()
 

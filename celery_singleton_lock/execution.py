@@ -154,12 +154,15 @@ class Execution:
         """End a copy that stood by for an execution which has finished since."""
         if not conflict.stands_by(self._request):
             return
+        done = True
         try:
             done = self._task.backend.get_state(self._request.id) in states.READY_STATES
         except NotImplementedError:
-            done = False
+            done = False  # There is no result backend to ask.
+        finally:
+            if done:
+                self._store.release(lease)
         if done:
-            self._store.release(lease)
             logger.info("%s is already done; the copy that stood by is dropped", self)
             raise Ignore("already done")
 

@@ -75,7 +75,8 @@ class Heartbeat:
         self._wakes_at: float
         self._begin()
         reset = weakref.WeakMethod(self._begin)
-        os.register_at_fork(after_in_child=lambda: (method := reset()) and method())
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: (method := reset()) and method())
 
     def start(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         """Renew `lease` from now on; call `on_lost` when it is lost, and again until it is stopped.

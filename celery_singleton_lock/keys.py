@@ -16,7 +16,8 @@ import hashlib
 import inspect
 import json
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import date, time
 from decimal import Decimal
 from typing import Any
@@ -118,7 +119,7 @@ def encode(value: object) -> bytes:
     return b"".join(_parts(value, "value", 0))
 
 
-def _parts(value: Any, path: str, depth: int) -> Iterable[bytes]:
+def _parts(value: Any, path: str, depth: int) -> Iterable[bytes]:  # noqa: PLR0912 - a branch for each type
     if depth > MAX_DEPTH:
         raise _Unstable(path, value, "is nested too deeply, or contains itself")
     if value is None:
@@ -139,7 +140,7 @@ def _parts(value: Any, path: str, depth: int) -> Iterable[bytes]:
             yield from _parts(item, f"{path}[{index}]", depth + 1)
     elif isinstance(value, Mapping):
         yield from _mapping(value, path, depth)
-    elif isinstance(value, Set):
+    elif isinstance(value, AbstractSet):
         items = sorted(b"".join(_parts(item, f"an item of {path}", depth + 1)) for item in value)
         yield b"u%d:" % len(items)
         yield from items

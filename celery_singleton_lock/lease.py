@@ -43,6 +43,7 @@ class Holder:
     since: float = 0.0
 
     def dumps(self) -> str:
+        """As it stands beside the owner in the lock's value."""
         return json.dumps([self.task_id, self.retries, self.node, self.pid, self.since])
 
     @classmethod

@@ -53,7 +53,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     #: What to do when another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
     #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
-    #: dead-letter queue may take if it is acknowledged late; or a callable of (task, conflict) that returns one of them.
+    #: dead-letter queue may take if it is acknowledged late; or a callable of (task, conflict) that returns one of
+    #: them.
     on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
 
     #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without bound.
@@ -72,8 +73,13 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
+        """Check the options when the task is bound to its app.
+
+        Raises:
+            InvalidOption: an option is unknown or not allowed.
+        """
         super().on_bound(app)
-        if cls.name is None or _is_builtin(cls.name):
+        if cls.name is None or is_builtin(cls.name):
             return
         check_task(cls)
         keys.check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
@@ -113,8 +119,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return super().apply(args, kwargs, *rest, **self._with_call_header(options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
         request = self.request
-        if request.called_directly or self.lock.key or _is_builtin(self.name):
+        if request.called_directly or self.lock.key or is_builtin(self.name):
             return super().__call__(*args, **kwargs)
         body = self._body()
         execution = self._execution(args, kwargs)
@@ -158,6 +165,6 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return keys.key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
 
 
-def _is_builtin(name: str) -> bool:
+def is_builtin(name: str) -> bool:
     """Whether it is one of Celery's own tasks, which `Celery(task_cls=SingletonTask)` makes singletons too."""
     return name.startswith("celery.")

@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import SingletonTask
+from celery_singleton_lock.task import SingletonTask, is_builtin
 
 logger = get_logger(__name__)
 
@@ -71,12 +71,16 @@ class LockStep(bootsteps.Step):
             conf.singleton_lock_enabled = False
 
     def include_if(self, parent: Any) -> bool:
-        return any(
-            isinstance(task, SingletonTask) and not name.startswith("celery.")
-            for name, task in parent.app.tasks.items()
-        )
+        """Whether the app has an exclusive task at all; others need no lock server."""
+        tasks = parent.app.tasks.values()
+        return any(isinstance(task, SingletonTask) and not is_builtin(task.name) for task in tasks)
 
     def create(self, parent: Any) -> None:
+        """Check the settings and say which they are.
+
+        Raises:
+            InvalidOption: one of them is wrong, or does not suit the pool.
+        """
         settings = Runtime.of(parent.app).settings
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")

@@ -104,10 +104,8 @@ def stubborn(self: Any, job: str, seconds: float) -> str:
     deadline = time.monotonic() + seconds
     with recording.run(job, self.request.id):
         while time.monotonic() < deadline:
-            try:
+            with suppress(BaseException):
                 time.sleep(0.02)
-            except BaseException:  # noqa: BLE001
-                pass
     return job
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_quickstart(environment: dict[str, str], tmp_path: Path) -> None:
     program = (
         "from examples.quickstart.tasks import rebuild_report as task\n"
         "first, second, other = task.delay(7), task.delay(7), task.delay(8)\n"
-        "print(other.get(timeout=30), first.get(timeout=30, propagate=False), second.get(timeout=30, propagate=False))\n"
+        "print(other.get(timeout=30), [copy.get(timeout=30, propagate=False) for copy in (first, second)])\n"
         "print(sorted([first.state, second.state]))\n"
     )
     with celery("examples.quickstart.tasks", "worker", "-c", "3", environment=environment, log=tmp_path / "worker.log"):
@@ -94,7 +95,7 @@ def test_beat_report_with_two_beats(environment: dict[str, str], tmp_path: Path)
             assert clock.now() < deadline, log.read_text()[-3000:]
             clock.sleep(0.05)
     runs = sorted(tuple(map(float, line.split())) for line in report.read_text().splitlines())
-    assert all(later[0] >= earlier[1] for earlier, later in zip(runs, runs[1:], strict=False))
+    assert all(later[0] >= earlier[1] for earlier, later in pairwise(runs))
 
 
 def test_demo() -> None:

@@ -168,14 +168,14 @@ class TestServer:
         waiting = store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
         assert isinstance(waiting, Held)
         client.config_set("maxmemory", 1)
-        with pytest.raises(LockUnavailable, match="OOM|maxmemory"):
+        with pytest.raises(LockUnavailable, match=r"OOM|maxmemory"):
             store.acquire(f"{KEY}2", new_owner(), ttl=TTL, holder=ME)
         assert store.renew([lease], timeout=1) == [True]
         assert store.release(lease)
 
     def test_read_only_replica_is_said(self, store: RedisStore, client: Redis) -> None:
         client.replicaof("127.0.0.1", 1)
-        with pytest.raises(LockUnavailable, match="ReadOnly|read only"):
+        with pytest.raises(LockUnavailable, match=r"ReadOnly|read only"):
             acquire(store)
 
     def test_every_key_has_a_time_to_live(self, store: RedisStore, client: Redis) -> None:
@@ -196,7 +196,7 @@ class TestServer:
         assert store.renew([lease], timeout=1) == [True]
         assert store.release(lease)
         store.wait(KEY, 0.1)
-        with pytest.raises(LockUnavailable, match="NoPermission|permission"):
+        with pytest.raises(LockUnavailable, match=r"NoPermission|permission"):
             store.acquire("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME)
         store.close()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,8 @@ class Worker:
         return self.process.wait(LIMIT)
 
     def _signal(self, number: int) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def environment(conf: Mapping[str, Any], *, events: str, record: Path) -> dict[str, str]:

@@ -185,7 +185,7 @@ def test_unexpected_error_does_not_end_the_thread(
 
 
 def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
-    """A time limit that strikes between the end of the body and `stop` must not leave a lock that is renewed for ever."""
+    """A time limit that strikes right before `stop` must not leave a lock that is renewed for ever."""
     lease, execution = store.take(), Execution()
     heartbeat.start(lease, execution.when_lost)
     del lease, execution

@@ -5,11 +5,11 @@ import gc
 import subprocess
 import sys
 import weakref
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -42,7 +42,9 @@ class Model(BaseModel):
     x: int
 
 
-Point = namedtuple("Point", "x y")
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 def key(*args: Any, lock_key: Any = None, run: Callable[..., Any] = f, name: str = "task", **kwargs: Any) -> str:
