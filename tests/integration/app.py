@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from celery import Celery
