@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery, Task, shared_task
 from celery.app.trace import build_tracer
@@ -368,6 +369,7 @@ class TestForms:
 
         assert self.run(app, flaky) == 3
 
+    @pytest.mark.skipif(celery.VERSION[:2] < (5, 5), reason="Celery has pydantic=True since 5.5")
     def test_pydantic(self, app: Celery) -> None:
         @app.task(base=SingletonTask, pydantic=True)
         def ship(order: Order) -> int:
