@@ -4,8 +4,9 @@
 - threads: an asynchronous exception, which arrives with the thread's next bytecode (not within a blocking call).
 - gevent: the exception is thrown into the body's greenlet at its next switch.
 
-Each raises `Aborted` in the body, again and again until the body ends. A prefork child that goes on all the same is
-killed; in the other pools that would kill other tasks too, so there it is only said, loudly.
+Each raises `Aborted` in the body, then leaves it half of its grace to clean up, and raises again until the body ends.
+A prefork child that goes on when the grace is over is killed; in the other pools that would kill other tasks too, so
+there it is only said, loudly.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Body:
         self.struck = False
         self._lease = lease
         self._struck_at = 0.0
+        self._strike_again_at = 0.0
+        self._outlived_grace = False
         self._running = False
         self._mutex = threading.Lock()
         self._way = _way_of_this_thread()
@@ -57,6 +60,10 @@ class Body:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """The body has ended: raise nothing any more. May be called again, for a body that was struck as it began."""
         while True:
             try:
                 with self._mutex:
@@ -77,11 +84,15 @@ class Body:
         with self._mutex:
             if not self._running:
                 return
+            now, grace = clock.now(), self._lease.ttl * GRACE
             if not self.struck:
-                self.struck, self._struck_at = True, clock.now()
-            if clock.now() - self._struck_at >= self._lease.ttl * GRACE:
+                self.struck, self._struck_at = True, now
+            elif now - self._struck_at >= grace and not self._outlived_grace:
+                self._outlived_grace = True
                 _kill_this_child(self._lease)
-            self._way.interrupt(self)
+            if now >= self._strike_again_at:
+                self._strike_again_at = now + grace / 2
+                self._way.interrupt(self)
 
 
 class _Way(Protocol):

@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
-from celery_singleton_lock.options import Options, raw_attribute
+from celery_singleton_lock.options import POLICIES, Options, raw_attribute
 
 logger = get_logger(__name__)
 
@@ -104,10 +104,9 @@ def _policy(task: Any, conflict: LockConflict, options: Options) -> str:
     if not callable(policy):
         return policy
     answer = policy(task, conflict)
-    if answer not in ("skip", "raise", "retry", "reject"):
+    if answer not in POLICIES:
         raise InvalidOption(
-            f"the callable on_conflict of task {task.name} returned {answer!r}; allowed: "
-            "'skip', 'raise', 'retry' or 'reject'"
+            f"the callable on_conflict of task {task.name} returned {answer!r}; allowed: {', '.join(POLICIES)}"
         )
     return str(answer)
 

@@ -98,6 +98,8 @@ class Execution:
             logger.debug("%s holds %s after %.3f s, fence %d", self, lease.key, waited, lease.fence)
             self._send(signals.lock_acquired, lease=lease, waited=waited)
             record_started(self._task)
+            if self._options.on_lock_lost == "abort":
+                lease.check()  # The receivers and the result backend may have taken their time.
             with self._body:
                 return body()
         except Aborted:
@@ -107,6 +109,7 @@ class Execution:
         finally:
             try:
                 self._heartbeat.stop(lease)
+                self._body.end()
             finally:
                 self._release()
 

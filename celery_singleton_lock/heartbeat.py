@@ -39,8 +39,9 @@ STEP_SHARE = 1 / 20
 #: Seconds that one step may take at most.
 MAX_STEP = 1.0
 
-#: Seconds between two tries to stop a task that has lost its lock.
-STRIKE_INTERVAL = 0.25
+#: The share of the ttl, and the seconds at most, between two tries to stop a task that has lost its lock.
+STRIKE_SHARE = 1 / 40
+MAX_STRIKE_INTERVAL = 0.25
 
 #: Seconds that the thread sleeps at most while there are leases: sleeping does not count the time in which the host is
 #: suspended, and a lease does.
@@ -115,7 +116,7 @@ class Heartbeat:
             except Exception:
                 # Whatever it was, the other leases of this process depend on this thread.
                 logger.exception("heartbeat: unexpected error; going on")
-                clock.sleep(STRIKE_INTERVAL)
+                clock.sleep(MAX_STRIKE_INTERVAL)
 
     def _wait_for_due(self) -> list[_Watched]:
         """Sleep until something is due."""
@@ -163,7 +164,7 @@ class Heartbeat:
             lease = watched.lease()
             if lease is None or lease.reason is None or lease.owner not in self._watched:
                 continue
-            watched.due_at = clock.now() + STRIKE_INTERVAL
+            watched.due_at = clock.now() + min(MAX_STRIKE_INTERVAL, lease.ttl * STRIKE_SHARE)
             try:
                 if (on_lost := watched.on_lost()) is not None:
                     on_lost()

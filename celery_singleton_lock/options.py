@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kombu.utils.url import maybe_sanitize_url
 
@@ -56,10 +56,10 @@ _COUNT = _Rule(
     lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
     "a whole number, 0 or more, or None for no bound",
 )
-_POLICY_NAMES = ("skip", "raise", "retry", "reject")
+POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 _POLICY = _Rule(
-    lambda value: callable(value) or (isinstance(value, str) and value in _POLICY_NAMES),
-    f"{_one_of(*_POLICY_NAMES).words}, or a callable of (task, conflict) that returns one of them",
+    lambda value: callable(value) or (isinstance(value, str) and value in POLICIES),
+    f"{_one_of(*POLICIES).words}, or a callable of (task, conflict) that returns one of them",
 )
 _ENABLED = _Rule(lambda value: isinstance(value, bool), "True or False")
 _PREFIX = _Rule(

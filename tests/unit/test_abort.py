@@ -120,6 +120,40 @@ def test_signal_of_others_reaches_their_handler() -> None:
     assert got == [signal.SIGUSR1]
 
 
+def test_body_that_was_struck_as_it_began_leaves_nothing_behind() -> None:
+    """`Aborted` in `__enter__` itself, so that `__exit__` is never called: the next signal is somebody else's."""
+    body = Body(lease())
+    body.__enter__()
+    with pytest.raises(Aborted):
+        body.strike()
+        time.sleep(LIMIT)
+    body.end()
+    body.end()
+    got: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    try:
+        with Body(lease()):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == [signal.SIGUSR1]
+
+
+def test_body_has_time_to_clean_up_before_it_is_struck_again() -> None:
+    cleaned = False
+    body = Body(lease())
+    with pytest.raises(Aborted), body:
+        try:
+            strike_soon(body)
+            time.sleep(LIMIT)
+        finally:
+            for _ in range(5):
+                body.strike()
+            time.sleep(0.05)
+            cleaned = True
+    assert cleaned
+
+
 def test_nested_body_is_stopped_for_the_outer_one() -> None:
     outer, inner = Body(lease()), Body(lease())
     with pytest.raises(Aborted), outer, inner:
