@@ -28,6 +28,9 @@ from kombu.utils import json as kombu_json
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
 
+#: Stands in every key. A change to how keys are made raises it, so that two ways never meet in one lock.
+VERSION = 1
+
 #: Characters of a lock's name that its key shows; the digest covers all of it.
 MAX_SHOWN = 100
 
@@ -205,7 +208,7 @@ def _digest(content: bytes) -> str:
 def _key(prefix: str, lock_name: str, content: bytes) -> str:
     """What a store appends `:run` and the like to. The braces are Redis Cluster's hash tag."""
     shown = "".join("_" if char in "{}" or char.isspace() or not char.isprintable() else char for char in lock_name)
-    return f"{prefix}:{{{shown[:MAX_SHOWN]}:{_digest(encode(lock_name) + content)}}}"
+    return f"{prefix}:{VERSION}:{{{shown[:MAX_SHOWN]}:{_digest(encode(lock_name) + content)}}}"
 
 
 def _encode_arguments(task_name: str, arguments: Mapping[str, Any]) -> bytes:

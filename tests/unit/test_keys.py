@@ -143,7 +143,7 @@ class TestDifferentCalls:
 class TestShape:
     def test_is_short_and_one_hash_tag(self) -> None:
         made = key("x" * 10_000)
-        assert made.startswith("p:{task:")
+        assert made.startswith("p:1:{task:")
         assert made.endswith("}")
         assert made.count("{") == made.count("}") == 1
         assert len(made) < 60
