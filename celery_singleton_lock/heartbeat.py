@@ -1,9 +1,9 @@
 """The thread that renews every lease of this process.
 
 One thread and one connection, whatever the number of leases; started with the first lease, again after a fork, and
-never ended by an error. A lease is renewed at a third of its ttl. It is lost when the store says that it is no longer
-ours, or when a quarter of its ttl is left and no renewal came through: that quarter is the time to stop the task in,
-before anybody else can hold the lock.
+never ended by an error. The ttl is spent in thirds: after the first one a lease is renewed; in the second one that is
+tried again and again while no answer comes; with the last one the lease counts as lost, and the task is stopped in it,
+before anybody else can hold the lock. A lease is lost at once when the store says that it is no longer ours.
 
 A renewal that arrives after the release does no harm: it renews what is ours and never creates anything.
 """
@@ -26,14 +26,14 @@ from celery_singleton_lock.stores.base import Store
 
 logger = get_logger(__name__)
 
-#: A third of the ttl: two renewals may fail before the lease counts as lost.
+#: The share of the ttl after which a lease is renewed.
 RENEW_AFTER = 1 / 3
 
 #: The share of the ttl that is left when an unrenewed lease counts as lost.
-GIVE_UP_BEFORE = 1 / 4
+GIVE_UP_BEFORE = 1 / 3
 
-#: The share of the ttl that one step of a renewal may take: two steps (connect, read) still leave the larger part of
-#: the quarter above to stop the task in.
+#: The share of the ttl that one step of a renewal may take: two steps (connect, read) that began at the last moment
+#: still leave two thirds of the last third to stop the task in.
 STEP_SHARE = 1 / 20
 
 #: Seconds that one step may take at most.
