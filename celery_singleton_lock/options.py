@@ -112,11 +112,8 @@ _CALL_KEYS = ("key", *(name for name in _OPTIONS if name != "scope"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How one execution locks. Seconds everywhere.
-
-    Attributes:
-        key: an explicit key for this call, instead of one from the arguments.
-        (others: as the task options of the same names)
+    """How one execution locks: the task options of these names, and `key`, a text that the caller gave instead of one
+    made from the arguments. Seconds everywhere.
     """
 
     scope: str

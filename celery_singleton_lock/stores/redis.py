@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -114,7 +115,8 @@ class RedisStore:
             raise
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading: it may be ours, and nobody knows.
-            self._release(key, owner)
+            with suppress(LockUnavailable):
+                self._release(key, owner)
             raise
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:

@@ -110,6 +110,16 @@ def stubborn(self: Any, job: str, seconds: float) -> str:
     return job
 
 
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], soft_time_limit=1)
+def limited_softly(self: Any, job: str, seconds: float) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=["job"], time_limit=1)
+def limited_hard(self: Any, job: str, seconds: float) -> str:
+    return _work(self, job, seconds)
+
+
 @app.task(bind=True, base=SingletonTask, lock_key=["job"])
 def blocking(self: Any, job: str, seconds: float) -> str:
     """One blocking call, without a bytecode in between."""

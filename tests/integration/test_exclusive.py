@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from redis import Redis
 
 from celery_singleton_lock import clock
@@ -138,6 +138,26 @@ def test_warm_shutdown_keeps_the_lock_until_the_end_and_frees_it(shop: Shop) -> 
     assert worker.terminate() == 0
     assert result.get(timeout=60) == "report"
     assert _locks(shop) == []
+
+
+@pytest.mark.parametrize("ending", ["limited_softly", "limited_hard", "revoked"])
+def test_task_that_is_ended_from_outside_frees_its_lock(shop_on: object, redis_server: object, ending: str) -> None:
+    """At once: the ttl here is longer than the test waits."""
+    shop = shop_on(redis_server, singleton_lock_ttl=600)  # type: ignore[operator]
+    shop.start("one", "two")
+    task = "exclusive" if ending == "revoked" else ending
+    first = shop.send(task, "report", 30.0)
+    shop.record.wait_for(starts=1)
+    if ending == "revoked":
+        shop.app.control.revoke(first.id, terminate=True)
+    with pytest.raises((SoftTimeLimitExceeded, TimeLimitExceeded, TaskRevokedError)):
+        first.get(timeout=60)
+    deadline = clock.now() + 30
+    while _locks(shop):
+        assert clock.now() < deadline, "still locked"
+        clock.sleep(0.02)
+    assert shop.send(task, "report", 0.0).get(timeout=60) == "report"
+    assert overlaps(shop.record.runs("report")) == []
 
 
 def _locks(shop: Shop) -> list[str]:
