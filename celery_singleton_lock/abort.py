@@ -144,8 +144,16 @@ class _ByAsyncException:
         pass
 
     def leave(self, body: Body) -> None:
-        if body.struck:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, None)
+        if not body.struck:
+            return
+        # One may still be on its way. To clear it would leave the interpreter looking for it at every bytecode until
+        # another comes (CPython up to 3.12). So one is sent, in place of any other, and taken here.
+        try:
+            self.interrupt(body)
+            while True:
+                clock.sleep(0)
+        except Aborted:
+            return
 
     def interrupt(self, body: Body) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Aborted))

@@ -41,6 +41,13 @@ def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
     recording.mark("lost", task_id)
 
 
+class Exclusive(SingletonTask):
+    """One lock for each job, whichever of the tasks below it is that does it."""
+
+    lock_key = ["job"]
+    lock_name = "job"
+
+
 def _work(task: Any, job: str, seconds: float) -> str:
     with recording.run(job, task.request.id, task.lock.fence if isinstance(task, SingletonTask) else 0):
         deadline = time.monotonic() + seconds
@@ -65,28 +72,28 @@ def mark(*values: Any) -> str:
     return "marked"
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+@app.task(bind=True, base=Exclusive)
 def exclusive(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], on_conflict="retry")
+@app.task(bind=True, base=Exclusive, on_conflict="retry")
 def patient(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], lock_wait=60, on_conflict="raise")
+@app.task(bind=True, base=Exclusive, lock_wait=60, on_conflict="raise")
 def waiting(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+@app.task(bind=True, base=Exclusive)
 def failing(self: Any, job: str) -> None:
     with recording.run(job, self.request.id):
         raise ValueError("as told")
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], max_retries=2, default_retry_delay=0)
+@app.task(bind=True, base=Exclusive, max_retries=2, default_retry_delay=0)
 def retrying(self: Any, job: str) -> str:
     with recording.run(job, self.request.id):
         if self.request.retries < 2:
@@ -94,12 +101,12 @@ def retrying(self: Any, job: str) -> str:
     return job
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], acks_late=True)
+@app.task(bind=True, base=Exclusive, acks_late=True)
 def late(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+@app.task(bind=True, base=Exclusive)
 def stubborn(self: Any, job: str, seconds: float) -> str:
     """Swallows whatever is raised in it, as no task should."""
     deadline = time.monotonic() + seconds
@@ -110,17 +117,17 @@ def stubborn(self: Any, job: str, seconds: float) -> str:
     return job
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], soft_time_limit=1)
+@app.task(bind=True, base=Exclusive, soft_time_limit=1)
 def limited_softly(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], time_limit=1)
+@app.task(bind=True, base=Exclusive, time_limit=1)
 def limited_hard(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"])
+@app.task(bind=True, base=Exclusive)
 def blocking(self: Any, job: str, seconds: float) -> str:
     """One blocking call, without a bytecode in between."""
     with recording.run(job, self.request.id):
@@ -128,12 +135,12 @@ def blocking(self: Any, job: str, seconds: float) -> str:
     return job
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], autoretry_for=(Exception,), max_retries=3)
+@app.task(bind=True, base=Exclusive, autoretry_for=(Exception,), max_retries=3)
 def autoretrying(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], on_lock_lost="warn")
+@app.task(bind=True, base=Exclusive, on_lock_lost="warn")
 def warned(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
 
@@ -143,6 +150,6 @@ def decide(task: Any, conflict: LockConflict) -> str:
     return "raise"
 
 
-@app.task(bind=True, base=SingletonTask, lock_key=["job"], on_conflict=decide)
+@app.task(bind=True, base=Exclusive, on_conflict=decide)
 def deciding(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
