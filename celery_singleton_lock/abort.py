@@ -149,14 +149,17 @@ class _ByAsyncException:
         # One may still be on its way. To clear it would leave the interpreter looking for it at every bytecode until
         # another comes (CPython up to 3.12). So one is sent, in place of any other, and taken here.
         try:
-            self.interrupt(body)
-            while True:
+            while self._send():
                 clock.sleep(0)
         except Aborted:
             return
 
     def interrupt(self, body: Body) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Aborted))
+        self._send()
+
+    def _send(self) -> bool:
+        """Whether there is such a thread: under eventlet, whose threads are none, there is not."""
+        return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Aborted)))
 
 
 class _ByThrow:
