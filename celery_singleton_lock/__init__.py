@@ -9,6 +9,7 @@ from celery_singleton_lock.errors import (
     LockConflict,
     LockLost,
     LockUnavailable,
+    ResultLost,
     SingletonLockError,
 )
 from celery_singleton_lock.lease import Lease
@@ -24,6 +25,7 @@ __all__ = [
     "LockConflict",
     "LockLost",
     "LockUnavailable",
+    "ResultLost",
     "SingletonLockError",
     "SingletonTask",
     "install",

@@ -21,7 +21,7 @@ from celery_singleton_lock.options import POLICIES, Options, raw_attribute
 
 logger = get_logger(__name__)
 
-#: The message header that tells how often this attempt was put back: [retries, count, stands by].
+#: The message header that tells how often this attempt was put back: [retries, count].
 PUT_BACK_HEADER = "singleton_lock_put_back"
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
@@ -53,14 +53,13 @@ def settle(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
         _skip(task, conflict)
 
 
-def put_back(task: Any, *, countdown: float | None = None, stands_by: bool = False) -> NoReturn:
+def put_back(task: Any, *, countdown: float | None = None) -> NoReturn:
     """Send the running message again, the same id and retries, due in `countdown` seconds; then end this execution.
 
     The result, the chain, the chord and the callbacks go with the copy; nothing is recorded for this one.
 
     Args:
         countdown: seconds; by default longer each time, with jitter.
-        stands_by: the message is being carried out elsewhere; the copy is for the case that this is not finished.
 
     Raises:
         Ignore: it was sent.
@@ -68,30 +67,23 @@ def put_back(task: Any, *, countdown: float | None = None, stands_by: bool = Fal
     """
     request = task.request
     retries, count = request.retries or 0, times_put_back(request)
-    delay = back_off(count) if countdown is None else countdown
+    delay, count = (back_off(count), count + 1) if countdown is None else (countdown, count)
     copy = task.signature_from_request(request, countdown=delay, retries=retries)
-    headers = {**(copy.options.get("headers") or {}), PUT_BACK_HEADER: [retries, count + 1, stands_by]}
+    headers = {**(copy.options.get("headers") or {}), PUT_BACK_HEADER: [retries, count]}
     copy.set(headers=headers).apply_async()
     raise Ignore(f"put back, due in {delay:.1f} s")
 
 
 def times_put_back(request: Any) -> int:
-    """How often this attempt of the message was put back."""
-    return _put_back_header(request)[0]
+    """How often this attempt of the message was put back with a delay of its own.
 
-
-def stands_by(request: Any) -> bool:
-    """Whether this message is the copy of one that was being carried out."""
-    return _put_back_header(request)[1]
-
-
-def _put_back_header(request: Any) -> tuple[int, bool]:
-    """(times, stands by); what others wrote into the header, or what an earlier attempt left there, counts as never."""
+    What others wrote into the header, or what an earlier attempt left there, counts as never.
+    """
     match (request.headers or {}).get(PUT_BACK_HEADER):
-        case [int(retries), int(count), bool(by)] if retries == (request.retries or 0) and count >= 0:
-            return count, by
+        case [int(retries), int(count)] if retries == (request.retries or 0) and count >= 0:
+            return count
         case _:
-            return 0, False
+            return 0
 
 
 def back_off(count: int) -> float:
@@ -141,13 +133,13 @@ def _record(task: Any, error: Exception, state: str) -> None:
         request.id,
         error,
         request=request,
-        store_result=not ignores_result(task),
+        store_result=not ignores_result(task, request),
         call_errbacks=state == states.FAILURE,
         state=state,
     )
 
 
-def ignores_result(task: Any) -> bool:
+def ignores_result(task: Any, request: Any) -> bool:
     """Whether nobody wants this execution's result: the call's own word, else the task's."""
-    of_call = vars(task.request).get("ignore_result")
+    of_call = vars(request).get("ignore_result")
     return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)

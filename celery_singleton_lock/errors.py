@@ -76,6 +76,28 @@ class LockUnavailable(SingletonLockError):
         return f"no lock from {self.server}: {self.reason or 'no answer'}"
 
 
+class ResultLost(SingletonLockError):
+    """The task was carried out, but its return value is not known any more, and somebody waits for it.
+
+    Attributes:
+        task: the name of the task.
+        task_id: its id.
+        limit: bytes of a return value that are kept beside the lock.
+    """
+
+    def __init__(self, task: str, task_id: str, limit: int = 0) -> None:
+        super().__init__(task, task_id, limit)
+        self.task = task
+        self.task_id = task_id
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"task {self.task}[{self.task_id}] was carried out by a worker that died before it stored the result; "
+            f"its return value is larger than the {self.limit} bytes that are kept, and it is not run again"
+        )
+
+
 class Aborted(BaseException):
     """Raised inside a task whose lock is lost, to stop it; recorded as `LockLost`.
 

@@ -1,7 +1,9 @@
 """One execution of a task: acquire → run → release.
 
-Whatever happens between two of these lines, the lock is freed: by the `finally` here, or, where that is torn down as
-well, by the end of the lease, since the heartbeat forgets a lease that nobody refers to any more.
+A copy of a message that was carried out ends as that did (`done`); one of a message that is being carried out stands
+by, where it is the last one. Whatever happens between two of these lines, the lock is freed: by the `finally` here; or,
+where that is torn down as well, by the worker's main process, or by the end of the lease, since the heartbeat forgets a
+lease that nobody refers to any more.
 """
 
 from __future__ import annotations
@@ -9,19 +11,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, NoReturn
 
 from celery import states
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Retry
+from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import clock, conflict, signals
+from celery_singleton_lock import clock, conflict, done, process, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
-from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.options import Options
 from celery_singleton_lock.runtime import Runtime
 
@@ -32,6 +38,20 @@ OWN_RETRY_WAIT = 5.0
 
 #: Seconds after the end of a lease at which the put-back copy of a running message is due.
 AFTER_LEASE = 1.0
+
+#: Where a request keeps the owner that the worker's main process gave this delivery: in what the transport says about
+#: it, which no sender can write, and which no retry takes along.
+OWNER = "singleton_owner"
+
+
+class _Running(threading.local):
+    """Owners under which this thread runs bodies, one inside the other: to wait for them would be to wait for ever."""
+
+    def __init__(self) -> None:
+        self.owners: list[str] = []
+
+
+_running = _Running()
 
 
 class Execution:
@@ -49,22 +69,34 @@ class Execution:
         self._request = task.request
         self._store = runtime.store
         self._heartbeat = runtime.heartbeat
+        self._done_ttl = runtime.settings.done_ttl
         self._options = options
         self._key = key
-        self._owner = new_owner()
+        self._owner = (self._request.delivery_info or {}).get(OWNER) or new_owner()
         self._began = clock.now()
         self._loss_told = False
 
     def __str__(self) -> str:
         return f"task {self._task.name}[{self._request.id}]"
 
-    def acquire(self) -> Lease | None:
-        """The lease to run under, or None to run without one; else raise what this execution ends with.
+    def carry_out(self, body: Callable[[], Any]) -> Any:
+        """Run `body` under the lock, or end as this message must.
 
         Raises:
             Ignore, Reject, LockConflict: as `on_conflict` says.
             LockUnavailable: with `on_unavailable="raise"`.
+            LockLost: the lease was lost and the body was stopped.
         """
+        found = self._acquire_patiently()
+        if isinstance(found, Lease):
+            return self._run(found, body)
+        if found is not None:
+            return found.value
+        record_started(self._task)
+        return body()
+
+    def _acquire_patiently(self) -> Lease | _Told | None:
+        """The lease to run under, None to run without one, or what another execution of this message returned."""
         failures = 0
         while True:
             try:
@@ -84,14 +116,31 @@ class Execution:
             clock.sleep(conflict.back_off(failures))
             failures += 1
 
-    def run(self, lease: Lease, body: Callable[[], Any]) -> Any:
-        """Run `body` under `lease`: renewed meanwhile, freed afterwards.
-
-        Raises:
-            LockLost: the lease was lost and the body was stopped.
-        """
+    def _run(self, lease: Lease, body: Callable[[], Any]) -> Any:
+        """Run `body` under `lease`: renewed meanwhile, freed afterwards."""
         self._lease, self._body = lease, Body(lease)
         self._request.singleton_lease = lease
+        _running.owners.append(lease.owner)
+        outcome: done.Outcome | None = None
+        heir: Heir | None = None
+        try:
+            value = self._run_body(body)
+            outcome = done.succeeded(self._task, value)
+            return value
+        except BaseException as error:
+            if not isinstance(error, LockLost):  # What that left undone, a copy that stands by may do.
+                outcome, heir = done.ended_by(self._task, error), self._heir(error)
+            raise
+        finally:
+            try:
+                self._heartbeat.stop(lease)
+                self._body.end()
+            finally:
+                _running.owners.remove(lease.owner)
+                self._release(outcome, heir)
+
+    def _run_body(self, body: Callable[[], Any]) -> Any:
+        lease = self._lease
         try:
             self._heartbeat.start(lease, self._when_lost)
             waited = lease.acquired_at - self._began
@@ -106,68 +155,82 @@ class Execution:
             if not self._body.struck:
                 raise
             self._fail_for_loss()
-        finally:
-            try:
-                self._heartbeat.stop(lease)
-                self._body.end()
-            finally:
-                self._release()
 
-    def _acquire_or_settle(self) -> Lease:
+    def _acquire_or_settle(self) -> Lease | _Told:
         found = self._ask_until_free()
         if isinstance(found, Lease):
-            self._drop_if_done(found)
             return found
-        if self._is_of_this_message(found):
-            # Running elsewhere. A copy stands by, in case that worker dies: to end here would acknowledge the last one.
-            logger.info("%s is already running on %s; a copy stands by", self, found.holder)
-            conflict.put_back(self._task, countdown=found.remaining + AFTER_LEASE, stands_by=True)
+        if isinstance(found, Done):
+            return _Told(done.answer(self._task, found))
+        if found.holder is not None and self._is_of_this_task(found.holder):
+            self._stand_by(found.holder, found.remaining)
         conflict.settle(self._task, found.conflict(self._key), self._options)
 
-    def _ask_until_free(self) -> Lease | Held:
+    def _stand_by(self, holder: Holder, remaining: float) -> NoReturn:
+        """This task is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
+        place, own = f"{holder.node} (pid {holder.pid})", self._holder().attempt
+        if holder.attempt > own or (holder.attempt == own and not self._task.acks_late):
+            # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
+            logger.info("%s is already running on %s; this copy is dropped", self, place)
+            raise Ignore("already running")
+        logger.info("%s is already running on %s; a copy stands by", self, place)
+        conflict.put_back(self._task, countdown=remaining + AFTER_LEASE)
+
+    def _ask_until_free(self) -> Lease | Held | Done:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
         while True:
             found = self._ask()
-            if isinstance(found, Lease):
+            if not isinstance(found, Held) or found.owner in _running.owners:
                 return found
+            if self._is_left_behind(found):
+                continue
             patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._options.wait
             left = self._began + patience - clock.now()
             if left <= 0:
                 return found
             self._store.wait(self._key, min(left, found.remaining + 0.002))
 
-    def _ask(self) -> Lease | Held:
-        request = self._request
-        holder = Holder(request.id, request.retries or 0, request.hostname, os.getpid(), clock.wall())
-        may_wait = self._options.wait > 0 or holder.retries > 0
-        return self._store.acquire(self._key, self._owner, ttl=self._options.ttl, holder=holder, waiting=may_wait)
-
-    def _is_of_this_message(self, found: Held) -> bool:
-        task_id = self._request.id
-        return found.holder is not None and task_id is not None and found.holder.task_id == task_id
-
-    def _is_own_earlier_attempt(self, found: Held) -> bool:
-        return (
-            self._is_of_this_message(found)
-            and found.holder is not None
-            and found.holder.retries < (self._request.retries or 0)
+    def _ask(self) -> Lease | Held | Done:
+        holder = self._holder()
+        may_wait = self._options.wait > 0 or holder.attempt > (0, 0)
+        return self._store.acquire(
+            *(self._key, self._owner),
+            ttl=self._options.ttl,
+            holder=holder,
+            waiting=may_wait,
+            once=self._is_remembered,
         )
 
-    def _drop_if_done(self, lease: Lease) -> None:
-        """End a copy that stood by for an execution which has finished since."""
-        if not conflict.stands_by(self._request):
-            return
-        done = True
-        try:
-            done = self._task.backend.get_state(self._request.id) in states.READY_STATES
-        except NotImplementedError:
-            done = False  # There is no result backend to ask.
-        finally:
-            if done:
-                self._store.release(lease)
-        if done:
-            logger.info("%s is already done; the copy that stood by is dropped", self)
-            raise Ignore("already done")
+    def _holder(self) -> Holder:
+        return holder_of(self._request)
+
+    @property
+    def _is_remembered(self) -> bool:
+        """Whether this is a message of which other copies may come."""
+        return self._done_ttl > 0 and self._request.id is not None and not self._request.is_eager
+
+    def _is_left_behind(self, found: Held) -> bool:
+        """Free the lock of a process of this host that is provably over; whether that was so."""
+        if found.holder is None or not process.is_over(found.holder.process):
+            return False
+        logger.warning("%s: %s was left behind by a process that is gone: freeing it", self, self._key)
+        self._store.release(Lease(self._key, found.owner, ttl=self._options.ttl, fence=0, sent_at=clock.now()))
+        return True
+
+    def _is_of_this_task(self, holder: Holder) -> bool:
+        return holder.task_id is not None and holder.task_id == self._request.id
+
+    def _is_own_earlier_attempt(self, found: Held) -> bool:
+        holder = found.holder
+        return holder is not None and self._is_of_this_task(holder) and holder.attempt < self._holder().attempt
+
+    def _heir(self, error: BaseException) -> Heir | None:
+        """The task's own next attempt, if the lock is to be kept for it."""
+        if not (self._options.retain_on_retry and isinstance(error, Retry)) or self._request.is_eager:
+            return None
+        holder = self._holder()
+        following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
+        return Heir(following, seconds_until(error) + self._options.ttl)
 
     def _was_put_back(self) -> bool:
         try:
@@ -210,16 +273,18 @@ class Execution:
             )
         raise task.retry(exc=lost, **options)
 
-    def _release(self) -> None:
+    def _release(self, outcome: done.Outcome | None, heir: Heir | None) -> None:
         lease = self._lease
         if lease.pid != os.getpid():
             return  # Forked by the body: the lock is the parent's.
         held = clock.now() - lease.acquired_at
         try:
-            released = self._store.release(lease)
+            released = self._store.release(lease, mark=self._mark(outcome), heir=heir)
         except LockUnavailable as error:
             logger.warning("%s could not free %s, which ends by itself: %s", self, lease.key, error)
             return
+        if outcome is not None and outcome.state == states.SUCCESS and done.has_more_to_send(self._task):
+            self._request.singleton_settle = self._settle
         if released:
             logger.debug("%s freed %s after %.3f s", self, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)
@@ -227,14 +292,64 @@ class Execution:
             lease.lose("it was no longer ours when the task ended")
             self._tell_loss()
 
+    def _mark(self, outcome: done.Outcome | None) -> Mark | None:
+        if outcome is None or not self._is_remembered:
+            return None
+        return mark_of(self._holder(), outcome, self._done_ttl)
+
+    def _settle(self) -> None:
+        """All that follows on the body was sent."""
+        with suppress(LockUnavailable):
+            self._store.release(self._lease, mark=self._mark(done.Outcome(done.SETTLED)))
+
     def _send(self, signal: Signal, **details: Any) -> None:
         signal.send(sender=self._task, task_id=self._request.id, key=self._key, **details)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What another execution of this message returned."""
+
+    value: Any
+
+
+def holder_of(request: Any) -> Holder:
+    """The holder that an execution of this request is, in this process."""
+    return Holder(
+        request.id,
+        request.retries or 0,
+        request.hostname,
+        os.getpid(),
+        clock.wall(),
+        getattr(request, "replaced_task_nesting", 0) or 0,
+        process.identity(),
+    )
+
+
+def mark_of(holder: Holder, outcome: done.Outcome, seconds: float) -> Mark:
+    """What to leave behind for `seconds`."""
+    return Mark(holder.message, outcome.dumps(seconds), seconds)
+
+
+def seconds_until(retry: Retry) -> float:
+    """Seconds from now until a retry is due."""
+    due: Any = retry.when
+    if isinstance(due, datetime):
+        due = due.timestamp() - clock.wall()
+    return max(float(due or 0), 0.0)
+
+
+@task_postrun.connect
+def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    settle = vars(sender.request).get("singleton_settle") if sender is not None else None
+    if settle is not None and state == states.SUCCESS:
+        settle()
 
 
 def record_started(task: Any) -> None:
     """Store STARTED if the task wants that; Celery's own way would do it before the lock is asked for."""
     request = task.request
-    if not task.tracks_started or request.is_eager or request.id is None or conflict.ignores_result(task):
+    if not task.tracks_started or request.is_eager or request.id is None or conflict.ignores_result(task, request):
         return
     meta = {"pid": os.getpid(), "hostname": request.hostname}
     task.backend.store_result(request.id, meta, states.STARTED, request=request)

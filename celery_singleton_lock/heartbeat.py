@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from celery.utils.log import get_logger
@@ -46,6 +46,9 @@ MAX_STRIKE_INTERVAL = 0.25
 #: Seconds that the thread sleeps at most while there are leases: sleeping does not count the time in which the host is
 #: suspended, and a lease does.
 MAX_SLEEP = 1.0
+
+#: Why a lease was lost that the store no longer has.
+GONE = "it is no longer ours in the store: it ended, was taken over, or was deleted"
 
 #: What is due within this share of its renewal interval is renewed along with what is due now.
 COALESCE = 0.1
@@ -87,6 +90,7 @@ class Heartbeat:
             on_lost: a method, kept weakly as well. It runs in the heartbeat's thread, so it must be quick.
         """
         due_at = lease.acquired_at + lease.ttl * RENEW_AFTER
+        lease.ask = self._ask
         with self._changed:
             self._watched[lease.owner] = _Watched(weakref.ref(lease), weakref.WeakMethod(on_lost), due_at)
             if self._thread is None or not self._thread.is_alive():
@@ -145,9 +149,8 @@ class Heartbeat:
         if not pairs:
             return
         leases = [lease for _, lease in pairs]
-        step = min(MAX_STEP, min(lease.ttl for lease in leases) * STEP_SHARE)
         try:
-            renewed = self._store.renew(leases, timeout=step)
+            renewed = self._store.renew(leases, timeout=step_of(leases))
         except LockUnavailable as error:
             logger.warning("heartbeat: %d leases not renewed, trying again: %s", len(leases), error)
             for watched, lease in pairs:
@@ -155,9 +158,20 @@ class Heartbeat:
             return
         for (watched, lease), ours in zip(pairs, renewed, strict=True):
             if ours:
-                watched.due_at = clock.now() + lease.ttl * RENEW_AFTER * random.uniform(0.9, 1.0)
+                # From when it was sent: a process that was stopped in between reads an answer that says little by now.
+                watched.due_at = lease.trusted_until - lease.ttl * (1 - RENEW_AFTER * random.uniform(0.9, 1.0))
             else:
-                lease.lose("it is no longer ours in the store: it ended, was taken over, or was deleted")
+                lease.lose(GONE)
+
+    def _ask(self, lease: Lease) -> None:
+        """In the thread that runs under an overdue lease: it goes on only if the lock is still ours."""
+        try:
+            (ours,) = self._store.renew([lease], timeout=step_of([lease]))
+        except LockUnavailable as error:
+            lease.lose(f"it is overdue, and could not be renewed: {error}")
+        else:
+            if not ours:
+                lease.lose(GONE)
 
     def _strike(self, due: list[_Watched]) -> None:
         for watched in due:
@@ -170,6 +184,11 @@ class Heartbeat:
                     on_lost()
             except Exception:
                 logger.exception("heartbeat: %s: could not be told that it is lost", lease.key)
+
+
+def step_of(leases: Sequence[Lease]) -> float:
+    """Seconds that one step of a renewal of these leases may take."""
+    return min(MAX_STEP, min(lease.ttl for lease in leases) * STEP_SHARE)
 
 
 def _is_held(watched: _Watched) -> bool:

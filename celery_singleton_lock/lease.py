@@ -7,9 +7,11 @@ lease is taken off as well (1 % and 2 ms, as the Redlock description has it).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_singleton_lock import clock
@@ -30,10 +32,12 @@ class Holder:
 
     Attributes:
         task_id: the id of the task, None outside of one.
-        retries: which attempt of the task it is.
+        retries: how often the task was retried before.
         node: the worker's node name.
         pid: the process that runs it.
         since: seconds since the epoch.
+        replaced: how often `Task.replace` passed the task's id on before.
+        process: see `process.identity`.
     """
 
     task_id: str | None = None
@@ -41,19 +45,37 @@ class Holder:
     node: str | None = None
     pid: int = 0
     since: float = 0.0
+    replaced: int = 0
+    process: str = ""
+
+    @property
+    def attempt(self) -> tuple[int, int]:
+        """Which of the messages with this task id it is; a later one is greater. Copies of one message are equal."""
+        return self.replaced, self.retries
+
+    @property
+    def message(self) -> str:
+        """A name for the message, the same for each copy of it."""
+        return f"{self.task_id}:{self.replaced}.{self.retries}"
 
     def dumps(self) -> str:
         """As it stands beside the owner in the lock's value."""
-        return json.dumps([self.task_id, self.retries, self.node, self.pid, self.since])
+        fields = [self.task_id, self.retries, self.node, self.pid, self.since, self.replaced, self.process]
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:
         """The holder as written by `dumps`; None when somebody else wrote it."""
         try:
-            task_id, retries, node, pid, since = json.loads(text)
-            return cls(task_id, int(retries), node, int(pid), float(since))
+            task_id, retries, node, pid, since, replaced, process = json.loads(text)
+            return cls(task_id, int(retries), node, int(pid), float(since), int(replaced), str(process))
         except (ValueError, TypeError):
             return None
+
+
+def heir_of(holder: Holder) -> str:
+    """The owner under which a lock is kept for `holder`'s message between two attempts of a task."""
+    return hashlib.sha256(f"heir:{holder.message}".encode()).hexdigest()[:OWNER_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +84,58 @@ class Held:
 
     Attributes:
         holder: who has it; None when the value is not one that this package wrote.
+        owner: of the hold.
         remaining: seconds until the lease ends unless it is renewed.
     """
 
     holder: Holder | None
+    owner: str
     remaining: float
 
     def conflict(self, key: str) -> LockConflict:
         """The error that tells about it."""
         return LockConflict(key, self.holder.task_id if self.holder else None, self.remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to an acquire for a message that has been carried out already.
+
+    Attributes:
+        record: what was recorded of it, see `Mark`.
+        remaining: seconds that it is still remembered.
+    """
+
+    record: bytes
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a release leaves behind for the other copies of a message.
+
+    Attributes:
+        message: see `Holder.message`.
+        record: for whoever finds it; a store does not look into it.
+        seconds: how long it is kept.
+    """
+
+    message: str
+    record: bytes
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heir:
+    """The next attempt of a task, to which a release passes the lock on.
+
+    Attributes:
+        holder: whose message it is.
+        seconds: how long the lock waits for it.
+    """
+
+    holder: Holder
+    seconds: float
 
 
 class Lease:
@@ -87,9 +152,10 @@ class Lease:
             a lower one than it has seen, and a stale holder cannot do harm. 0 when no lock is held.
         trusted_until: on `clock.now()`; after it somebody else may hold the lock.
         reason: why the lease was lost; None while it is not.
+        ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
-    __slots__ = ("__weakref__", "acquired_at", "fence", "key", "owner", "pid", "reason", "trusted_until", "ttl")
+    __slots__ = ("__weakref__", "acquired_at", "ask", "fence", "key", "owner", "pid", "reason", "trusted_until", "ttl")
 
     def __init__(self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float) -> None:
         self.key = key
@@ -99,6 +165,7 @@ class Lease:
         self.acquired_at = sent_at
         self.pid = os.getpid()
         self.reason: str | None = None
+        self.ask: Callable[[Lease], None] | None = None
         self.trusted_until = sent_at
         self.extend(sent_at)
 
@@ -116,13 +183,16 @@ class Lease:
         return self.trusted_until - clock.now()
 
     def check(self) -> None:
-        """Say so if the lock is lost; costs no round trip.
+        """Say so if the lock is lost; costs no round trip while the lease is trusted.
 
-        Nothing stops a process that is paused right after this call: where that matters, use `fence`.
+        A process that slept past the end of its lease asks the store: what is still there under our owner was nobody
+        else's in between. Nothing stops one that is paused right after this call: where that matters, use `fence`.
 
         Raises:
             LockLost: the lease ended or was taken.
         """
+        if self.reason is None and self.remaining <= 0 and self.ask is not None:
+            self.ask(self)
         if not self.held:
             raise LockLost(self.key, self.reason or "the lease ended")
 

@@ -61,7 +61,7 @@ _POLICY = _Rule(
     lambda value: callable(value) or (isinstance(value, str) and value in POLICIES),
     f"{_one_of(*POLICIES).words}, or a callable of (task, conflict) that returns one of them",
 )
-_ENABLED = _Rule(lambda value: isinstance(value, bool), "True or False")
+_BOOLEAN = _Rule(lambda value: isinstance(value, bool), "True or False")
 _PREFIX = _Rule(
     lambda value: isinstance(value, str) and re.fullmatch(r"[\w.:/-]{1,100}", value, re.ASCII) is not None,
     "1 to 100 letters, digits, or any of _ . : / -",
@@ -90,6 +90,7 @@ _OPTIONS: Mapping[str, _Option] = {
     "on_unavailable": _Option(
         "on_unavailable", "singleton_lock_on_unavailable", "retry", _one_of("retry", "raise", "run")
     ),
+    "retain_on_retry": _Option("lock_retain_on_retry", "singleton_lock_retain_on_retry", False, _BOOLEAN),
 }
 
 #: App settings that are not a default of a task option.
@@ -97,8 +98,12 @@ _SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_backend": _Rule(lambda value: isinstance(value, str), "a URL"),
     "singleton_lock_transport_options": _MAPPING,
     "singleton_lock_prefix": _PREFIX,
-    "singleton_lock_enabled": _ENABLED,
+    "singleton_lock_enabled": _BOOLEAN,
+    "singleton_lock_done_ttl": _WAIT,
 }
+
+#: Seconds for which it is remembered at least that a message was carried out, unless the setting says otherwise.
+MIN_DONE_TTL = 3600.0
 
 #: Task attributes of ours without an app-wide default.
 _KEY_ATTRIBUTES = ("lock_key", "lock_name")
@@ -123,6 +128,7 @@ class Options:
     conflict_retries: int | None
     on_lock_lost: Literal["abort", "warn"]
     on_unavailable: Literal["retry", "raise", "run"]
+    retain_on_retry: bool
     key: str | None = None
 
 
@@ -135,6 +141,7 @@ class Settings:
         transport_options: connection options for it.
         prefix: what every key begins with.
         enabled: False runs every task without a lock.
+        done_ttl: seconds for which it is remembered that a message was carried out; 0: not at all.
         defaults: of the task options.
     """
 
@@ -142,6 +149,7 @@ class Settings:
     transport_options: Mapping[str, Any] = field(repr=False)
     prefix: str
     enabled: bool
+    done_ttl: float
     defaults: Mapping[str, Any]
 
     @property
@@ -170,6 +178,7 @@ class Settings:
             transport_options={**transport_options, **(own["singleton_lock_transport_options"] or {})},
             prefix=own["singleton_lock_prefix"] or "singleton_lock",
             enabled=enabled is not False,
+            done_ttl=_done_ttl(conf, own["singleton_lock_done_ttl"]),
             defaults={name: _default(conf, option) for name, option in _OPTIONS.items()},
         )
 
@@ -247,6 +256,14 @@ def _require(rule: _Rule, value: Any, where: str, *, secret: bool = False) -> An
 def _default(conf: Any, option: _Option) -> Any:
     value = conf.get(option.setting)
     return option.default if value is None else _require(option.rule, value, f"setting {option.setting}")
+
+
+def _done_ttl(conf: Any, explicit: float | None) -> float:
+    """As set, else as long as the broker may redeliver a message, and never less than an hour."""
+    if explicit is not None:
+        return float(explicit)
+    timeout: Any = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
+    return max(float(timeout), MIN_DONE_TTL) if _is_seconds(timeout) else MIN_DONE_TTL
 
 
 def _backend(conf: Any, explicit: str | None, disabled: bool) -> tuple[str, Mapping[str, Any]]:

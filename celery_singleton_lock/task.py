@@ -9,7 +9,7 @@ belongs to one execution lives in its request and its lease; the task object is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from celery import Task
@@ -17,7 +17,15 @@ from celery import Task
 from celery_singleton_lock import keys
 from celery_singleton_lock.execution import Execution, record_started
 from celery_singleton_lock.lease import Lease, unheld
-from celery_singleton_lock.options import ConflictPolicy, Settings, check_call, check_task, options_for, raw_attribute
+from celery_singleton_lock.options import (
+    ConflictPolicy,
+    Options,
+    Settings,
+    check_call,
+    check_task,
+    options_for,
+    raw_attribute,
+)
 from celery_singleton_lock.runtime import Runtime
 
 #: The message header that carries the options of a call.
@@ -66,6 +74,13 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: What to do when the lock server does not answer. "retry" (default): put the message back with a delay; "raise":
     #: fail with `LockUnavailable`; "run": run without a lock.
     on_unavailable: ClassVar[Literal["retry", "raise", "run"] | None] = None
+
+    #: True: keep the lock between `self.retry()` and the next attempt, so that no other execution runs in between.
+    #: False (default): each attempt takes it anew.
+    lock_retain_on_retry: ClassVar[bool | None] = None
+
+    #: What stands for a message in the worker's main process: it looks after the locks of its children.
+    Request = "celery_singleton_lock.request:SingletonRequest"
 
     #: Whether STARTED is to be recorded: `track_started`, kept here. We record it, after acquiring; Celery would do so
     #: before the lock is asked for, and a refused copy would overwrite the state of the execution that runs.
@@ -124,12 +139,12 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if request.called_directly or self.lock.key or is_builtin(self.name):
             return super().__call__(*args, **kwargs)
         body = self._body()
-        execution = self._execution(args, kwargs)
-        lease = execution.acquire() if execution else None
-        if execution is None or lease is None:
+        lock = self.lock_of(request, args, kwargs)
+        if lock is None:
             record_started(self)
             return body(*args, **kwargs)
-        return execution.run(lease, lambda: body(*args, **kwargs))
+        options, key = lock
+        return Execution(self, Runtime.of(self.app), options, key).carry_out(lambda: body(*args, **kwargs))
 
     def _with_call_header(self, options: dict[str, Any]) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)
@@ -143,19 +158,30 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         # Celery's own __call__ would push a second, empty request.
         return self.run if getattr(following, "__func__", None) is Task.__call__ else following
 
-    def _execution(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Execution | None:
-        """This execution with its options and its key; None when it takes no lock."""
-        runtime = Runtime.of(self.app)
-        call = check_call(self._call_header(), self.name)
-        if call is False or not runtime.settings.enabled:
-            return None
-        options = options_for(self, runtime.settings, call)
-        return Execution(self, runtime, options, self._key(runtime.settings, options.key, args, kwargs))
+    def lock_options(self, request: Any) -> Options | None:
+        """The options of the lock that an execution takes; None when it takes none.
 
-    def _call_header(self) -> object:
-        request = self.request
+        Raises:
+            InvalidOption: what the caller asked for is not allowed.
+        """
+        settings = Runtime.of(self.app).settings
         headers = request.headers or {}
-        return headers.get(CALL_HEADER, getattr(request, CALL_HEADER, None))
+        call = check_call(headers.get(CALL_HEADER, getattr(request, CALL_HEADER, None)), self.name)
+        if call is False or not settings.enabled or is_builtin(self.name):
+            return None
+        return options_for(self, settings, call)
+
+    def lock_of(self, request: Any, args: Any, kwargs: Any) -> tuple[Options, str] | None:
+        """The options and the key of the lock that an execution takes; None when it takes none.
+
+        Raises:
+            InvalidOption: what the caller asked for is not allowed.
+            InvalidKey: an argument has no stable form.
+        """
+        options = self.lock_options(request)
+        if options is None:
+            return None
+        return options, self._key(Runtime.of(self.app).settings, options.key, args, kwargs)
 
     def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> str:
         lock_name = self.lock_name or self.name

@@ -1,4 +1,5 @@
-"""The worker's part: options on its command line, and a check of the settings before anything runs.
+"""The worker's part: options on its command line, a check of the settings before anything runs, and what an earlier
+life of the worker left behind.
 
 Installed on every Celery app of a process that imports this package, through Celery's own hook for such extensions
 (fix-ups, which an app calls when it is made): the command line is parsed before the app's tasks exist.
@@ -6,6 +7,7 @@ Installed on every Celery app of a process that imports this package, through Ce
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import click
@@ -13,8 +15,12 @@ from celery import Celery, _state, bootsteps
 from celery.concurrency import prefork
 from celery.utils.log import get_logger
 
-from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock import process
+from celery_singleton_lock.children import Children, free
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
+from celery_singleton_lock.request import children_of
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import SingletonTask, is_builtin
 
@@ -85,16 +91,37 @@ class LockStep(bootsteps.Step):
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
             return
-        separate = issubclass(parent.pool_cls, prefork.TaskPool) and parent.concurrency > 1
-        if settings.backend.startswith("memory://") and separate:
+        in_memory = settings.backend.startswith("memory://")
+        separate = issubclass(parent.pool_cls, prefork.TaskPool)
+        if in_memory and separate and parent.concurrency > 1:
             raise InvalidOption(
                 "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
                 "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
             )
+        if separate and not in_memory:
+            children_of[parent.app] = Children(Runtime.of(parent.app).store)
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
             *(settings.shown_backend, settings.defaults["ttl"], settings.defaults["on_conflict"]),
         )
+
+    def start(self, parent: Any) -> None:
+        """Free what an earlier life of this worker left behind: beside the start, which does not wait for that."""
+        runtime = Runtime.of(parent.app)
+        if runtime.settings.enabled:
+            arguments = (runtime, parent.hostname)
+            threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
+
+
+def free_left_behind(runtime: Runtime, node: str) -> None:
+    """Free the locks of processes that ran under the node name `node` on this host and are provably over."""
+    try:
+        for key, held in runtime.store.holds(runtime.settings.prefix):
+            holder = held.holder
+            if holder is not None and holder.node == node and process.is_over(holder.process):
+                free(runtime.store, Lease(key, held.owner, ttl=runtime.settings.defaults["ttl"], fence=0, sent_at=0.0))
+    except LockUnavailable as error:
+        logger.warning("singleton lock: what an earlier %s may have left behind ends by itself: %s", node, error)
 
 
 def _install_everywhere() -> None:

@@ -1,16 +1,17 @@
 """What a lock store does, whatever it keeps the locks in.
 
-acquire gives a `Lease`, or `Held` when somebody else has the lock; only a lease can be renewed or released. A store
-never guesses: "not ours" is an answer, "no answer" is `LockUnavailable`. Every call may be repeated: acquiring twice
-with one owner gives the same hold, and a lock that is gone when its release is *repeated* was released.
+acquire gives a `Lease`, `Held` when somebody else has the lock, or `Done` when the message has been carried out; only a
+lease can be renewed or released. A store never guesses: "not ours" is an answer, "no answer" is `LockUnavailable`.
+Every call may be repeated: acquiring twice with one owner gives the same hold, and a lock that is gone when its release
+is *repeated* was released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from celery_singleton_lock.lease import Held, Holder, Lease
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
 
 
 class Store(Protocol):
@@ -20,8 +21,10 @@ class Store(Protocol):
     def server(self) -> str:
         """Where the locks are kept, for messages: without a password."""
 
-    def acquire(self, key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool = False) -> Lease | Held:
-        """Take the lock if it is free, for `ttl` seconds.
+    def acquire(
+        self, key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool = False, once: bool = False
+    ) -> Lease | Held | Done:
+        """Take the lock if it is free, or kept for this holder's message, for `ttl` seconds.
 
         Args:
             key: the lock.
@@ -29,6 +32,7 @@ class Store(Protocol):
             ttl: seconds.
             holder: kept beside the owner, for whoever finds the lock held.
             waiting: the caller will `wait` if the lock is held, so the release has to wake somebody.
+            once: look first whether the holder's message has been carried out.
 
         Raises:
             LockUnavailable: no answer, or an error.
@@ -39,14 +43,20 @@ class Store(Protocol):
 
         Args:
             leases: those to renew; their `trusted_until` is moved by this call.
-            timeout: seconds that each step (connect, read) may take; there is no second try here.
+            timeout: seconds that each step (connect, read) may take; there is no second try here, but that a broken
+                connection is replaced.
 
         Raises:
             LockUnavailable: no answer, or an error; nothing is known about any of them.
         """
 
-    def release(self, lease: Lease) -> bool:
+    def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
         """Free the lock if it is still ours, and wake a waiter; False when it was not.
+
+        Args:
+            lease: the hold to end.
+            mark: left behind in any case, also when the lock is no longer ours.
+            heir: who gets the lock instead of everybody.
 
         Raises:
             LockUnavailable: no answer, or an error; the lock is free when its lease ends.
@@ -54,6 +64,13 @@ class Store(Protocol):
 
     def wait(self, key: str, timeout: float) -> None:
         """Return when the lock may be free: woken by a release, or after `timeout` seconds, or now and then.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
+
+    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        """The locks that are held, with their keys: those whose key begins with `prefix` and a colon.
 
         Raises:
             LockUnavailable: no answer, or an error.

@@ -1,8 +1,9 @@
 """Locks on one Redis (6.2 or newer) or Valkey server.
 
 One key per lock, `<base>:run`, holding the owner and who that is; taken and freed by one script each. Beside it, all
-with a time to live and all in one hash slot: `:fence` (the counter of fencing tokens), `:waiting` (somebody waits) and
-`:wake` (a list that a release pushes to, so that exactly one waiter wakes).
+with a time to live and all in one hash slot: `:fence` (the counter of fencing tokens), `:waiting` (somebody waits),
+`:wake` (a list that a release pushes to, so that exactly one waiter wakes), and `:done:<message>` for each message that
+was carried out.
 
 Commands go out on redis-py's `Connection`s directly: its client would repeat a `SET NX` whose reply was lost, and wait
 up to minutes. Here each try is short, and only what may be repeated is. Owners and scripts make that everything.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.lease import OWNER_LENGTH, Held, Holder, Lease
+from celery_singleton_lock.lease import OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, heir_of
 
 T = TypeVar("T")
 
@@ -60,6 +61,9 @@ FENCE_TTL = 3600.0
 
 #: Leases in one call of the renew script, which blocks the server for as long as it runs.
 RENEW_BATCH = 200
+
+#: Keys that the server looks at in one step of a search for locks.
+SCAN_BATCH = 500
 
 #: What our scripts and parsing depend on, whatever the URL or the transport options say.
 _FIXED_OPTIONS: Mapping[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
@@ -95,15 +99,22 @@ class RedisStore:
         self._waits = _Connections(connection_class, connection_options, step=WAIT_SLICE + STEP_TIMEOUT)
         self._renewals = _Connections(connection_class, connection_options, step=self._step)
 
-    def acquire(self, key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool = False) -> Lease | Held:
-        keys = (f"{key}:run", f"{key}:fence", f"{key}:waiting")
-        args = (owner, holder.dumps(), _ms(ttl), _ms(max(FENCE_TTL, 2 * ttl)), _ms(WAITING_TTL) if waiting else 0)
+    def acquire(
+        self, key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool = False, once: bool = False
+    ) -> Lease | Held | Done:
+        keys = [f"{key}:run", f"{key}:fence", f"{key}:waiting"]
+        if once:
+            keys.append(_done_key(key, holder.message))
+        fence_ttl, waiting_ms = _ms(max(FENCE_TTL, 2 * ttl)), _ms(WAITING_TTL) if waiting else 0
+        args = (owner, heir_of(holder), holder.dumps(), _ms(ttl), fence_ttl, waiting_ms)
 
-        def attempt() -> Lease | Held:
+        def attempt() -> Lease | Held | Done:
             sent_at = clock.now()
-            granted, value, *pttl = self._commands.run(_ACQUIRE, keys, args)
-            if not granted:
+            answer, value, *pttl = self._commands.run(_ACQUIRE, keys, args)
+            if answer == 0:
                 return _held(value, pttl[0])
+            if answer == 2:
+                return Done(value, max(pttl[0], 0) / 1000)
             if clock.now() - sent_at > ttl / 3:
                 # Trust counts from sending; what is left of it is too little to start work on.
                 raise TimeoutError(f"the answer took longer than a third of the ttl of {ttl:g} s")
@@ -125,9 +136,9 @@ class RedisStore:
         for start in range(0, len(leases), RENEW_BATCH):
             batch = leases[start : start + RENEW_BATCH]
             args = [arg for lease in batch for arg in (lease.owner, _ms(lease.ttl))]
-            sent_at = clock.now()
+            names = [f"{lease.key}:run" for lease in batch]
             try:
-                answers = self._renewals.run(_RENEW, [f"{lease.key}:run" for lease in batch], args, step=step)
+                sent_at, answers = self._renew(names, args, step)
             except (RedisError, OSError) as error:
                 raise self._unavailable(error) from error
             for lease, answer in zip(batch, answers, strict=True):
@@ -136,8 +147,8 @@ class RedisStore:
             renewed += map(bool, answers)
         return renewed
 
-    def release(self, lease: Lease) -> bool:
-        return self._release(lease.key, lease.owner)
+    def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
+        return self._release(lease.key, lease.owner, mark, heir)
 
     def wait(self, key: str, timeout: float) -> None:
         try:
@@ -145,18 +156,54 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
 
+    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        cursor, pattern = b"0", f"{prefix}:*:run"
+        try:
+            while True:
+                cursor, names = self._commands.command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_BATCH)
+                for name in names:
+                    yield from self._hold(name)
+                if cursor == b"0":
+                    return
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error) from error
+
     def close(self) -> None:
         for connections in (self._commands, self._waits, self._renewals):
             connections.close()
 
-    def _release(self, key: str, owner: str) -> bool:
-        keys = (f"{key}:run", f"{key}:waiting", f"{key}:wake")
+    def _renew(self, names: Sequence[str], args: Sequence[object], step: float) -> tuple[float, list[int]]:
+        """When it was sent, and the answers."""
+        sent_at = clock.now()
+        try:
+            return sent_at, self._renewals.run(_RENEW, names, args, step=step)
+        except ConnectionError:
+            # The connection was broken, which says nothing about the server: a new one is opened for this.
+            sent_at = clock.now()
+            return sent_at, self._renewals.run(_RENEW, names, args, step=step)
+
+    def _hold(self, name: bytes) -> Iterator[tuple[str, Held]]:
+        try:
+            value, pttl = self._commands.command("GET", name), self._commands.command("PTTL", name)
+        except ResponseError:
+            return  # A foreign key of another type.
+        if value is not None:
+            yield name.decode(errors="replace").removesuffix(":run"), _held(value, pttl)
+
+    def _release(self, key: str, owner: str, mark: Mark | None = None, heir: Heir | None = None) -> bool:
+        keys = [f"{key}:run", f"{key}:waiting", f"{key}:wake"]
+        args: list[object] = [owner, _ms(WAKE_TTL), "", 0, "", 0]
+        if mark is not None:
+            keys.append(_done_key(key, mark.message))
+            args[2:4] = mark.record, _ms(mark.seconds)
+        if heir is not None:
+            args[4:6] = heir_of(heir.holder) + heir.holder.dumps(), _ms(heir.seconds)
         tries = 0
 
         def attempt() -> bool:
             nonlocal tries
             tries += 1
-            released = self._commands.run(_RELEASE, keys, (owner, _ms(WAKE_TTL)))
+            released = self._commands.run(_RELEASE, keys, args)
             # Gone on a repeated release: the first one worked, and only its reply was lost.
             return bool(released) or tries > 1
 
@@ -241,7 +288,12 @@ def _give_up_if_refused(error: Exception) -> None:
 
 
 def _held(value: bytes, pttl: int) -> Held:
-    return Held(Holder.loads(value[OWNER_LENGTH:]), max(pttl, 0) / 1000)
+    owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
+    return Held(holder, owner, max(pttl, 0) / 1000)
+
+
+def _done_key(key: str, message: str) -> str:
+    return f"{key}:done:{message}"
 
 
 def _ms(seconds: float) -> int:

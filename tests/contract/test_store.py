@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import RedisStore
@@ -208,3 +209,111 @@ def test_no_update_is_lost(store: Store) -> None:
     for worker in workers:
         worker.join(60)
     assert counter == [threads * rounds]
+
+
+class TestMark:
+    MARK = Mark(ME.message, b"record\n\x00\xff", 60.0)
+
+    def acquire_once(self, store: Store, holder: Holder = ME) -> Lease | Held | Done:
+        return store.acquire(KEY, new_owner(), ttl=TTL, holder=holder, once=True)
+
+    def test_copy_of_a_done_message_is_told_so_and_takes_no_lock(self, store: Store) -> None:
+        store.release(taken(store), mark=self.MARK)
+        done = self.acquire_once(store)
+        assert isinstance(done, Done)
+        assert done.record == self.MARK.record
+        assert 0 < done.remaining <= 60
+        assert isinstance(acquire(store), Lease)
+
+    def test_copy_is_told_so_also_while_another_holds_the_lock(self, store: Store) -> None:
+        store.release(taken(store), mark=self.MARK)
+        taken(store)
+        assert isinstance(self.acquire_once(store), Done)
+
+    @pytest.mark.parametrize("change", [{"task_id": "other"}, {"retries": 3}, {"replaced": 1}])
+    def test_other_messages_are_not_done(self, store: Store, change: dict[str, object]) -> None:
+        store.release(taken(store), mark=self.MARK)
+        assert isinstance(self.acquire_once(store, replace(ME, **change)), Lease)
+
+    def test_another_process_is_still_the_same_message(self, store: Store) -> None:
+        store.release(taken(store), mark=self.MARK)
+        assert isinstance(self.acquire_once(store, Holder(ME.task_id, ME.retries, "elsewhere", 7)), Done)
+
+    def test_mark_is_left_also_when_the_lock_was_lost(self, store: Store) -> None:
+        lease = taken(store)
+        store.release(lease)
+        taken(store)
+        assert not store.release(lease, mark=self.MARK)
+        assert isinstance(self.acquire_once(store), Done)
+        assert isinstance(acquire(store), Held)
+
+    def test_mark_is_forgotten(self, store: Store) -> None:
+        store.release(taken(store), mark=replace(self.MARK, seconds=SHORT))
+        assert isinstance(self.acquire_once(store), Done)
+        while isinstance(self.acquire_once(store), Done):
+            clock.sleep(SHORT / 10)
+
+    def test_later_mark_replaces_the_first(self, store: Store) -> None:
+        lease = taken(store)
+        store.release(lease, mark=self.MARK)
+        store.release(lease, mark=replace(self.MARK, record=b"second"))
+        done = self.acquire_once(store)
+        assert isinstance(done, Done)
+        assert done.record == b"second"
+
+
+class TestHeir:
+    NEXT = Holder("my-task", 3)
+
+    def pass_on(self, store: Store, seconds: float = TTL) -> Lease:
+        lease = taken(store)
+        assert store.release(lease, heir=Heir(self.NEXT, seconds))
+        return lease
+
+    def test_only_the_next_attempt_gets_it(self, store: Store) -> None:
+        lease = self.pass_on(store)
+        found = acquire(store)
+        assert isinstance(found, Held)
+        assert found.holder == self.NEXT
+        heir = store.acquire(KEY, new_owner(), ttl=TTL, holder=replace(self.NEXT, pid=99))
+        assert isinstance(heir, Lease)
+        assert heir.fence > lease.fence
+        assert isinstance(acquire(store), Held)
+        assert store.release(heir)
+        assert isinstance(acquire(store), Lease)
+
+    def test_two_copies_of_the_next_attempt_do_not_both_get_it(self, store: Store) -> None:
+        self.pass_on(store)
+        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=self.NEXT), Lease)
+        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=self.NEXT), Held)
+
+    def test_it_does_not_wait_for_ever(self, store: Store) -> None:
+        self.pass_on(store, SHORT)
+        assert until_free(store).held
+
+    def test_lost_lock_is_not_passed_on(self, store: Store) -> None:
+        lease = taken(store)
+        store.release(lease)
+        taken(store)
+        assert not store.release(lease, heir=Heir(self.NEXT, TTL))
+        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=self.NEXT), Held)
+
+    def test_waiting_heir_is_woken(self, store: Store) -> None:
+        lease = taken(store)
+        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=self.NEXT, waiting=True), Held)
+        waited = threading.Thread(target=store.wait, args=(KEY, 60.0))
+        waited.start()
+        clock.sleep(SHORT / 2)
+        store.release(lease, heir=Heir(self.NEXT, TTL))
+        waited.join(30)
+        assert not waited.is_alive()
+
+
+def test_holds_are_found_by_prefix(store: Store) -> None:
+    lease = taken(store)
+    assert dict(store.holds("another")) == {}
+    ((key, held),) = store.holds("contract")
+    assert (key, held.holder, held.owner) == (KEY, ME, lease.owner)
+    assert 0 < held.remaining <= TTL
+    store.release(lease)
+    assert dict(store.holds("contract")) == {}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
+import signal
 import time
 from contextlib import suppress
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_ready
+from celery.exceptions import Ignore, Reject
+from celery.signals import task_postrun, task_success, worker_ready
 from redis import Redis
 
-from celery_singleton_lock import LockConflict, SingletonTask, lock_lost
+from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released
 from tests import recording
 
 app = Celery("tests.integration.app")
@@ -39,6 +42,26 @@ def _ready(sender: Any, **_: Any) -> None:
 @lock_lost.connect
 def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
     recording.mark("lost", task_id)
+
+
+@lock_released.connect
+def _released(task_id: str, **_: Any) -> None:
+    """The whole worker goes when the body has ended, before anything is stored or sent."""
+    if task_id.startswith("dies-unstored"):
+        os.killpg(0, signal.SIGKILL)
+
+
+@task_success.connect
+def _stored(sender: Any, **_: Any) -> None:
+    """The whole worker goes when the result is stored, before the message is acknowledged."""
+    if sender.request.id.startswith("dies-stored"):
+        os.killpg(0, signal.SIGKILL)
+
+
+@task_postrun.connect
+def _postrun(task_id: str, **_: Any) -> None:
+    if task_id.startswith("dies-sent"):
+        os.killpg(0, signal.SIGKILL)
 
 
 class Exclusive(SingletonTask):
@@ -104,6 +127,83 @@ def retrying(self: Any, job: str) -> str:
 @app.task(bind=True, base=Exclusive, acks_late=True)
 def late(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, acks_late=True, reject_on_worker_lost=True)
+def rejected_when_lost(self: Any, job: str, seconds: float = 0.05) -> str:
+    """Long in its first run only."""
+    return _work(self, job, seconds if not self.request.delivery_info["redelivered"] else 0.05)
+
+
+@app.task(bind=True, base=Exclusive, retry_on_worker_lost=True, default_retry_delay=0)
+def retried_when_lost(self: Any, job: str, seconds: float) -> str:
+    return _work(self, job, seconds if self.request.retries == 0 else 0.05)
+
+
+@app.task(bind=True, base=Exclusive, acks_late=True)
+def large(self: Any, job: str, size: int) -> str:
+    _work(self, job, 0.05)
+    return "x" * size
+
+
+@app.task(bind=True, base=Exclusive, acks_late=True)
+def late_failing(self: Any, job: str) -> None:
+    with recording.run(job, self.request.id):
+        raise ValueError("as told")
+
+
+@app.task(bind=True, base=Exclusive)
+def holding_gil(self: Any, job: str, seconds: int) -> str:
+    """C code that lets no other thread of its process run."""
+    with recording.run(job, self.request.id, self.lock.fence):
+        ctypes.PyDLL(None).sleep(seconds)
+        self.lock.check()
+    return job
+
+
+@app.task(bind=True, base=Exclusive, lock_retain_on_retry=True, max_retries=2)
+def retaining(self: Any, job: str, countdown: float, *, succeeds: bool = True) -> str:
+    with recording.run(job, self.request.id, self.lock.fence):
+        if self.request.retries < 2 or not succeeds:
+            raise self.retry(countdown=countdown)
+    return job
+
+
+@app.task(bind=True, base=Exclusive, max_retries=1, autoretry_for=(ValueError,), retry_backoff=False)
+def failing_always(self: Any, job: str) -> None:
+    with recording.run(job, self.request.id):
+        raise ValueError("as told")
+
+
+failing_always.default_retry_delay = 0
+
+
+@app.task(bind=True, base=Exclusive, acks_late=True)
+def ending(self: Any, job: str, how: str) -> str:
+    """Ends in one of the ways in which a task may end; the second run just returns."""
+    again = self.request.delivery_info["redelivered"]
+    with recording.run(job, self.request.id, self.lock.fence):
+        if how == "ignore":
+            raise Ignore
+        if how == "reject":
+            raise Reject("as told", requeue=False)
+        if how == "requeue" and not again:
+            raise Reject("as told", requeue=True)
+        if how == "exit" and not again:
+            os._exit(1)
+        if how == "replace":
+            raise self.replace(exclusive.s(job))
+        if how == "replace by itself":
+            raise self.replace(self.s(job, "return"))
+        if how == "delay itself":
+            self.apply_async((job, "return"), task_id=f"{self.request.id}-child")
+        if how == "apply itself":
+            return str(self.apply((job, "return")).state)
+        if how == "apply itself, waiting":
+            return str(self.apply((job, "return"), singleton_lock={"wait": 60}).state)
+        if how == "call itself":
+            return str(self(job, "return"))
+    return job
 
 
 @app.task(bind=True, base=Exclusive)

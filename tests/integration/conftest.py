@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from redis import Redis
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Worker, environment
 from tests.recording import Record
@@ -52,8 +54,20 @@ class Shop:
             options["headers"] = {"singleton_lock": call}
         return self.app.send_task(f"tests.integration.app.{task}", args, **options)
 
+    def locks(self) -> Redis:
+        """A client of the lock server."""
+        return Redis.from_url(self.conf["singleton_lock_backend"])
+
     def sign(self, task: str, *args: Any, **options: Any) -> Any:
         return self.app.signature(f"tests.integration.app.{task}", args, **options)
+
+
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for what no event tells."""
+    deadline = clock.now() + seconds
+    while not true():
+        assert clock.now() < deadline, f"waited {seconds:g} s in vain"
+        clock.sleep(0.02)
 
 
 @pytest.fixture

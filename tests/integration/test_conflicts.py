@@ -167,18 +167,6 @@ class TestChord:
 
 
 class TestSameMessage:
-    def test_second_copy_of_a_running_message_stands_by_and_is_dropped(self, shop: Shop, holder: AsyncResult) -> None:
-        """As a redelivery: the same id. It must neither run nor touch the result of the one that runs."""
-        shop.app.send_task("tests.integration.app.exclusive", ("report", HELD), task_id=holder.id)
-        assert holder.get(timeout=LIMIT) == "report"
-        assert holder.state == "SUCCESS"
-        deadline = clock.now() + LIMIT
-        while not any("the copy that stood by is dropped" in worker.log for worker in shop.workers):
-            assert clock.now() < deadline, "the copy was never dropped"
-            clock.sleep(0.05)
-        assert len(shop.record.runs("report")) == 1
-        assert holder.state == "SUCCESS"
-
     def test_copy_that_stands_by_runs_when_the_holder_is_killed(self, shop: Shop) -> None:
         # One slot each, and late acknowledgement: the one that runs it takes nothing else, so the other gets the copy.
         victim, heir = shop.start("one", "two", concurrency=1)

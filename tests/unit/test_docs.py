@@ -47,7 +47,8 @@ def test_docs_list_every_option_and_default() -> None:
         assert f"`{option.setting}`" in row
         assert name == "scope" or f"`{name}`" in row
         default = option.default
-        shown = f'`"{default}"`' if isinstance(default, str) else f"{default:g}" if default is not None else "`None`"
+        quoted = f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
+        shown = f"{default:g}" if isinstance(default, float) else quoted
         assert f"| {shown} |" in row
     for setting in _SETTINGS:
         assert f"| `{setting}` |" in page

@@ -45,6 +45,7 @@ class TestDefaults:
             conflict_retries=None,
             on_lock_lost="abort",
             on_unavailable="retry",
+            retain_on_retry=False,
         )
 
     def test_of_the_app(self) -> None:

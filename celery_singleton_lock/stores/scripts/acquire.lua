@@ -1,19 +1,31 @@
--- KEYS lock, fence, waiting  ARGV owner, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait)
--- -> {1, fence} | {0, value, pttl}
+-- KEYS lock, fence, waiting, done (the last one is missing where there is no message)
+-- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait)
+-- -> {1, fence} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
-local lock, fence, waiting = KEYS[1], KEYS[2], KEYS[3]
-local owner, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local lock, fence, waiting, done = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owner, heir, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+
+if done then
+  local record = redis.pcall('GET', done)
+  if type(record) == 'string' then
+    return {2, record, redis.call('PTTL', done)}
+  end
+end
 
 local value = redis.call('GET', lock)
 if value then
-  if string.sub(value, 1, #owner) == owner then
+  local holds = string.sub(value, 1, #owner)
+  if holds == owner then
     redis.call('PEXPIRE', lock, ttl)
     return {1, tonumber(redis.call('GET', fence) or 0)}
   end
-  if waiting_ms ~= '0' then
-    redis.call('SET', waiting, 1, 'PX', waiting_ms)
+  -- Kept for the next attempt of a task, which this is.
+  if holds ~= heir then
+    if waiting_ms ~= '0' then
+      redis.call('SET', waiting, 1, 'PX', waiting_ms)
+    end
+    return {0, value, redis.call('PTTL', lock)}
   end
-  return {0, value, redis.call('PTTL', lock)}
 end
 
 local number = redis.call('INCR', fence)

@@ -1,0 +1,226 @@
+"""What the worker's main process does for the children of its prefork pool: renew for them, and free for the dead.
+
+A child cannot renew while C code holds its GIL or while it is stopped, and a dead one frees nothing. The main process
+can: it gave each delivery its owner, and makes the same key from the same message. One thread waits for the ends of
+children (by pidfd, where the platform has that: Celery itself may take seconds to notice) and for the next renewal; it
+is a thread because the consumer's timers stand still while the broker is away.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from contextlib import suppress
+from typing import Protocol
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
+from celery_singleton_lock.lease import Lease, Mark
+from celery_singleton_lock.stores.base import Store
+
+logger = get_logger(__name__)
+
+#: Seconds that a child which is being killed may take to be gone.
+DEATH = 1.0
+
+#: Seconds until the next try when the store did not answer, or something went wrong.
+RETRY_AFTER = 0.5
+
+
+class Delivery(Protocol):
+    """What a child carries out."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its end has not been reported yet."""
+
+    def lease(self) -> Lease | None:
+        """The hold that it has if it has got that far; None if it takes no lock."""
+
+
+class _Child:
+    """A child and what it carries out; the next delivery takes the place of the last."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = _open(pid)
+        self.mark: Mark | None = None
+        self._delivery: weakref.ref[Delivery] | None = None
+        self._lease: Lease | None = None
+        self._renewed_at = 0.0
+        self._interval = 0.0
+
+    def begin(self, delivery: Delivery, interval: float) -> None:
+        # Weak: its arguments may be large, and a child may be idle for days.
+        self._delivery, self._lease, self.mark = weakref.ref(delivery), None, None
+        self._renewed_at, self._interval = clock.now(), interval
+
+    @property
+    def due_at(self) -> float:
+        """When to renew next; infinite while it does nothing."""
+        return self._renewed_at + self._interval if self._running() else float("inf")
+
+    def lease_to_renew(self, now: float) -> Lease | None:
+        """The lease of what it carries out, if that has not ended."""
+        self._renewed_at = now
+        return self.lease() if self._running() else None
+
+    def renew_after(self, seconds: float) -> None:
+        self._renewed_at = clock.now() + seconds - self._interval
+
+    def lease(self) -> Lease | None:
+        """The lease of what it carries out, also when the delivery is forgotten from now on."""
+        delivery = self._delivery() if self._delivery else None
+        if self._lease is None and delivery is not None:
+            self._lease = delivery.lease()
+        return self._lease
+
+    def close(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+
+    def _running(self) -> bool:
+        delivery = self._delivery() if self._delivery else None
+        return delivery is not None and delivery.is_running
+
+
+class Children:
+    """The children of this process that carry out exclusive tasks.
+
+    Args:
+        store: where their locks are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._children: dict[int, _Child] = {}
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        #: When the thread looks next.
+        self._wakes_at = 0.0
+
+    def begin(self, pid: int, delivery: Delivery, ttl: float) -> None:
+        """The child with this pid carries out `delivery` from now on; its lock has a ttl of so many seconds."""
+        with self._mutex:
+            child = self._children.get(pid)
+            if new := child is None:
+                child = self._children[pid] = _Child(pid)
+            child.begin(delivery, ttl * RENEW_AFTER)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
+                self._thread.start()
+            elif new or child.due_at < self._wakes_at:
+                self._notify()
+
+    def doomed(self, pid: int | None, mark: Mark) -> bool:
+        """The child is being killed: when it is gone, free its lock and leave `mark`. It may still clean up.
+
+        False where its end cannot be seen, or has been.
+        """
+        with self._mutex:
+            child = self._children.get(pid) if pid is not None else None
+            if child is None or child.pidfd is None or child.lease() is None:
+                return False
+            child.mark = mark
+            return True
+
+    def bury(self, pid: int) -> bool:
+        """Forget a child that was lost, once it is gone; False if it is still there after a moment."""
+        with self._mutex:
+            child = self._children.get(pid)
+        if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
+            return False
+        with self._mutex:
+            if child is not None and self._children.pop(pid, None) is child:
+                child.close()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._wait()
+                self._free_for_the_dead()
+                self._renew()
+            except Exception:
+                # Whatever it was, the other children's locks depend on this thread.
+                logger.exception("children: unexpected error; going on")
+                clock.sleep(RETRY_AFTER)
+
+    def _wait(self) -> None:
+        with self._mutex:
+            pidfds = [child.pidfd for child in self._children.values() if child.pidfd is not None]
+            self._wakes_at = min((child.due_at for child in self._children.values()), default=float("inf"))
+            seconds = self._wakes_at - clock.now()
+        _poll([self._woken, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _free_for_the_dead(self) -> None:
+        with self._mutex:
+            watched = {child.pidfd: child for child in self._children.values() if child.pidfd is not None}
+            dead = [watched[pidfd] for pidfd in _poll([*watched], 0.0)]
+            for child in dead:
+                del self._children[child.pid]
+                child.close()
+        for child in dead:
+            if (lease := child.lease()) is not None:
+                free(self._store, lease, child.mark)
+
+    def _renew(self) -> None:
+        now = clock.now()
+        with self._mutex:
+            due = [child for child in self._children.values() if child.due_at <= now]
+        pairs = [(child, lease) for child in due if (lease := child.lease_to_renew(now)) is not None]
+        if not pairs:
+            return
+        leases = [lease for _, lease in pairs]
+        try:
+            self._store.renew(leases, timeout=step_of(leases))
+        except LockUnavailable as error:
+            logger.debug("children: %d leases not renewed, trying again: %s", len(leases), error)
+            for child, lease in pairs:
+                child.renew_after(min(RETRY_AFTER, lease.ttl / 20))
+
+    def _notify(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._wake, b".")
+
+
+def free(store: Store, lease: Lease, mark: Mark | None = None) -> None:
+    """Free the lock of somebody who is gone, if it still has it, and leave `mark`."""
+    try:
+        if store.release(lease, mark=mark):
+            logger.warning("%s: freed for a process that ended without doing so", lease.key)
+    except LockUnavailable as error:
+        logger.warning("%s could not be freed, and ends by itself: %s", lease.key, error)
+
+
+def _open(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there is no such thing."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        # It is gone already: so is the reader of this pipe's other end.
+        readable, other = os.pipe()
+        os.close(other)
+        return readable
+    except OSError:
+        return None
+
+
+def _poll(descriptors: list[int], seconds: float | None) -> list[int]:
+    """Those that are readable, or become so within so many seconds."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000 + 1)]

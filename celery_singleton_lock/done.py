@@ -1,0 +1,166 @@
+"""What is remembered of a message that was carried out, and what another copy of it ends with.
+
+Brokers deliver a message again when its acknowledgement was lost or late. The release of a lock leaves a record of how
+the message ended; a copy that finds it does not run the body, but ends in the same way, so that Celery stores the
+result and sends callbacks and the chain's next step in case that had not happened when the first worker died.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import conflict
+from celery_singleton_lock.errors import ResultLost
+from celery_singleton_lock.lease import Done
+
+logger = get_logger(__name__)
+
+#: Bytes of a return value, as the result backend would store it, that are kept at most.
+MAX_CONTENT = 4096
+
+#: Seconds after the end of the body in which its own process may still be sending callbacks and storing the result.
+SETTLING = 10.0
+
+#: All was sent: callbacks, chain, result.
+SETTLED = "SETTLED"
+
+#: States of a message that has nothing more to tell anybody.
+_SILENT = (SETTLED, states.RETRY, states.IGNORED, states.REVOKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a message ended.
+
+    Attributes:
+        state: Celery's, or SETTLED.
+        content: the return value or exception as the result backend encodes it; None when that is not kept.
+    """
+
+    state: str
+    content: bytes | None = None
+
+    def dumps(self, seconds: float) -> bytes:
+        """The record of a mark that lives for so long."""
+        head = json.dumps([self.state, seconds, self.content is not None]).encode()
+        return head + b"\n" + (self.content or b"")
+
+
+def succeeded(task: Any, value: Any) -> Outcome:
+    """The body returned `value`."""
+    return Outcome(states.SUCCESS, _content(task, task.request, value, states.SUCCESS))
+
+
+def failed(task: Any, request: Any, error: Exception) -> Outcome:
+    """The message of `request` ended with `error`."""
+    return Outcome(states.FAILURE, _content(task, request, error, states.FAILURE))
+
+
+def ended_by(task: Any, error: BaseException) -> Outcome | None:
+    """The body raised `error`; None if that is not the message's end."""
+    if isinstance(error, Reject):
+        return None if getattr(error, "requeue", False) else Outcome(states.REJECTED)
+    if isinstance(error, Ignore):
+        return Outcome(states.IGNORED)
+    if isinstance(error, Retry):
+        return Outcome(states.RETRY)
+    if isinstance(error, Exception):
+        return failed(task, task.request, error)
+    return None  # The process is being stopped; whoever does that knows what becomes of the message.
+
+
+def has_more_to_send(task: Any) -> bool:
+    """Whether only we can know later that what follows on the body was sent: no result backend can be asked."""
+    return not _can_be_asked(task) and _is_awaited(task, task.request)
+
+
+def answer(task: Any, done: Done) -> Any:
+    """What this copy of a message ends with that was carried out: the same return value or exception.
+
+    Raises:
+        Ignore: nothing is left to be done, or the copy was put back, for the first execution may still be storing its
+            result.
+        ResultLost: the return value was too large to be kept, and the result backend has none.
+        Exception: the recorded one.
+    """
+    outcome, age = _loads(done)
+    if outcome.state in _SILENT or not _is_awaited(task, task.request) or _is_recorded(task):
+        logger.info("task %s[%s] is already done (%s); this copy is dropped", task.name, task.request.id, outcome.state)
+        raise Ignore("already done")
+    if age < SETTLING:
+        logger.info(
+            "task %s[%s] is already done; a copy looks later whether that was stored", task.name, task.request.id
+        )
+        conflict.put_back(task, countdown=SETTLING - age)
+    logger.warning(
+        "task %s[%s] is already done (%s), but its result was not stored; its recorded end is told again",
+        *(task.name, task.request.id, outcome.state),
+    )
+    if outcome.state == states.REJECTED:
+        raise Reject("rejected by the execution before this copy", requeue=False)
+    value = _decoded(task, outcome.content)
+    if outcome.state == states.SUCCESS:
+        return value
+    raise task.backend.exception_to_python(value)
+
+
+def _loads(done: Done) -> tuple[Outcome, float]:
+    """The outcome and its age in seconds; of what others wrote only that it is there."""
+    head, _, content = done.record.partition(b"\n")
+    try:
+        state, seconds, kept = json.loads(head)
+        return Outcome(str(state), content if kept else None), max(float(seconds) - done.remaining, 0.0)
+    except (ValueError, TypeError):
+        return Outcome(states.SUCCESS), SETTLING
+
+
+def _content(task: Any, request: Any, value: Any, state: str) -> bytes | None:
+    if not _is_awaited(task, request):
+        return None
+    try:
+        content = task.backend.encode(task.backend.encode_result(value, state))
+    except Exception:  # noqa: BLE001 - what cannot be encoded is Celery's to complain about
+        return None
+    content = content.encode() if isinstance(content, str) else bytes(content)
+    return content if len(content) <= MAX_CONTENT else None
+
+
+def _decoded(task: Any, content: bytes | None) -> Any:
+    if content is not None:
+        try:
+            return task.backend.decode(content)
+        except Exception:
+            logger.exception("task %s[%s]: the recorded end cannot be read", task.name, task.request.id)
+    raise ResultLost(task.name, task.request.id, MAX_CONTENT)
+
+
+def _is_awaited(task: Any, request: Any) -> bool:
+    """Whether anybody gets to know how it ended."""
+    if request.callbacks or request.chain or request.chord or request.errbacks:
+        return True
+    return not (conflict.ignores_result(task, request) or isinstance(task.backend, DisabledBackend))
+
+
+def _can_be_asked(task: Any) -> bool:
+    """Whether the result backend knows what became of a task. The results of rpc:// are in the caller's queue."""
+    if conflict.ignores_result(task, task.request) or isinstance(task.backend, DisabledBackend):
+        return False
+    return str(task.backend.as_uri()) != "rpc://"
+
+
+def _is_recorded(task: Any) -> bool:
+    """Whether the result backend has the end of this task; while it does not answer, a copy waits."""
+    if not _can_be_asked(task):
+        return False
+    try:
+        return task.backend.get_state(task.request.id) in states.READY_STATES
+    except Exception as error:  # noqa: BLE001 - every backend has its own
+        logger.warning("task %s[%s]: the result backend cannot be asked: %r", task.name, task.request.id, error)
+        conflict.put_back(task)

@@ -1,0 +1,152 @@
+"""One delivery of a message in the worker's main process.
+
+It mints the owner under which this delivery takes the lock, so that the main process can renew and free it without
+having been told anything by the child; and it frees what a child left behind before the message is given back to the
+broker, or its end is recorded, so that nobody is refused by the lock of the dead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import states
+from celery.utils.log import get_logger
+from celery.worker import state as worker_state
+from celery.worker.request import Request
+
+from celery_singleton_lock import clock, done
+from celery_singleton_lock.children import Children, free
+from celery_singleton_lock.execution import OWNER, holder_of, mark_of
+from celery_singleton_lock.lease import Lease, heir_of, new_owner
+from celery_singleton_lock.options import Options
+from celery_singleton_lock.runtime import Runtime
+
+logger = get_logger(__name__)
+
+#: The children of each app's worker, where it has a pool of processes.
+children_of: WeakKeyDictionary[Any, Children] = WeakKeyDictionary()
+
+#: How the pool reports a child that is gone, or is going.
+_LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
+
+
+#: Its stubs say little of what it is.
+_Request: Any = Request
+
+
+class SingletonRequest(_Request):  # type: ignore[misc]
+    """Celery's request for an exclusive task."""
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        super().__init__(message, **options)
+        self._owner = new_owner()
+        self._requeued = False
+        # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
+        self.delivery_info[OWNER] = self._owner
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the pool has begun with it and not reported its end."""
+        return self in worker_state.active_requests
+
+    def lease(self) -> Lease | None:
+        """The hold that the child has, if it has got that far; None if it takes no lock."""
+        lock = self._lock()
+        return None if lock is None else self._lease(lock, self._owner)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """The pool has begun with it."""
+        super().on_accepted(pid, time_accepted)
+        children = children_of.get(self.app)
+        ttl = self._ttl() if children is not None else None
+        if children is not None and ttl is not None:
+            children.begin(pid, self, ttl)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A time limit is over; for a hard one, Celery kills the child after this."""
+        try:
+            super().on_timeout(soft, timeout)
+        finally:
+            if not soft:
+                self._leave(self._failure(TimeLimitExceeded(timeout)))
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """It failed, by itself (`return_ok`) or because its child is gone."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if return_ok or not isinstance(error, _LOST):
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        # Before the message goes back: its next delivery must not be refused by this one's lock.
+        self._free_if_gone()
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            self._leave(self._end_of_lost(error))
+
+    def reject(self, requeue: bool = False) -> None:
+        """Give the message back, to be delivered again or not."""
+        self._requeued = self._requeued or requeue
+        super().reject(requeue)
+
+    def revoked(self) -> bool:
+        """Whether it was revoked or has expired; then it does not run."""
+        revoked = bool(super().revoked())
+        if revoked and self._context.retries and (lock := self._lock()) and lock[0].retain_on_retry:
+            free(Runtime.of(self.app).store, self._lease(lock, heir_of(holder_of(self._context))))
+        return revoked
+
+    def _retry_worker_lost(self, *arguments: Any) -> Any:
+        retried = super()._retry_worker_lost(*arguments)
+        self._requeued = self._requeued or bool(retried)
+        return retried
+
+    def _free_if_gone(self) -> None:
+        """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""
+        children = children_of.get(self.app)
+        if children is not None and self.worker_pid is not None and not children.bury(self.worker_pid):
+            return
+        if (lease := self.lease()) is not None:
+            free(Runtime.of(self.app).store, lease)
+
+    def _leave(self, outcome: done.Outcome | None) -> None:
+        """Record that the message has come to this end: when its child is gone, and at once where that is so."""
+        runtime = Runtime.of(self.app)
+        if outcome is None or not runtime.settings.done_ttl or (lock := self._lock()) is None:
+            return
+        mark = mark_of(holder_of(self._context), outcome, runtime.settings.done_ttl)
+        children = children_of.get(self.app)
+        if children is None or not children.doomed(self.worker_pid, mark):
+            free(runtime.store, self._lease(lock, new_owner()), mark)
+
+    def _end_of_lost(self, error: BaseException) -> done.Outcome | None:
+        """What Celery has made of the loss of the child; None if the message goes on."""
+        if self._requeued or self._already_cancelled:
+            return None
+        if isinstance(error, Terminated):
+            return done.Outcome(states.REVOKED)
+        return self._failure(error) if isinstance(error, WorkerLostError) else None
+
+    def _failure(self, error: Exception) -> done.Outcome:
+        return done.failed(self.task, self._context, error)
+
+    def _lock(self) -> tuple[Options, str] | None:
+        """The lock that the child takes, found out in the same way; None if there is none, or this fails."""
+        try:
+            found: tuple[Options, str] | None = self.task.lock_of(self._context, self.args, self.kwargs)
+            return found
+        except Exception as error:  # noqa: BLE001 - also what a lock_key of the user's raises
+            logger.debug("%s: the main process cannot tell its lock: %r", self, error)
+            return None
+
+    def _lease(self, lock: tuple[Options, str], owner: str) -> Lease:
+        options, key = lock
+        return Lease(key, owner, ttl=options.ttl, fence=0, sent_at=clock.now())
+
+    def _ttl(self) -> float | None:
+        """Seconds of the lock's ttl; None if there is no lock."""
+        try:
+            options = self.task.lock_options(self._context)
+        except Exception:  # noqa: BLE001 - the child will say so
+            return None
+        return None if options is None else float(options.ttl)

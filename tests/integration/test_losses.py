@@ -1,0 +1,232 @@
+"""Children, workers and hosts that are killed or stopped while they hold a lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import celery
+import pytest
+from billiard.exceptions import WorkerLostError
+
+from celery_singleton_lock import LockLost, clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import POOLS, Shop, until
+from tests.recording import Run, overlaps
+
+#: Of the locks in the tests that wait for a lease to end (see `shop_on`).
+TTL = 2.0
+
+LIMIT = 60
+
+
+@pytest.fixture
+def patient(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop whose leases are longer than any test waits: only what is freed is free."""
+    return shop_on(redis_server, singleton_lock_ttl=600.0)
+
+
+def kill_child(run: Run) -> float:
+    os.kill(run.pid, signal.SIGKILL)
+    return clock.now()
+
+
+class TestChildIsKilled:
+    """As by the OOM killer. Its main process frees the lock."""
+
+    def test_waiting_copy_starts_within_a_second(self, patient: Shop) -> None:
+        patient.start("one", "two")
+        victim = patient.send("exclusive", "report", 300.0)
+        (run,) = patient.record.wait_for(starts=1)
+        waiter = patient.send("waiting", "report")
+        until(lambda: b"waiting" in b" ".join(lock_keys(patient)))
+        killed_at = kill_child(run)
+        assert waiter.get(timeout=LIMIT) == "report"
+        dead, following = patient.record.runs("report", killed_at=killed_at)
+        assert overlaps([dead, following]) == []
+        assert following.start - killed_at < 1.0
+        with pytest.raises(WorkerLostError):
+            victim.get(timeout=LIMIT)
+
+    def test_rejected_message_is_not_refused_by_its_own_lock(self, patient: Shop) -> None:
+        patient.start("one", "two")
+        result = patient.send("rejected_when_lost", "report", 300.0)
+        (run,) = patient.record.wait_for(starts=1)
+        killed_at = kill_child(run)
+        assert result.get(timeout=LIMIT) == "report"
+        dead, following = patient.record.runs("report", killed_at=killed_at)
+        assert following.task_id == dead.task_id
+        assert overlaps([dead, following]) == []
+        assert not any("a copy stands by" in worker.log for worker in patient.workers)
+
+    @pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="Celery has retry_on_worker_lost since 5.7")
+    def test_retried_message_is_not_refused_by_its_own_lock(self, patient: Shop) -> None:
+        patient.start("one", "two")
+        result = patient.send("retried_when_lost", "report", 300.0)
+        (run,) = patient.record.wait_for(starts=1)
+        kill_child(run)
+        assert result.get(timeout=LIMIT) == "report"
+        assert len(patient.record.runs("report")) == 2
+
+    def test_copy_of_a_message_that_counts_as_failed_is_not_run(self, patient: Shop) -> None:
+        """Without reject_on_worker_lost a killed task has failed, and is not run again: that is Celery's rule."""
+        patient.start("one", "two")
+        result = patient.send("late", "report", 300.0)
+        (run,) = patient.record.wait_for(starts=1)
+        kill_child(run)
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=LIMIT)
+        until(lambda: b":done:" in b" ".join(lock_keys(patient)))
+        patient.send("late", "report", 0.0, task_id=result.id)
+        until(lambda: any("this copy is dropped" in worker.log for worker in patient.workers))
+        assert len(patient.record.runs("report")) == 1
+        assert result.state == "FAILURE"
+
+    def test_many_children_at_once(self, patient: Shop) -> None:
+        (worker,) = patient.start("one", concurrency=4)
+        for n in range(4):
+            patient.send("exclusive", f"job-{n}", 300.0)
+        runs = patient.record.wait_for(starts=4)
+        assert len({run.pid for run in runs}) == 4
+        for run in runs:
+            kill_child(run)
+        until(lambda: not [key for key in lock_keys(patient) if key.endswith(b":run")])
+        again = [patient.send("exclusive", f"job-{n}") for n in range(4)]
+        for n, result in enumerate(again):
+            assert result.get(timeout=LIMIT) == f"job-{n}"
+        assert worker.process.poll() is None
+
+
+class TestWorkerIsKilled:
+    @pytest.mark.parametrize("pool", POOLS)
+    def test_another_worker_of_the_host_frees_what_it_left(self, patient: Shop, pool: str) -> None:
+        """The process is provably over, so that nobody has to wait for the end of its lease."""
+        (victim,) = patient.start("victim", pool=pool)
+        patient.send("exclusive", "report", 300.0)
+        patient.record.wait_for(starts=1)
+        victim.kill()
+        killed_at = clock.now()
+        patient.start("heir", pool=pool)
+        assert patient.send("exclusive", "report").get(timeout=LIMIT) == "report"
+        assert overlaps(patient.record.runs("report", killed_at=killed_at)) == []
+
+    def test_worker_of_the_same_name_frees_what_its_earlier_life_held(self, patient: Shop) -> None:
+        (victim,) = patient.start("name", concurrency=3)
+        for n in range(3):
+            patient.send("exclusive", f"job-{n}", 300.0)
+        patient.record.wait_for(starts=3)
+        victim.kill()
+        assert len([key for key in lock_keys(patient) if key.endswith(b":run")]) == 3
+        patient.start("name")
+        until(lambda: not [key for key in lock_keys(patient) if key.endswith(b":run")])
+
+    def test_worker_of_the_same_name_frees_nothing_of_one_that_lives(self, patient: Shop) -> None:
+        """Two workers of one name are a mistake, and no reason to let tasks overlap."""
+        first, _ = patient.start("name", "other", concurrency=1)
+        patient.send("exclusive", "report", 300.0)
+        patient.send("exclusive", "list", 300.0)
+        patient.record.wait_for(starts=2)
+        del first
+        (second,) = patient.start("name", concurrency=1)
+        patient.send("exclusive", "sync").get(timeout=LIMIT)
+        assert len([key for key in lock_keys(patient) if key.endswith(b":run")]) == 2
+        assert "freed for a process" not in second.log
+
+    def test_lock_of_a_host_that_is_gone_is_free_after_its_lease(self, shop: Shop) -> None:
+        """As seen from another host: nothing can be proven, the lease has to end."""
+        (victim,) = shop.start("victim")
+        shop.send("exclusive", "report", 300.0)
+        (run,) = shop.record.wait_for(starts=1)
+        clock.sleep(TTL * 0.6)
+        victim.kill()
+        killed_at = clock.now()
+        pretend_another_host(shop)
+        shop.start("heir")
+        assert shop.send("waiting", "report").get(timeout=LIMIT) == "report"
+        dead, following = shop.record.runs("report", killed_at=killed_at)
+        assert overlaps([dead, following]) == []
+        assert following.fence > run.fence
+
+
+class TestChildDoesNotRun:
+    """Its heartbeat stands still; the main process renews for it."""
+
+    def test_c_code_that_holds_the_gil_keeps_the_lock(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        result = shop.send("holding_gil", "report", int(3 * TTL))
+        shop.record.wait_for(starts=1)
+        waiter = shop.send("waiting", "report")
+        assert result.get(timeout=LIMIT) == "report"
+        assert waiter.get(timeout=LIMIT) == "report"
+        assert overlaps(shop.record.runs("report")) == []
+        assert shop.record.runs("lost") == []
+
+    def test_stopped_child_keeps_the_lock_and_goes_on(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        result = shop.send("exclusive", "report", 1.0)
+        (run,) = shop.record.wait_for(starts=1)
+        waiter = shop.send("waiting", "report")
+        os.kill(run.pid, signal.SIGSTOP)
+        clock.sleep(2.5 * TTL)
+        assert len(shop.record.runs("report")) == 1
+        os.kill(run.pid, signal.SIGCONT)
+        assert result.get(timeout=LIMIT) == "report"
+        assert waiter.get(timeout=LIMIT) == "report"
+        first, second = shop.record.runs("report")
+        assert first.outcome == "done"
+        assert overlaps([first, second]) == []
+        assert shop.record.runs("lost") == []
+
+
+class TestWorkerIsStopped:
+    @pytest.mark.parametrize("pool", POOLS)
+    def test_stale_run_is_aborted_as_it_wakes(self, shop: Shop, pool: str) -> None:
+        stale_worker, other = shop.start("one", "two", pool=pool, concurrency=1)
+        result = shop.send("exclusive", "report", 300.0)
+        (stale,) = shop.record.wait_for(starts=1)
+        if os.getpgid(stale.pid) != stale_worker.process.pid:
+            stale_worker, other = other, stale_worker
+        stale_worker.pause()
+        stopped_at = clock.now()
+        following = shop.send("waiting", "report", 3.0)
+        (_, second) = shop.record.wait_for(starts=2, job="report")
+        assert stopped_at < second.start <= stopped_at + TTL + 1
+        assert second.fence > stale.fence
+        stale_worker.resume()
+        woken_at = clock.now()
+        with pytest.raises(LockLost):
+            result.get(timeout=LIMIT)
+        assert following.get(timeout=LIMIT) == "report"
+        aborted, done = shop.record.runs("report")
+        assert (aborted.outcome, done.outcome) == ("aborted", "done")
+        assert aborted.end - woken_at < TTL / 2
+        (lost,) = shop.record.runs("lost")
+        assert lost.task_id == stale.task_id
+
+    def test_run_whose_lock_has_gone_is_aborted_though_nobody_took_it(self, shop: Shop) -> None:
+        """Somebody may have held it in between, and be done: that cannot be told."""
+        (worker,) = shop.start("one", concurrency=1)
+        result = shop.send("exclusive", "report", 300.0)
+        shop.record.wait_for(starts=1)
+        worker.pause()
+        until(lambda: not [key for key in lock_keys(shop) if key.endswith(b":run")])
+        worker.resume()
+        with pytest.raises(LockLost):
+            result.get(timeout=LIMIT)
+
+
+def lock_keys(shop: Shop) -> list[bytes]:
+    with shop.locks() as client:
+        return list(client.scan_iter())
+
+
+def pretend_another_host(shop: Shop) -> None:
+    """Rewrite the locks so that their holders seem to have run elsewhere."""
+    with shop.locks() as client:
+        for key in client.scan_iter("*:run"):
+            value = client.get(key)
+            fields = json.loads(value[32:])
+            fields[-1] = "elsewhere/1/1"
+            client.set(key, value[:32] + json.dumps(fields).encode(), xx=True, keepttl=True)

@@ -1,0 +1,198 @@
+"""Brokers deliver a message again. It is carried out once all the same, and never by nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+
+from celery_singleton_lock import ResultLost, clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, until
+from tests.recording import Run, overlaps
+
+#: Of the locks in these tests (see `shop_on`).
+TTL = 2.0
+
+#: The broker takes a message that was not acknowledged for so long for lost.
+VISIBILITY = 3
+
+LIMIT = 60
+
+
+@pytest.fixture
+def forgetful(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop whose broker delivers again after three seconds."""
+    return shop_on(
+        redis_server,
+        task_track_started=True,
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        },
+    )
+
+
+def again(shop: Shop, task: str, *args: Any, task_id: str, **options: Any) -> None:
+    """The same message once more, as by a broker that lost the acknowledgement."""
+    shop.app.send_task(f"tests.integration.app.{task}", args, task_id=task_id, **options)
+
+
+class TestRunningMessage:
+    def test_is_run_once_though_it_is_delivered_again_and_again(self, forgetful: Shop) -> None:
+        forgetful.start("one", "two", "three", concurrency=1)
+        result = forgetful.send("late", "report", 14.0)
+        states = set()
+        while not result.ready():
+            states.add(result.state)
+            clock.sleep(0.02)
+        assert result.get(timeout=LIMIT) == "report"
+        assert states <= {"PENDING", "STARTED", "SUCCESS"}
+        assert any("a copy stands by" in worker.log for worker in forgetful.workers), "it was never delivered again"
+        # The last copy is dropped, and nothing comes after it.
+        until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
+        clock.sleep(VISIBILITY + 1)
+        assert len(forgetful.record.runs("report")) == 1
+        assert result.state == "SUCCESS"
+
+    def test_is_run_by_its_copy_when_its_worker_is_killed(self, forgetful: Shop) -> None:
+        forgetful.start("one", "two", "three", concurrency=1)
+        result = forgetful.send("late", "report", 12.0)
+        (first,) = forgetful.record.wait_for(starts=1, job="report")
+        until(lambda: any("a copy stands by" in worker.log for worker in forgetful.workers))
+        worker_of(forgetful, first).kill()
+        killed_at = clock.now()
+        assert result.get(timeout=LIMIT) == "report"
+        runs = forgetful.record.runs("report", killed_at=killed_at)
+        assert overlaps(runs) == []
+        assert [run.outcome for run in runs] == ["open", "done"]
+        assert runs[1].task_id == runs[0].task_id
+
+    def test_copy_of_a_message_that_is_acknowledged_early_is_dropped(self, shop: Shop) -> None:
+        shop.start("one", "two", concurrency=1)
+        result = shop.send("exclusive", "report", 3.0)
+        shop.record.wait_for(starts=1)
+        again(shop, "exclusive", "report", 3.0, task_id=result.id)
+        until(lambda: any("this copy is dropped" in worker.log for worker in shop.workers))
+        assert result.get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 1
+
+    @pytest.mark.parametrize("acks_late", [True, False])
+    def test_eta_longer_than_the_visibility_timeout(self, forgetful: Shop, acks_late: bool) -> None:
+        forgetful.start("one", "two", "three", concurrency=2)
+        task = "late" if acks_late else "exclusive"
+        results = [forgetful.send(task, f"job-{n}", 0.5, countdown=3 * VISIBILITY) for n in range(3)]
+        for n, result in enumerate(results):
+            assert result.get(timeout=LIMIT) == f"job-{n}"
+        clock.sleep(VISIBILITY + 2)
+        assert len(forgetful.record.runs()) == 3
+
+
+class TestFinishedMessage:
+    """Its worker is killed after the body, before the acknowledgement."""
+
+    @pytest.fixture
+    def two(self, forgetful: Shop) -> Shop:
+        forgetful.start("one", "two", concurrency=1)
+        return forgetful
+
+    def test_returns_the_recorded_value_when_the_result_was_not_stored(self, two: Shop) -> None:
+        result = two.send("late", "report", task_id="dies-unstored")
+        assert result.get(timeout=LIMIT) == "report"
+        assert len(two.record.runs("report")) == 1
+        assert any("its recorded end is told again" in worker.log for worker in two.workers)
+
+    def test_is_dropped_when_the_result_was_stored(self, two: Shop) -> None:
+        result = two.send("late", "report", task_id="dies-stored", link=two.sign("mark"))
+        assert result.get(timeout=LIMIT) == "report"
+        until(lambda: any("this copy is dropped" in worker.log for worker in two.workers))
+        two.record.wait_for(starts=1, job="mark")
+        clock.sleep(1)
+        assert len(two.record.runs("report")) == 1
+        assert len(two.record.runs("mark")) == 1
+
+    def test_callbacks_and_the_rest_of_its_chain_go_on(self, two: Shop) -> None:
+        step = two.sign("late", "report", immutable=True).set(task_id="dies-unstored")
+        step.link(two.sign("mark", immutable=True))
+        result = chain(two.sign("echo", 1), step, two.sign("echo"), app=two.app)()
+        assert result.get(timeout=LIMIT) == "report"
+        two.record.wait_for(starts=1, job="mark")
+        assert len(two.record.runs("report")) == 1
+        assert len(two.record.runs("mark")) == 1
+
+    def test_chord_is_completed(self, two: Shop) -> None:
+        step = two.sign("late", "report").set(task_id="dies-unstored")
+        result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
+        assert result.get(timeout=LIMIT) == [1, "report"]
+        assert len(two.record.runs("report")) == 1
+
+    def test_failure_is_told_again(self, two: Shop) -> None:
+        result = two.send("late_failing", "report", task_id="dies-unstored", link_error=two.sign("mark"))
+        with pytest.raises(ValueError, match="as told"):
+            result.get(timeout=LIMIT)
+        two.record.wait_for(starts=1, job="mark")
+        assert len(two.record.runs("report")) == 1
+
+    def test_value_that_is_too_large_is_looked_up_in_the_result_backend(self, two: Shop) -> None:
+        result = two.send("large", "report", 100_000, task_id="dies-stored")
+        assert result.get(timeout=LIMIT) == "x" * 100_000
+        until(lambda: any("this copy is dropped" in worker.log for worker in two.workers))
+        assert result.state == "SUCCESS"
+
+    def test_value_that_neither_has_is_an_error_and_the_body_is_not_run_again(self, two: Shop) -> None:
+        result = two.send("large", "report", 100_000, task_id="dies-unstored")
+        with pytest.raises(ResultLost, match="larger than the 4096 bytes"):
+            result.get(timeout=LIMIT)
+        assert len(two.record.runs("report")) == 1
+
+
+class TestWithoutResultBackend:
+    @pytest.fixture
+    def mute(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+        shop = shop_on(redis_server, result_backend=None)
+        shop.start("one", "two", concurrency=1)
+        return shop
+
+    def test_copy_of_a_finished_message_sends_nothing_twice(self, mute: Shop) -> None:
+        """What follows on the first execution was sent; the record says so, since nobody else can."""
+        again(mute, "late", "report", task_id="x", link=mute.sign("mark"))
+        mute.record.wait_for(starts=1, job="mark")
+        again(mute, "late", "report", task_id="x", link=mute.sign("mark"))
+        until(lambda: any("is already done (SETTLED); this copy is dropped" in worker.log for worker in mute.workers))
+        clock.sleep(0.5)
+        assert len(mute.record.runs("report")) == 1
+        assert len(mute.record.runs("mark")) == 1
+
+    def test_copy_sends_what_was_not_sent(self, mute: Shop) -> None:
+        again(mute, "late", "report", task_id="dies-unstored", link=mute.sign("mark"))
+        until(lambda: any(worker.process.poll() is not None for worker in mute.workers))
+        again(mute, "late", "report", task_id="dies-unstored", link=mute.sign("mark"))
+        mute.record.wait_for(starts=1, job="mark")
+        assert len(mute.record.runs("report")) == 1
+
+    def test_copy_for_which_nobody_waits_is_dropped(self, mute: Shop) -> None:
+        for _ in range(2):
+            again(mute, "late", "report", task_id="x")
+        until(lambda: any("this copy is dropped" in worker.log for worker in mute.workers))
+        assert len(mute.record.runs("report")) == 1
+
+
+class TestRetries:
+    def test_copy_of_an_earlier_attempt_is_dropped(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        result = shop.send("retrying", "report")
+        assert result.get(timeout=LIMIT) == "report"
+        for retries in range(3):
+            again(shop, "retrying", "report", task_id=result.id, retries=retries)
+        until(lambda: sum(worker.log.count("this copy is dropped") for worker in shop.workers) == 3)
+        assert len(shop.record.runs("report")) == 3
+        assert result.state == "SUCCESS"
+
+
+def worker_of(shop: Shop, run: Run) -> Any:
+    """The worker that a run is on."""
+    return next(worker for worker in shop.workers if worker.process.pid == os.getpgid(run.pid))
