@@ -20,7 +20,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
-from celery_singleton_lock.lease import Lease, Mark
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Store
 
 logger = get_logger(__name__)
@@ -49,7 +49,6 @@ class _Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.pidfd = _open(pid)
-        self.mark: Mark | None = None
         self._delivery: weakref.ref[Delivery] | None = None
         self._lease: Lease | None = None
         self._renewed_at = 0.0
@@ -57,7 +56,7 @@ class _Child:
 
     def begin(self, delivery: Delivery, interval: float) -> None:
         # Weak: its arguments may be large, and a child may be idle for days.
-        self._delivery, self._lease, self.mark = weakref.ref(delivery), None, None
+        self._delivery, self._lease = weakref.ref(delivery), None
         self._renewed_at, self._interval = clock.now(), interval
 
     @property
@@ -120,23 +119,18 @@ class Children:
             elif new or child.due_at < self._wakes_at:
                 self._notify()
 
-    def doomed(self, pid: int | None, mark: Mark) -> bool:
-        """The child is being killed: when it is gone, free its lock and leave `mark`. It may still clean up.
-
-        False where its end cannot be seen, or has been.
-        """
+    def doomed(self, pid: int | None) -> None:
+        """The child is being killed, and may still clean up: free its lock when it is gone."""
         with self._mutex:
-            child = self._children.get(pid) if pid is not None else None
-            if child is None or child.pidfd is None or child.lease() is None:
-                return False
-            child.mark = mark
-            return True
+            if pid is not None and (child := self._children.get(pid)) is not None:
+                child.lease()
 
     def bury(self, pid: int) -> bool:
         """Forget a child that was lost, once it is gone; False if it is still there after a moment."""
         with self._mutex:
             child = self._children.get(pid)
         if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
+            self.doomed(pid)
             return False
         with self._mutex:
             if child is not None and self._children.pop(pid, None) is child:
@@ -172,7 +166,7 @@ class Children:
                 child.close()
         for child in dead:
             if (lease := child.lease()) is not None:
-                free(self._store, lease, child.mark)
+                free(self._store, lease)
 
     def _renew(self) -> None:
         now = clock.now()
@@ -194,10 +188,10 @@ class Children:
             os.write(self._wake, b".")
 
 
-def free(store: Store, lease: Lease, mark: Mark | None = None) -> None:
-    """Free the lock of somebody who is gone, if it still has it, and leave `mark`."""
+def free(store: Store, lease: Lease) -> None:
+    """Free the lock of somebody who is gone, if that is still who has it."""
     try:
-        if store.release(lease, mark=mark):
+        if store.release(lease):
             logger.warning("%s: freed for a process that ended without doing so", lease.key)
     except LockUnavailable as error:
         logger.warning("%s could not be freed, and ends by itself: %s", lease.key, error)

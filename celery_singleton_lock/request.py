@@ -7,6 +7,7 @@ broker, or its end is recorded, so that nobody is refused by the lock of the dea
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from celery.worker.request import Request
 
 from celery_singleton_lock import clock, done
 from celery_singleton_lock.children import Children, free
+from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.execution import OWNER, holder_of, mark_of
 from celery_singleton_lock.lease import Lease, heir_of, new_owner
 from celery_singleton_lock.options import Options
@@ -70,7 +72,9 @@ class SingletonRequest(_Request):  # type: ignore[misc]
             super().on_timeout(soft, timeout)
         finally:
             if not soft:
-                self._leave(self._failure(TimeLimitExceeded(timeout)))
+                self._record(self._failure(TimeLimitExceeded(timeout)))
+                if (children := children_of.get(self.app)) is not None:
+                    children.doomed(self.worker_pid)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
@@ -82,7 +86,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
-            self._leave(self._end_of_lost(error))
+            self._record(self._end_of_lost(error))
 
     def reject(self, requeue: bool = False) -> None:
         """Give the message back, to be delivered again or not."""
@@ -109,15 +113,15 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         if (lease := self.lease()) is not None:
             free(Runtime.of(self.app).store, lease)
 
-    def _leave(self, outcome: done.Outcome | None) -> None:
-        """Record that the message has come to this end: when its child is gone, and at once where that is so."""
+    def _record(self, outcome: done.Outcome | None) -> None:
+        """Record that the message has come to this end, and is not to be carried out by another copy."""
         runtime = Runtime.of(self.app)
         if outcome is None or not runtime.settings.done_ttl or (lock := self._lock()) is None:
             return
         mark = mark_of(holder_of(self._context), outcome, runtime.settings.done_ttl)
-        children = children_of.get(self.app)
-        if children is None or not children.doomed(self.worker_pid, mark):
-            free(runtime.store, self._lease(lock, new_owner()), mark)
+        with suppress(LockUnavailable):
+            # Under an owner that holds nothing: the child may still be cleaning up.
+            runtime.store.release(self._lease(lock, new_owner()), mark=mark)
 
     def _end_of_lost(self, error: BaseException) -> done.Outcome | None:
         """What Celery has made of the loss of the child; None if the message goes on."""

@@ -50,7 +50,7 @@ def install(app: Celery) -> None:
     app.steps["worker"].add(LockStep)
 
 
-class LockStep(bootsteps.Step):
+class LockStep(bootsteps.StartStopStep):
     """Applies the command line's options, then refuses to start with settings that are wrong.
 
     Steps are made before the pool is started, so that its processes inherit what is set here.

@@ -201,8 +201,8 @@ def ending(self: Any, job: str, how: str) -> str:
             return str(self.apply((job, "return")).state)
         if how == "apply itself, waiting":
             return str(self.apply((job, "return"), singleton_lock={"wait": 60}).state)
-        if how == "call itself":
-            return str(self(job, "return"))
+    if how == "call itself":
+        return str(self(job, "return"))
     return job
 
 

@@ -70,6 +70,15 @@ def until(true: Callable[[], object], seconds: float = 60.0) -> None:
         clock.sleep(0.02)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and not only what is left of one."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
 @pytest.fixture
 def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Callable[..., Shop]]:
     """Make a shop on the given servers, with more settings. The shared server must be left without an eternal key."""

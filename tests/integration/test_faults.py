@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock import LockLost, LockUnavailable, clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import POOLS, Shop
+from tests.integration.conftest import POOLS, Shop, is_alive
 from tests.recording import overlaps
 
 #: Of the locks in these tests (see `shop_on`).
@@ -61,7 +61,7 @@ def test_child_that_does_not_stop_is_killed_before_its_lease_ends(split: Shop, o
     (run,) = split.record.wait_for(starts=1)
     own_redis.pause()
     paused_at = clock.now()
-    while _is_alive(run.pid):
+    while is_alive(run.pid):
         assert clock.now() < paused_at + TTL, "it is still alive when its lease has ended"
         clock.sleep(0.01)
 
@@ -155,14 +155,6 @@ def test_nothing_is_lost_when_broker_and_locks_are_down_together(
         assert len(runs) == 1
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        return False
-
-
 def _wait_for_log(worker: object, text: str, times: int) -> None:
     deadline = clock.now() + 60
     while worker.log.count(text) < times:  # type: ignore[attr-defined]
@@ -177,4 +169,4 @@ def test_process_group_is_really_that_of_the_worker(split: Shop) -> None:
     (run,) = split.record.wait_for(starts=1)
     assert os.getpgid(run.pid) == worker.process.pid
     worker.kill()
-    assert not _is_alive(run.pid)
+    assert not is_alive(run.pid)

@@ -124,12 +124,11 @@ class TestWorkerIsKilled:
 
     def test_worker_of_the_same_name_frees_nothing_of_one_that_lives(self, patient: Shop) -> None:
         """Two workers of one name are a mistake, and no reason to let tasks overlap."""
-        first, _ = patient.start("name", "other", concurrency=1)
+        patient.start("name", "other", concurrency=2)
         patient.send("exclusive", "report", 300.0)
         patient.send("exclusive", "list", 300.0)
         patient.record.wait_for(starts=2)
-        del first
-        (second,) = patient.start("name", concurrency=1)
+        (second,) = patient.start("name", concurrency=2)
         patient.send("exclusive", "sync").get(timeout=LIMIT)
         assert len([key for key in lock_keys(patient) if key.endswith(b":run")]) == 2
         assert "freed for a process" not in second.log

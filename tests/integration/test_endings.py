@@ -1,0 +1,276 @@
+"""Every way in which an execution can end by itself or be ended: the lock is free, and everybody gets a final state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
+
+from celery_singleton_lock import LockConflict, SingletonTask
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, is_alive, until
+from tests.recording import overlaps
+
+LIMIT = 60
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """Its leases are longer than any test waits: only what is freed is free."""
+    return shop_on(redis_server, singleton_lock_ttl=600.0)
+
+
+def assert_free_and_runs(shop: Shop, job: str = "report") -> None:
+    until(lambda: not locks(shop), 30)
+    assert shop.send("exclusive", job).get(timeout=LIMIT) == job
+    assert overlaps(shop.record.runs(job)) == []
+
+
+def locks(shop: Shop) -> list[bytes]:
+    with shop.locks() as client:
+        return list(client.scan_iter("*:run"))
+
+
+class TestFromOutside:
+    @pytest.mark.parametrize(
+        ("task", "pool"),
+        [
+            ("limited_softly", "prefork"),
+            ("limited_hard", "prefork"),
+            ("limited_hard", "gevent"),
+        ],
+    )
+    def test_time_limit(self, shop: Shop, task: str, pool: str) -> None:
+        shop.start("one", "two", pool=pool)
+        result = shop.send(task, "report", 30.0)
+        with pytest.raises((SoftTimeLimitExceeded, TimeLimitExceeded)):
+            result.get(timeout=LIMIT)
+        assert_free_and_runs(shop)
+
+    def test_hard_time_limit_that_kills_a_task_which_does_not_stop(self, shop: Shop) -> None:
+        """No `finally` runs: the main process frees the lock when the child is gone, and not before."""
+        shop.start("one", "two")
+        result = shop.send("stubborn", "report", 30.0, time_limit=1)
+        waiting = shop.send("waiting", "report")
+        with pytest.raises(TimeLimitExceeded):
+            result.get(timeout=LIMIT)
+        assert waiting.get(timeout=LIMIT) == "report"
+        killed, following = shop.record.runs("report", killed_at=float("inf"))
+        assert not is_alive(killed.pid)
+        assert following.start - killed.start < 10
+
+    def test_copy_of_what_a_hard_time_limit_ended_is_not_run(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        result = shop.send("late", "report", 30.0, time_limit=1)
+        with pytest.raises(TimeLimitExceeded):
+            result.get(timeout=LIMIT)
+        until(lambda: not locks(shop))
+        shop.send("late", "report", 0.0, task_id=result.id)
+        until(lambda: any("this copy is dropped" in worker.log for worker in shop.workers))
+        assert len(shop.record.runs("report")) == 1
+        assert result.state == "FAILURE"
+
+    @pytest.mark.parametrize("signal", ["TERM", "KILL"])
+    def test_revoked_while_running(self, shop: Shop, signal: str) -> None:
+        shop.start("one", "two")
+        result = shop.send("exclusive", "report", 300.0)
+        shop.record.wait_for(starts=1)
+        shop.app.control.revoke(result.id, terminate=True, signal=signal)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        until(lambda: not locks(shop), 30)
+        assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 2
+
+    def test_revoked_before_it_started(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        result = shop.send("exclusive", "report", countdown=3)
+        until(lambda: any(result.id in worker.log for worker in shop.workers))
+        shop.app.control.revoke(result.id)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        assert locks(shop) == []
+        assert shop.record.runs("report") == []
+        assert_free_and_runs(shop)
+
+    def test_expired(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        result = shop.send("exclusive", "report", countdown=2, expires=1)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        assert locks(shop) == []
+        assert shop.record.runs("report") == []
+
+
+class TestByItself:
+    @pytest.fixture(autouse=True)
+    def _workers(self, shop: Shop) -> None:
+        shop.start("one", "two")
+
+    def test_raises(self, shop: Shop) -> None:
+        with pytest.raises(ValueError, match="as told"):
+            shop.send("late_failing", "report").get(timeout=LIMIT)
+        assert_free_and_runs(shop)
+
+    def test_ignore(self, shop: Shop) -> None:
+        result = shop.send("ending", "report", "ignore")
+        shop.record.wait_for(ends=1)
+        assert_free_and_runs(shop)
+        assert result.state == "PENDING", "as of every task that raises Ignore"
+
+    def test_reject(self, shop: Shop) -> None:
+        result = shop.send("ending", "report", "reject")
+        shop.record.wait_for(ends=1)
+        assert_free_and_runs(shop)
+        assert result.state in ("FAILURE", "PENDING"), "FAILURE since Celery 5.7"
+
+    def test_reject_and_requeue_runs_it_again(self, shop: Shop) -> None:
+        result = shop.send("ending", "report", "requeue")
+        assert result.get(timeout=LIMIT) == "report"
+        runs = shop.record.runs("report")
+        assert len(runs) == 2
+        assert overlaps(runs) == []
+        assert_free_and_runs(shop)
+
+    def test_exit(self, shop: Shop) -> None:
+        """The process ends in the middle of the task, without a `finally`."""
+        result = shop.send("ending", "report", "exit")
+        with pytest.raises(Exception, match=r"exited prematurely"):
+            result.get(timeout=LIMIT)
+        until(lambda: not locks(shop), 30)
+        assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
+
+    def test_replaced(self, shop: Shop) -> None:
+        result = shop.send("ending", "report", "replace")
+        assert result.get(timeout=LIMIT) == "report"
+        runs = shop.record.runs("report")
+        assert len(runs) == 2
+        assert overlaps(runs) == []
+
+    def test_replaced_by_itself(self, shop: Shop) -> None:
+        """The same id, and the same lock, which the first one may still hold when the second arrives."""
+        results = [shop.send("ending", f"job-{n}", "replace by itself") for n in range(20)]
+        for n, result in enumerate(results):
+            assert result.get(timeout=LIMIT) == f"job-{n}"
+        runs = shop.record.runs()
+        assert len(runs) == 40
+        assert overlaps(runs) == []
+
+    def test_sends_itself(self, shop: Shop) -> None:
+        """A copy of other id meets the lock of its sender: `on_conflict` decides, and whoever waits is told."""
+        result = shop.send("ending", "report", "delay itself")
+        assert result.get(timeout=LIMIT) == "report"
+        child = shop.app.AsyncResult(f"{result.id}-child")
+        child.get(timeout=LIMIT, propagate=False)
+        assert child.state in ("REVOKED", "SUCCESS"), "it may arrive just after its sender has ended"
+        assert overlaps(shop.record.runs("report")) == []
+        assert_free_and_runs(shop)
+
+    def test_applies_itself(self, shop: Shop) -> None:
+        """It would wait for its own caller."""
+        for how in ("apply itself", "apply itself, waiting"):
+            result = shop.send("ending", "report", how)
+            assert result.get(timeout=LIMIT) == "IGNORED"
+        assert_free_and_runs(shop)
+
+    def test_calls_itself_as_a_function(self, shop: Shop) -> None:
+        assert shop.send("ending", "report", "call itself").get(timeout=LIMIT) == "report"
+        assert_free_and_runs(shop)
+
+
+class TestRetry:
+    @pytest.fixture(autouse=True)
+    def _workers(self, shop: Shop) -> None:
+        shop.start("one", "two")
+
+    def test_all_attempts_run_and_others_may_run_in_between(self, shop: Shop) -> None:
+        result = shop.send("retaining", "report", 2.0, singleton_lock={"retain_on_retry": False})
+        shop.record.wait_for(ends=1)
+        assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
+        assert result.state in ("RETRY", "PENDING")
+        assert result.get(timeout=LIMIT) == "report"
+        runs = shop.record.runs("report")
+        assert len(runs) == 4
+        assert overlaps(runs) == []
+
+    def test_retained_lock_lets_no_other_in_between(self, shop: Shop) -> None:
+        result = shop.send("retaining", "report", 2.0)
+        shop.record.wait_for(ends=1)
+        with pytest.raises(TaskRevokedError, match=result.id):
+            shop.send("exclusive", "report").get(timeout=LIMIT)
+        waiting = shop.send("waiting", "report")
+        assert result.get(timeout=LIMIT) == "report"
+        assert waiting.get(timeout=LIMIT) == "report"
+        runs = shop.record.runs("report")
+        assert [run.task_id for run in runs] == [result.id] * 3 + [waiting.id]
+        assert overlaps(runs) == []
+        assert [run.fence for run in runs] == sorted({run.fence for run in runs})
+        assert_free_and_runs(shop)
+
+    def test_retained_lock_is_freed_with_the_last_attempt(self, shop: Shop) -> None:
+        app = shop.app
+        result = app.send_task("tests.integration.app.retaining", ("report", 0.1), {"succeeds": False})
+        with pytest.raises(Exception, match="retry"):
+            result.get(timeout=LIMIT)
+        assert len(shop.record.runs("report")) == 3
+        assert_free_and_runs(shop)
+
+    def test_retained_lock_is_freed_when_the_retry_is_revoked(self, shop: Shop) -> None:
+        result = shop.send("retaining", "report", 2.0)
+        shop.record.wait_for(ends=1)
+        shop.app.control.revoke(result.id)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        assert_free_and_runs(shop)
+
+    def test_many_retained_retries(self, shop: Shop) -> None:
+        results = [shop.send("retaining", f"job-{n}", 0) for n in range(20)]
+        for n, result in enumerate(results):
+            assert result.get(timeout=LIMIT) == f"job-{n}"
+        runs = shop.record.runs()
+        assert len(runs) == 60
+        assert overlaps(runs) == []
+        until(lambda: not locks(shop), 30)
+
+    def test_max_retries_of_autoretry(self, shop: Shop) -> None:
+        with pytest.raises(ValueError, match="as told"):
+            shop.send("failing_always", "report").get(timeout=LIMIT)
+        assert len(shop.record.runs("report")) == 2
+        assert_free_and_runs(shop)
+
+
+class TestBesideARealHolder:
+    """In a process that is no worker, while a worker runs the task."""
+
+    @pytest.fixture
+    def job(self, shop: Shop) -> Iterator[Any]:
+        """The same task here."""
+        shop.start("one")
+        result = shop.send("exclusive", "report", 3.0)
+        shop.record.wait_for(starts=1)
+
+        @shop.app.task(base=SingletonTask, shared=False, lock_name="job", lock_key=["job"])
+        def job(job: str) -> str:
+            return job
+
+        yield job
+        shop.app.conf.task_always_eager = False
+        assert len(locks(shop)) == 1, "the holder's lock is as it was"
+        assert result.get(timeout=LIMIT) == "report"
+        assert shop.record.runs("lost") == []
+        assert_free_and_runs(shop)
+
+    def test_direct_call_is_a_plain_function(self, job: Any) -> None:
+        assert job("report") == "report"
+
+    def test_apply_meets_the_lock(self, job: Any) -> None:
+        assert job.apply(("report",)).state == "IGNORED"
+        with pytest.raises(LockConflict):
+            job.apply(("report",), singleton_lock={"on_conflict": "raise"}).get()
+
+    def test_always_eager_meets_the_lock(self, shop: Shop, job: Any) -> None:
+        shop.app.conf.task_always_eager = True
+        assert job.delay("report").state == "IGNORED"
+        assert job.delay("another").get() == "another"

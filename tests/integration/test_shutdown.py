@@ -1,0 +1,121 @@
+"""Workers that stop, shrink, or replace their processes: no lock is left, and no task is cut in two."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import POOLS, Shop, is_alive, until
+from tests.recording import overlaps
+
+LIMIT = 60
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """Its leases are longer than any test waits: only what is freed is free."""
+    return shop_on(redis_server, singleton_lock_ttl=600.0, worker_pool_restarts=True)
+
+
+def locks(shop: Shop) -> list[bytes]:
+    with shop.locks() as client:
+        return list(client.scan_iter("*:run"))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_warm_shutdown_waits_for_the_task(shop: Shop, pool: str) -> None:
+    (worker,) = shop.start("one", pool=pool)
+    result = shop.send("exclusive", "report", 2.0)
+    shop.record.wait_for(starts=1)
+    assert worker.terminate() == 0
+    assert result.get(timeout=LIMIT) == "report"
+    assert locks(shop) == []
+
+
+@pytest.mark.parametrize("task", ["exclusive", "late"])
+def test_soft_shutdown_waits_and_then_stops_the_task(
+    redis_server: RedisServer, shop_on: Callable[..., Shop], task: str
+) -> None:
+    shop = shop_on(redis_server, singleton_lock_ttl=600.0, worker_soft_shutdown_timeout=1.0)
+    (worker,) = shop.start("one")
+    shop.send(task, "report", 30.0)
+    (run,) = shop.record.wait_for(starts=1)
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(LIMIT)
+    assert locks(shop) == []
+    assert not is_alive(run.pid)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
+    (worker,) = shop.start("one", pool=pool)
+    shop.send("exclusive", "report", 30.0)
+    (run,) = shop.record.wait_for(starts=1)
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(LIMIT)
+    until(lambda: not locks(shop), 10)
+    assert not is_alive(run.pid)
+
+
+def test_message_that_a_cold_shutdown_gives_back_is_run_by_another_worker(shop: Shop) -> None:
+    (worker,) = shop.start("one")
+    result = shop.send("rejected_when_lost", "report", 30.0)
+    shop.record.wait_for(starts=1)
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(LIMIT)
+    shop.start("two")
+    assert result.get(timeout=LIMIT) == "report"
+    first, second = shop.record.runs("report")
+    assert overlaps([first, second]) == []
+
+
+def test_children_are_replaced_after_each_task(shop: Shop) -> None:
+    shop.start("one", "two", arguments=("--max-tasks-per-child", "1"))
+    results = [shop.send("waiting", "report") for _ in range(20)]
+    for result in results:
+        assert result.get(timeout=LIMIT) == "report"
+    runs = shop.record.runs("report")
+    assert len({run.pid for run in runs}) == len(runs) == 20
+    assert overlaps(runs) == []
+    assert locks(shop) == []
+
+
+def test_children_are_replaced_when_they_have_grown(shop: Shop) -> None:
+    shop.start("one", "two", arguments=("--max-memory-per-child", "1"))
+    results = [shop.send("waiting", "report") for _ in range(10)]
+    for result in results:
+        assert result.get(timeout=LIMIT) == "report"
+    runs = shop.record.runs("report")
+    assert len({run.pid for run in runs}) == len(runs) == 10
+    assert overlaps(runs) == []
+    assert locks(shop) == []
+
+
+def test_autoscale_down_while_a_task_runs(
+    redis_server: RedisServer, shop_on: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOSCALE_KEEPALIVE", "1")
+    shop = shop_on(redis_server, singleton_lock_ttl=600.0)
+    (worker,) = shop.start("one", arguments=("--autoscale", "4,1"))
+    long = shop.send("exclusive", "long", 12.0)
+    short = [shop.send("exclusive", f"job-{n}", 1.0) for n in range(8)]
+    for n, result in enumerate(short):
+        assert result.get(timeout=LIMIT) == f"job-{n}"
+    until(lambda: "Scaling down" in worker.log, 30)
+    assert long.get(timeout=LIMIT) == "long"
+    assert locks(shop) == []
+    assert shop.record.runs("lost") == []
+
+
+def test_pool_restart_leaves_no_lock(shop: Shop) -> None:
+    (worker,) = shop.start("one")
+    shop.send("exclusive", "report", 300.0)
+    (run,) = shop.record.wait_for(starts=1)
+    shop.app.control.broadcast("pool_restart", arguments={"reload": False})
+    until(lambda: not is_alive(run.pid), 30)
+    until(lambda: not locks(shop), 10)
+    assert worker.process.poll() is None
+    assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
