@@ -36,6 +36,12 @@ class LossyProxy:
     def lose(self, replies: int) -> None:
         self._to_lose = replies
 
+    def cut(self) -> None:
+        """End all connections; new ones are welcome."""
+        for one in self._sockets[1:]:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def _go(self, target: object, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -238,6 +239,16 @@ def blocking(self: Any, job: str, seconds: float) -> str:
 @app.task(bind=True, base=Exclusive, autoretry_for=(Exception,), max_retries=3)
 def autoretrying(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive)
+def counting_threads(self: Any, job: str, seconds: float) -> int:
+    """How many heartbeats the process has in the middle of the run."""
+    with recording.run(job, self.request.id, self.lock.fence):
+        time.sleep(seconds / 2)
+        count = sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
+        time.sleep(seconds / 2)
+    return count
 
 
 @app.task(bind=True, base=Exclusive, on_lock_lost="warn")

@@ -110,12 +110,12 @@ def test_autoscale_down_while_a_task_runs(
     assert shop.record.runs("lost") == []
 
 
-def test_pool_restart_leaves_no_lock(shop: Shop) -> None:
-    (worker,) = shop.start("one")
-    shop.send("exclusive", "report", 300.0)
+def test_pool_restart_waits_for_the_task(shop: Shop) -> None:
+    shop.start("one")
+    result = shop.send("exclusive", "report", 3.0)
     (run,) = shop.record.wait_for(starts=1)
     shop.app.control.broadcast("pool_restart", arguments={"reload": False})
+    assert result.get(timeout=LIMIT) == "report"
     until(lambda: not is_alive(run.pid), 30)
-    until(lambda: not locks(shop), 10)
-    assert worker.process.poll() is None
+    assert locks(shop) == []
     assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"

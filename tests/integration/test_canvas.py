@@ -1,0 +1,107 @@
+"""Chains, groups, chords and callbacks in which exclusive tasks meet: every result reaches a final state."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult, GroupResult
+
+from tests.integration.conftest import Shop
+from tests.recording import overlaps
+
+LIMIT = 60
+
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+
+
+@pytest.fixture(autouse=True)
+def _workers(shop: Shop) -> None:
+    shop.start("one", "two")
+
+
+def policy(name: str) -> dict[str, object]:
+    return {"headers": {"singleton_lock": {"on_conflict": name}}}
+
+
+def final_states(shop: Shop, result: AsyncResult) -> set[str]:
+    """The states of a result and of all before it, once they are final."""
+    found = set()
+    while result is not None:
+        members = result.results if isinstance(result, GroupResult) else [AsyncResult(result.id, app=shop.app)]
+        for member in members:
+            member.get(timeout=LIMIT, propagate=False)
+            found.add(member.state)
+        result = result.parent
+    return found
+
+
+@pytest.mark.parametrize("name", ["skip", "raise", "reject", "retry"])
+def test_chord_with_duplicates_in_its_header(shop: Shop, name: str) -> None:
+    """Some of them meet each other; the chord ends in any case, and its body runs once or never."""
+    header = group([shop.sign("exclusive", "report", 0.5, **policy(name)) for _ in range(4)], app=shop.app)
+    result = chord(header, shop.sign("mark"), app=shop.app)()
+    assert final_states(shop, result) <= READY
+    runs = shop.record.runs("report")
+    assert overlaps(runs) == []
+    if len(runs) == 4:
+        assert result.get(timeout=LIMIT) == "marked"
+    assert len(shop.record.runs("mark")) == (len(runs) == 4)
+    assert name != "retry" or len(runs) == 4
+
+
+def test_group_of_duplicates(shop: Shop) -> None:
+    result = group([shop.sign("exclusive", "report", 0.5) for _ in range(4)], app=shop.app)()
+    assert final_states(shop, result) <= READY
+    assert overlaps(shop.record.runs("report")) == []
+
+
+def test_chain_of_the_same_call(shop: Shop) -> None:
+    """Each step finds the lock free: it is freed before the next one is sent."""
+    for _ in range(10):
+        step = shop.sign("exclusive", "report", 0.0, immutable=True)
+        assert chain(step, step, step, app=shop.app)().get(timeout=LIMIT) == "report"
+    assert len(shop.record.runs("report")) == 30
+
+
+def test_nested(shop: Shop) -> None:
+    """A chord in a chain, with chains and a group in its header, all for one lock."""
+    waiting = shop.sign("waiting", "report", 0.05, immutable=True)
+    workflow = chain(
+        waiting,
+        chord(
+            group([chain(waiting, waiting), group([waiting, waiting]), waiting], app=shop.app), waiting, app=shop.app
+        ),
+        waiting,
+        app=shop.app,
+    )
+    result = workflow()
+    assert result.get(timeout=LIMIT) == "report"
+    assert final_states(shop, result) == {"SUCCESS"}
+    runs = shop.record.runs("report")
+    assert len(runs) == 8
+    assert len({run.task_id for run in runs}) == 8
+    assert overlaps(runs) == []
+
+
+def test_links(shop: Shop) -> None:
+    done = shop.send("exclusive", "report", link=shop.sign("mark"))
+    failed = shop.send("failing", "report-2", link_error=shop.sign("mark"))
+    assert done.get(timeout=LIMIT) == "report"
+    assert isinstance(failed.get(timeout=LIMIT, propagate=False), ValueError)
+    assert len(shop.record.wait_for(starts=2, job="mark")) == 2
+
+
+def test_link_to_the_same_call_finds_the_lock_free(shop: Shop) -> None:
+    result = shop.send("exclusive", "report", link=shop.sign("exclusive", "report", immutable=True))
+    assert result.get(timeout=LIMIT) == "report"
+    runs = shop.record.wait_for(starts=2, ends=2, job="report")
+    assert overlaps(runs) == []
+
+
+def test_link_error_of_a_refused_copy_is_sent(shop: Shop) -> None:
+    holder = shop.send("exclusive", "report", 2.0)
+    shop.record.wait_for(starts=1)
+    refused = shop.send("exclusive", "report", link_error=shop.sign("mark"), singleton_lock={"on_conflict": "raise"})
+    assert isinstance(refused.get(timeout=LIMIT, propagate=False), Exception)
+    shop.record.wait_for(starts=1, job="mark")
+    assert holder.get(timeout=LIMIT) == "report"

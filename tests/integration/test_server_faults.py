@@ -1,0 +1,127 @@
+"""The lock server refuses, forgets, or fails over while tasks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+
+from celery_singleton_lock import LockLost, clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, until
+from tests.recording import overlaps
+
+#: Of the locks in these tests (see `shop_on`).
+TTL = 2.0
+
+LIMIT = 60
+
+
+@pytest.fixture
+def split(redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop whose locks are on a server of their own, which the test may break; two workers run."""
+    shop = shop_on(redis_server, locks=own_redis)
+    shop.start("one", "two")
+    return shop
+
+
+@pytest.fixture
+def server(own_redis: RedisServer) -> Iterator[Redis]:
+    with own_redis.client(2) as client:
+        yield client
+
+
+def assert_waits_and_runs(shop: Shop, heal: Callable[[], object]) -> None:
+    """A message that comes while there are no locks is put back, and runs when there are again."""
+    result = shop.send("exclusive", "later")
+    until(lambda: any("is put back" in worker.log for worker in shop.workers))
+    assert shop.record.runs("later") == []
+    heal()
+    assert result.get(timeout=LIMIT) == "later"
+    assert len(shop.record.runs("later")) == 1
+
+
+def assert_aborted_in_time(shop: Shop, broken_at: float) -> None:
+    until(lambda: shop.record.runs("report")[0].outcome != "open")
+    (run,) = shop.record.runs("report")
+    assert run.outcome == "aborted"
+    assert run.end < broken_at + TTL
+
+
+def test_failover_to_a_replica_that_missed_the_write(
+    split: Shop, server: Redis, own_redis: RedisServer, redis_server: RedisServer
+) -> None:
+    """The new master knows nothing of the lock: another execution may start, and the first is stopped."""
+    victim = split.send("exclusive", "report", 60.0)
+    split.record.wait_for(starts=1)
+    with RedisServer() as empty:
+        server.replicaof("127.0.0.1", str(empty.port))
+        until(lambda: server.info("replication")["master_link_status"] == "up")
+        failed_over_at = clock.now()
+        server.replicaof("NO", "ONE")
+    with pytest.raises(LockLost, match=r"no longer ours|could not be renewed"):
+        victim.get(timeout=LIMIT)
+    assert_aborted_in_time(split, failed_over_at)
+    assert split.send("waiting", "report").get(timeout=LIMIT) == "report"
+
+
+def test_read_only_replica(split: Shop, server: Redis) -> None:
+    victim = split.send("exclusive", "report", 60.0)
+    split.record.wait_for(starts=1)
+    # Of a master that is not there, so that it keeps its data.
+    server.replicaof("127.0.0.1", "1")
+    broken_at = clock.now()
+    with pytest.raises(LockLost, match="could not be renewed"):
+        victim.get(timeout=LIMIT)
+    assert_aborted_in_time(split, broken_at)
+    assert_waits_and_runs(split, lambda: server.replicaof("NO", "ONE"))
+
+
+def test_no_permission_any_more(split: Shop, server: Redis) -> None:
+    victim = split.send("exclusive", "report", 60.0)
+    split.record.wait_for(starts=1)
+    server.execute_command("ACL", "SETUSER", "default", "-@scripting")
+    broken_at = clock.now()
+    with pytest.raises(LockLost, match="could not be renewed"):
+        victim.get(timeout=LIMIT)
+    assert_aborted_in_time(split, broken_at)
+    assert_waits_and_runs(split, lambda: server.execute_command("ACL", "SETUSER", "default", "+@all"))
+
+
+def test_full_memory(split: Shop, server: Redis) -> None:
+    """Who holds a lock keeps it, and frees it; new ones wait."""
+    result = split.send("exclusive", "report", 2 * TTL)
+    split.record.wait_for(starts=1)
+    server.config_set("maxmemory", 1)
+    assert_waits_and_runs(split, lambda: (result.get(timeout=LIMIT), server.config_set("maxmemory", 0)))
+    assert result.get(timeout=LIMIT) == "report"
+    assert split.record.runs("lost") == []
+
+
+def test_killed_connections_and_forgotten_scripts(split: Shop, server: Redis) -> None:
+    result = split.send("exclusive", "report", 3 * TTL)
+    waiting = split.send("waiting", "report")
+    split.record.wait_for(starts=1)
+    while not result.ready():
+        server.client_kill_filter(_type="normal", skipme=True)
+        server.script_flush()
+        clock.sleep(0.1)
+    assert result.get(timeout=LIMIT) == "report"
+    assert waiting.get(timeout=LIMIT) == "report"
+    assert overlaps(split.record.runs("report")) == []
+    assert split.record.runs("lost") == []
+
+
+def test_restarted_empty_while_many_wait(split: Shop, own_redis: RedisServer) -> None:
+    """The waiters lose their wake-up with everything else, and look again by themselves."""
+    victim = split.send("exclusive", "report", 60.0)
+    split.record.wait_for(starts=1)
+    waiting = [split.send("waiting", "report", 0.1) for _ in range(3)]
+    clock.sleep(0.5)
+    own_redis.restart()
+    with pytest.raises(LockLost):
+        victim.get(timeout=LIMIT)
+    for result in waiting:
+        assert result.get(timeout=LIMIT) == "report"
+    assert len(split.record.runs("report")) == 4

@@ -1,0 +1,90 @@
+"""A private RabbitMQ, for tests: on loopback, gone with `with`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from kombu import Connection
+
+from celery_singleton_lock import clock
+
+#: Where Debian and the packages of RabbitMQ's makers put it; the program on the PATH insists on being another user.
+_PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+#: Seconds that it may take to start.
+_LIMIT = 60
+
+#: Why there is none on this machine; empty if there is one.
+MISSING = "" if _PROGRAM.exists() and shutil.which("epmd") else "no rabbitmq-server here (Debian: rabbitmq-server)"
+
+
+class RabbitMQ:
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="rabbitmq-")
+        self.port, epmd_port, dist_port = _free_ports(3)
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
+        home = Path(self._directory.name)
+        self._log = (home / "log").open("wb")
+        environment = {
+            **os.environ,
+            "HOME": str(home),
+            "ERL_EPMD_PORT": str(epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(dist_port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home / "logs"),
+            "RABBITMQ_CONFIG_FILE": str(home / "none"),
+            "RABBITMQ_CONF_ENV_FILE": str(home / "none"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        }
+        # Not as the daemon that RabbitMQ would start by itself: that one stays.
+        epmd = ["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"]
+        self._processes = [self._start(epmd, environment), self._start([str(_PROGRAM)], environment)]
+
+    def __enter__(self) -> RabbitMQ:
+        deadline = clock.now() + _LIMIT
+        while True:
+            try:
+                with Connection(self.url, connect_timeout=1) as connection:
+                    connection.connect()
+                return self
+            except OSError as error:
+                if clock.now() > deadline or self._processes[-1].poll() is not None:
+                    self.__exit__()
+                    raise RuntimeError("RabbitMQ did not start") from error
+                clock.sleep(0.1)
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._log.close()
+        self._directory.cleanup()
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=self._log,
+            stderr=self._log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
