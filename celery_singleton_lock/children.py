@@ -52,40 +52,40 @@ class _Child:
         self._delivery: weakref.ref[Delivery] | None = None
         self._lease: Lease | None = None
         self._renewed_at = 0.0
-        self._interval = 0.0
+        self.interval = 0.0
 
     def begin(self, delivery: Delivery, interval: float) -> None:
         # Weak: its arguments may be large, and a child may be idle for days.
         self._delivery, self._lease = weakref.ref(delivery), None
-        self._renewed_at, self._interval = clock.now(), interval
+        self._renewed_at, self.interval = clock.now(), interval
 
     @property
     def due_at(self) -> float:
         """When to renew next; infinite while it does nothing."""
-        return self._renewed_at + self._interval if self._running() else float("inf")
-
-    def lease_to_renew(self, now: float) -> Lease | None:
-        """The lease of what it carries out, if that has not ended."""
-        self._renewed_at = now
-        return self.lease() if self._running() else None
-
-    def renew_after(self, seconds: float) -> None:
-        self._renewed_at = clock.now() + seconds - self._interval
+        return self._renewed_at + self.interval if self._running() else float("inf")
 
     def lease(self) -> Lease | None:
-        """The lease of what it carries out, also when the delivery is forgotten from now on."""
+        """The lease of what it carries out; None when it does nothing, or needs no lock."""
+        if self._lease is None and (delivery := self._running()) is not None:
+            self._lease = delivery.lease()
+        return self._lease
+
+    def keep_lease(self) -> None:
+        """Remember the lease though the delivery's end was reported."""
         delivery = self._delivery() if self._delivery else None
         if self._lease is None and delivery is not None:
             self._lease = delivery.lease()
-        return self._lease
+
+    def renew_after(self, seconds: float) -> None:
+        self._renewed_at = clock.now() + seconds - self.interval
 
     def close(self) -> None:
         if self.pidfd is not None:
             os.close(self.pidfd)
 
-    def _running(self) -> bool:
+    def _running(self) -> Delivery | None:
         delivery = self._delivery() if self._delivery else None
-        return delivery is not None and delivery.is_running
+        return delivery if delivery is not None and delivery.is_running else None
 
 
 class Children:
@@ -123,7 +123,7 @@ class Children:
         """The child is being killed, and may still clean up: free its lock when it is gone."""
         with self._mutex:
             if pid is not None and (child := self._children.get(pid)) is not None:
-                child.lease()
+                child.keep_lease()
 
     def bury(self, pid: int) -> bool:
         """Forget a child that was lost, once it is gone; False if it is still there after a moment."""
@@ -133,7 +133,8 @@ class Children:
             self.doomed(pid)
             return False
         with self._mutex:
-            if child is not None and self._children.pop(pid, None) is child:
+            if child is not None and self._children.get(pid) is child:
+                del self._children[pid]
                 child.close()
         return True
 
@@ -169,10 +170,13 @@ class Children:
                 free(self._store, lease)
 
     def _renew(self) -> None:
-        now = clock.now()
+        now, pairs = clock.now(), []
         with self._mutex:
-            due = [child for child in self._children.values() if child.due_at <= now]
-        pairs = [(child, lease) for child in due if (lease := child.lease_to_renew(now)) is not None]
+            for child in self._children.values():
+                if child.due_at <= now:
+                    child.renew_after(child.interval)
+                    if (lease := child.lease()) is not None:
+                        pairs.append((child, lease))
         if not pairs:
             return
         leases = [lease for _, lease in pairs]

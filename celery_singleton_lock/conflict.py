@@ -68,10 +68,17 @@ def put_back(task: Any, *, countdown: float | None = None) -> NoReturn:
     request = task.request
     retries, count = request.retries or 0, times_put_back(request)
     delay, count = (back_off(count), count + 1) if countdown is None else (countdown, count)
+    delay = min(delay, _longest_delay(task.app))
     copy = task.signature_from_request(request, countdown=delay, retries=retries)
     headers = {**(copy.options.get("headers") or {}), PUT_BACK_HEADER: [retries, count]}
     copy.set(headers=headers).apply_async()
     raise Ignore(f"put back, due in {delay:.1f} s")
+
+
+def _longest_delay(app: Any) -> float:
+    """Seconds: a message that waits for longer than the visibility timeout is delivered again, and multiplies."""
+    timeout = (app.conf.get("broker_transport_options") or {}).get("visibility_timeout")
+    return float(timeout) / 2 if isinstance(timeout, (int, float)) else float("inf")
 
 
 def times_put_back(request: Any) -> int:

@@ -64,14 +64,15 @@ def failed(task: Any, request: Any, error: Exception) -> Outcome:
 
 
 def ended_by(task: Any, error: BaseException) -> Outcome | None:
-    """The body raised `error`; None if that is not the message's end."""
-    if isinstance(error, Reject):
-        return None if getattr(error, "requeue", False) else Outcome(states.REJECTED)
+    """The body raised `error`; None if that is not the message's end.
+
+    A rejected message is given back: to its queue, or to a dead-letter exchange that may well send it again on purpose.
+    """
     if isinstance(error, Ignore):
         return Outcome(states.IGNORED)
     if isinstance(error, Retry):
         return Outcome(states.RETRY)
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, Reject) and not _rejects_failed(task):
         return failed(task, task.request, error)
     return None  # The process is being stopped; whoever does that knows what becomes of the message.
 
@@ -103,8 +104,6 @@ def answer(task: Any, done: Done) -> Any:
         "task %s[%s] is already done (%s), but its result was not stored; its recorded end is told again",
         *(task.name, task.request.id, outcome.state),
     )
-    if outcome.state == states.REJECTED:
-        raise Reject("rejected by the execution before this copy", requeue=False)
     value = _decoded(task, outcome.content)
     if outcome.state == states.SUCCESS:
         return value
@@ -139,6 +138,12 @@ def _decoded(task: Any, content: bytes | None) -> Any:
         except Exception:
             logger.exception("task %s[%s]: the recorded end cannot be read", task.name, task.request.id)
     raise ResultLost(task.name, task.request.id, MAX_CONTENT)
+
+
+def _rejects_failed(task: Any) -> bool:
+    """Whether Celery rejects the message of a task that failed, instead of acknowledging it."""
+    acks = getattr(task, "acks_on_failure", None)  # Since Celery 5.7.
+    return bool(task.acks_late and not (task.acks_on_failure_or_timeout if acks is None else acks))
 
 
 def _is_awaited(task: Any, request: Any) -> bool:

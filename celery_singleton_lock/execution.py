@@ -317,13 +317,18 @@ def holder_of(request: Any) -> Holder:
     """The holder that an execution of this request is, in this process."""
     return Holder(
         request.id,
-        request.retries or 0,
+        _count(request.retries),
         request.hostname,
         os.getpid(),
         clock.wall(),
-        getattr(request, "replaced_task_nesting", 0) or 0,
+        _count(getattr(request, "replaced_task_nesting", 0)),
         process.identity(),
     )
+
+
+def _count(header: object) -> int:
+    """What a message says it is; 0 for nonsense."""
+    return header if isinstance(header, int) else 0
 
 
 def mark_of(holder: Holder, outcome: done.Outcome, seconds: float) -> Mark:

@@ -44,7 +44,8 @@ class SingletonRequest(_Request):  # type: ignore[misc]
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         self._owner = new_owner()
-        self._requeued = False
+        #: Whether the message, or a retry, is still to be carried out.
+        self._goes_on = False
         # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
         self.delivery_info[OWNER] = self._owner
 
@@ -72,7 +73,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
             super().on_timeout(soft, timeout)
         finally:
             if not soft:
-                self._record(self._failure(TimeLimitExceeded(timeout)))
+                self._record(TimeLimitExceeded(timeout))
                 if (children := children_of.get(self.app)) is not None:
                     children.doomed(self.worker_pid)
 
@@ -86,11 +87,11 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
-            self._record(self._end_of_lost(error))
+            self._record(error)
 
     def reject(self, requeue: bool = False) -> None:
-        """Give the message back, to be delivered again or not."""
-        self._requeued = self._requeued or requeue
+        """Give the message back: to its queue, or to a dead-letter exchange."""
+        self._goes_on = True
         super().reject(requeue)
 
     def revoked(self) -> bool:
@@ -102,7 +103,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
 
     def _retry_worker_lost(self, *arguments: Any) -> Any:
         retried = super()._retry_worker_lost(*arguments)
-        self._requeued = self._requeued or bool(retried)
+        self._goes_on = self._goes_on or bool(retried)
         return retried
 
     def _free_if_gone(self) -> None:
@@ -113,26 +114,24 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         if (lease := self.lease()) is not None:
             free(Runtime.of(self.app).store, lease)
 
-    def _record(self, outcome: done.Outcome | None) -> None:
-        """Record that the message has come to this end, and is not to be carried out by another copy."""
-        runtime = Runtime.of(self.app)
-        if outcome is None or not runtime.settings.done_ttl or (lock := self._lock()) is None:
+    def _record(self, error: BaseException) -> None:
+        """Record what Celery has made of the loss of the child, if that is the end of the message."""
+        seconds = Runtime.of(self.app).settings.done_ttl
+        outcome, lock = self._outcome(error), self._lock()
+        if not seconds or outcome is None or lock is None:
             return
-        mark = mark_of(holder_of(self._context), outcome, runtime.settings.done_ttl)
+        mark = mark_of(holder_of(self._context), outcome, seconds)
         with suppress(LockUnavailable):
             # Under an owner that holds nothing: the child may still be cleaning up.
-            runtime.store.release(self._lease(lock, new_owner()), mark=mark)
+            Runtime.of(self.app).store.release(self._lease(lock, new_owner()), mark=mark)
 
-    def _end_of_lost(self, error: BaseException) -> done.Outcome | None:
-        """What Celery has made of the loss of the child; None if the message goes on."""
-        if self._requeued or self._already_cancelled:
+    def _outcome(self, error: BaseException) -> done.Outcome | None:
+        """The end of the message; None if it will be delivered again, or is retried."""
+        if self._goes_on or self._already_cancelled or not self.acknowledged:
             return None
         if isinstance(error, Terminated):
             return done.Outcome(states.REVOKED)
-        return self._failure(error) if isinstance(error, WorkerLostError) else None
-
-    def _failure(self, error: Exception) -> done.Outcome:
-        return done.failed(self.task, self._context, error)
+        return done.failed(self.task, self._context, error) if isinstance(error, Exception) else None
 
     def _lock(self) -> tuple[Options, str] | None:
         """The lock that the child takes, found out in the same way; None if there is none, or this fails."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -65,12 +68,65 @@ def test_no_overlap_and_nothing_stuck_whatever_breaks(
         result.get(timeout=TTL + 10)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_each_message_is_carried_out_once_whatever_dies(
+    redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]
+) -> None:
+    """Children and workers are killed, connections cut, and the broker delivers again what takes longer than 3 s."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    options = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    shop = shop_on(redis_server, locks=own_redis, broker_transport_options=options)
+    workers = {name: shop.start(name, concurrency=3)[0] for name in ("one", "two", "three")}
+    killed_at: dict[int, float] = {}
+    results = []
+    for number in range(FAULTS):
+        results += [shop.send("certain", job, chance.choice([0.0, 0.1, 0.5])) for job in JOBS]
+        results.append(shop.send("certain", f"long-{number}", chance.choice([2.0, 5.0])))
+        clock.sleep(chance.uniform(0.2, 1.0))
+        fault = chance.choice([kill, kill_child, kill_child, drop_connections, forget_scripts])
+        if fault is kill:
+            name = chance.choice(sorted(workers))
+            kill(shop, workers[name], killed_at)
+            (workers[name],) = shop.start(f"{name}-{number}", concurrency=3)
+        elif fault is kill_child:
+            kill_child(shop, chance, killed_at)
+        else:
+            fault(own_redis, chance)  # type: ignore[operator]
+    for result in results:
+        result.get(timeout=120)
+    runs = [ended(run, killed_at) for run in shop.record.runs()]
+    assert overlaps(runs) == []
+    done = Counter(run.task_id for run in runs if run.outcome == "done" and not cut_off_at_its_end(run, killed_at))
+    assert set(done.values()) == {1}
+    assert len(done) + sum(cut_off_at_its_end(run, killed_at) for run in runs) >= len(results)
+
+
+def cut_off_at_its_end(run: Run, killed_at: dict[int, float]) -> bool:
+    """It wrote its last line, and its process may have been killed before that could be told to anybody."""
+    return run.outcome == "done" and abs(killed_at.get(run.pid, 0.0) - run.end) < 0.1
+
+
+def kill_child(shop: Shop, chance: random.Random, killed_at: dict[int, float]) -> None:
+    """SIGKILL one that runs a task."""
+    running = [run.pid for run in shop.record.runs() if run.outcome == "open" and run.pid not in killed_at]
+    if not running:
+        return
+    pid = chance.choice(running)
+    killed_at[pid] = clock.now()
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def kill(shop: Shop, worker: Worker, killed_at: dict[int, float]) -> None:
     """SIGKILL, and remember when for the runs that it cuts off."""
     group = worker.process.pid
     cut_off = [run.pid for run in shop.record.runs() if run.outcome == "open" and group_of(run.pid) == group]
-    worker.kill()
+    # Before, not after: as soon as they are dead, their locks are freed.
     now = clock.now()
+    worker.kill()
     killed_at.update(dict.fromkeys(cut_off, now))
     # Those that started between the look above and the kill.
     killed_at.update(

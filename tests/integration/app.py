@@ -136,6 +136,12 @@ def rejected_when_lost(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds if not self.request.delivery_info["redelivered"] else 0.05)
 
 
+@app.task(bind=True, base=Exclusive, acks_late=True, reject_on_worker_lost=True, on_conflict="retry")
+def certain(self: Any, job: str, seconds: float) -> str:
+    """As safe as Celery can make it: each message is to be carried out, once."""
+    return _work(self, job, seconds)
+
+
 @app.task(bind=True, base=Exclusive, retry_on_worker_lost=True, default_retry_delay=0)
 def retried_when_lost(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds if self.request.retries == 0 else 0.05)

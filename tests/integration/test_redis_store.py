@@ -88,10 +88,17 @@ class TestLostReplies:
         lease = taken(store)
         assert store.renew([lease], timeout=1) == [True]
         end = lease.trusted_until
-        proxy.lose(1)
+        proxy.lose(2)
         with pytest.raises(LockUnavailable):
             store.renew([lease], timeout=1)
         assert lease.trusted_until == end
+        assert store.renew([lease], timeout=1) == [True]
+
+    def test_renewal_on_a_broken_connection_opens_a_new_one(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+        store, proxy = lossy
+        lease = taken(store)
+        assert store.renew([lease], timeout=1) == [True]
+        proxy.cut()
         assert store.renew([lease], timeout=1) == [True]
 
     def test_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, store: RedisStore) -> None:

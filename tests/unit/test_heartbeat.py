@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock import LockLost, LockUnavailable, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -216,3 +216,61 @@ def test_child_of_a_fork_has_a_heartbeat_of_its_own(store: Store, heartbeat: Hea
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     heartbeat.stop(inherited)
+
+
+class TestOverdue:
+    """The process slept past the end of its lease, and comes to a check before the heartbeat comes to it."""
+
+    @pytest.fixture
+    def overdue(self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> Lease:
+        lease, execution = store.take(ttl=600.0), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        lease.extend(clock.now() - 700.0)
+        return lease
+
+    def test_lock_that_is_still_ours_is_held_on(self, store: Store, overdue: Lease) -> None:
+        assert not overdue.held
+        overdue.check()
+        assert overdue.held
+        assert overdue.remaining > 500
+
+    def test_lock_that_is_gone_is_lost(self, store: Store, overdue: Lease) -> None:
+        store.release(overdue)
+        with pytest.raises(LockLost, match="no longer ours"):
+            overdue.check()
+
+    def test_lock_that_another_took_is_lost(self, store: Store, overdue: Lease) -> None:
+        store.release(overdue)
+        other = store.take()
+        with pytest.raises(LockLost, match="no longer ours"):
+            overdue.check()
+        assert other.held
+
+    def test_no_answer_is_no_trust(self, store: Store, overdue: Lease) -> None:
+        store.fail = True
+        with pytest.raises(LockLost, match="overdue"):
+            overdue.check()
+
+    def test_lost_lease_does_not_ask_again(self, store: Store, overdue: Lease) -> None:
+        overdue.lose("told so")
+        with pytest.raises(LockLost, match="told so"):
+            overdue.check()
+        assert store.renewals == 0
+
+
+def test_answer_that_was_read_late_is_followed_by_a_question_at_once(store: Store, heartbeat: Heartbeat) -> None:
+    """The process was stopped between sending and reading: the answer says how it was then."""
+    lease, execution = store.take(ttl=3.0), Execution()
+    late = threading.Event()
+
+    def renew(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        if late.is_set():
+            return [False]
+        late.set()
+        lease.extend(clock.now() - 10.0)
+        return [True]
+
+    store.renew = renew  # type: ignore[method-assign]
+    heartbeat.start(lease, execution.when_lost)
+    assert late.wait(LIMIT)
+    assert execution.lost.wait(0.9), "it asked no sooner than after another third of the ttl"

@@ -1,0 +1,257 @@
+"""The main process's part for its children, over memory locks and real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from celery_singleton_lock import LockUnavailable, children, clock
+from celery_singleton_lock.children import Children
+from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.stores.memory import MemoryStore
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
+
+TTL = 0.5
+LIMIT = 20.0
+
+
+class Store(MemoryStore):
+    """A memory store that counts renewals, and can be made to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail = False
+        self.renewed = 0
+        self.failed = threading.Event()
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        if self.fail:
+            self.failed.set()
+            raise LockUnavailable("test", "told to fail")
+        self.renewed += 1
+        return super().renew(leases, timeout=timeout)
+
+
+class Delivery:
+    """What a child carries out, as far as its main process is concerned."""
+
+    def __init__(self, store: MemoryStore, key: str = "k", *, holds: bool = True, ttl: float = TTL) -> None:
+        self.is_running = True
+        self.key, self.owner, self.ttl = key, new_owner(), ttl
+        if holds:
+            store.acquire(key, self.owner, ttl=ttl, holder=Holder())
+
+    def lease(self) -> Lease:
+        return Lease(self.key, self.owner, ttl=self.ttl, fence=0, sent_at=clock.now())
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def family(store: Store) -> Children:
+    return Children(store)
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Start a process that waits to be killed."""
+    started = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stdin.close()
+        process.kill()
+        process.wait()
+
+
+def is_held(store: Store, key: str = "k") -> bool:
+    found = store.acquire(key, new_owner(), ttl=60, holder=Holder())
+    if isinstance(found, Lease):
+        store.release(found)
+    return isinstance(found, Held)
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = clock.now() + LIMIT
+    while not true():
+        assert clock.now() < deadline
+        clock.sleep(0.005)
+
+
+def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, fork: Callable) -> None:
+    delivery = Delivery(store)
+    family.begin(fork().pid, delivery, TTL)
+    end = clock.now() + 3 * TTL
+    while clock.now() < end:
+        assert is_held(store)
+        clock.sleep(0.02)
+
+
+def test_renewal_goes_on_after_an_error(store: Store, family: Children, fork: Callable) -> None:
+    delivery = Delivery(store, ttl=2.0)
+    family.begin(fork().pid, delivery, 2.0)
+    store.fail = True
+    assert store.failed.wait(LIMIT)
+    store.fail = False
+    until(lambda: store.renewed)
+    assert is_held(store)
+
+
+def test_lock_of_a_dead_child_is_freed_at_once(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery = fork(), Delivery(store, ttl=600)
+    family.begin(child.pid, delivery, 600)
+    child.kill()
+    until(lambda: not is_held(store))
+
+
+def test_child_that_was_dead_before_it_was_known(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery = fork(), Delivery(store, ttl=600)
+    child.kill()
+    child.wait()
+    family.begin(child.pid, delivery, 600)
+    until(lambda: not is_held(store))
+
+
+def test_each_child_has_its_own(store: Store, family: Children, fork: Callable) -> None:
+    pairs = [(fork(), Delivery(store, f"k{n}", ttl=600)) for n in range(5)]
+    for child, delivery in pairs:
+        family.begin(child.pid, delivery, 600)
+    pairs[2][0].kill()
+    until(lambda: not is_held(store, "k2"))
+    assert [is_held(store, f"k{n}") for n in range(5)] == [True, True, False, True, True]
+
+
+def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Children, fork: Callable) -> None:
+    child, first, second = fork(), Delivery(store, "first", ttl=600), Delivery(store, "second", ttl=600)
+    family.begin(child.pid, first, 600)
+    first.is_running = False
+    family.begin(child.pid, second, 600)
+    child.kill()
+    until(lambda: not is_held(store, "second"))
+    assert is_held(store, "first"), "whoever holds it now is not the child's concern"
+
+
+def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery = fork(), Delivery(store)
+    family.begin(child.pid, delivery, TTL)
+    delivery.is_running = False
+    until(lambda: not is_held(store))
+    assert store.renewed == 0
+    child.kill()
+
+
+def test_forgotten_delivery_ends_by_itself(store: Store, family: Children, fork: Callable) -> None:
+    delivery = Delivery(store)
+    family.begin(fork().pid, delivery, TTL)
+    del delivery
+    until(lambda: not is_held(store))
+
+
+def test_strangers_lock_is_neither_renewed_nor_freed(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery = fork(), Delivery(store, holds=False)
+    stranger = Delivery(store)
+    family.begin(child.pid, delivery, TTL)
+    child.kill()
+    clock.sleep(0.1)
+    assert is_held(store)
+    until(lambda: not is_held(store))
+    del stranger
+
+
+def test_doomed_child_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
+    """Its end was reported already (a hard time limit), but it still cleans up."""
+    child, delivery = fork(), Delivery(store, ttl=600)
+    family.begin(child.pid, delivery, 600)
+    delivery.is_running = False
+    family.doomed(child.pid)
+    del delivery
+    assert is_held(store)
+    child.kill()
+    until(lambda: not is_held(store))
+
+
+def test_bury_waits_for_the_end(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery = fork(), Delivery(store, ttl=600)
+    family.begin(child.pid, delivery, 600)
+    threading.Timer(0.1, child.kill).start()
+    assert family.bury(child.pid)
+    assert child.poll() is not None
+
+
+def test_bury_does_not_wait_for_ever(
+    store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "DEATH", 0.05)
+    child, delivery = fork(), Delivery(store, ttl=600)
+    family.begin(child.pid, delivery, 600)
+    assert not family.bury(child.pid)
+    assert is_held(store)
+    child.kill()
+    until(lambda: not is_held(store))
+
+
+def test_unknown_child_is_gone(family: Children) -> None:
+    assert family.bury(1 << 22)
+
+
+def test_no_descriptor_is_left(store: Store, family: Children, fork: Callable) -> None:
+    def pidfds() -> int:
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return sum(os.path.exists(link) and "pidfd" in os.readlink(link) for link in links)
+
+    before = pidfds()
+    for _ in range(5):
+        child, delivery = fork(), Delivery(store, ttl=600)
+        family.begin(child.pid, delivery, 600)
+        child.kill()
+        until(lambda: not is_held(store))
+    until(lambda: pidfds() == before)
+
+
+def test_without_pidfds_the_pool_is_believed(
+    store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    child, delivery = fork(), Delivery(store)
+    family.begin(child.pid, delivery, TTL)
+    until(lambda: store.renewed)
+    assert family.bury(child.pid)
+
+
+def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Callable) -> None:
+    class Broken(Delivery):
+        def lease(self) -> Lease:
+            raise RuntimeError("as told")
+
+    broken, delivery = Broken(store, "broken"), Delivery(store)
+    family.begin(fork().pid, broken, TTL / 4)
+    family.begin(fork().pid, delivery, TTL)
+    broken.is_running = True
+    until(lambda: not is_held(store, "broken"))
+    broken.is_running = False
+    child, later = fork(), Delivery(store, "later", ttl=600)
+    family.begin(child.pid, later, 600)
+    child.kill()
+    until(lambda: not is_held(store, "later"))
+
+
+def test_one_thread(store: Store, family: Children, fork: Callable) -> None:
+    deliveries = [Delivery(store, f"k{n}") for n in range(5)]
+    for delivery in deliveries:
+        family.begin(fork().pid, delivery, TTL)
+    before = sum(thread.name == "singleton-lock-children" for thread in threading.enumerate())
+    family.begin(fork().pid, deliveries[0], TTL)
+    assert sum(thread.name == "singleton-lock-children" for thread in threading.enumerate()) == before

@@ -1,0 +1,270 @@
+"""What a copy of a message that was carried out ends with."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_singleton_lock import ResultLost, SingletonTask, done
+from celery_singleton_lock.lease import Done
+from celery_singleton_lock.runtime import Runtime
+
+_numbers = itertools.count()
+
+
+class NotSerialisable:
+    pass
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery(f"done{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
+    app.conf.singleton_lock_prefix = app.main
+    return app
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the first execution had had its time to store what it returned."""
+    monkeypatch.setattr(done, "SETTLING", 0.0)
+
+
+def make(app: Celery, body: Any, **options: Any) -> Any:
+    """A task and the list of its runs."""
+    runs: list[str] = []
+
+    def job(self: Any) -> Any:
+        runs.append(self.request.id)
+        return body()
+
+    task = app.task(bind=True, base=SingletonTask, shared=False, name=f"job{next(_numbers)}", **options)(job)
+    return task, runs
+
+
+def id_for(task: Any) -> str:
+    """The result backend in memory is one for all apps."""
+    return f"id-{task.app.main}"
+
+
+def deliver(task: Any, **request: Any) -> Any:
+    """Call the task as a worker does with a message; what it returns or raises."""
+    task.push_request(
+        **{
+            "id": id_for(task),
+            "called_directly": False,
+            "is_eager": False,
+            "delivery_info": {},
+            "retries": 0,
+            **request,
+        }
+    )
+    try:
+        return task()
+    finally:
+        task.pop_request()
+
+
+class TestSecondCopy:
+    @pytest.mark.parametrize("value", [None, 0, "text", [1, 2], {"a": [None]}, 1.5])
+    def test_returns_what_the_first_returned(self, app: Celery, value: object) -> None:
+        task, runs = make(app, lambda: value)
+        assert deliver(task) == value
+        assert deliver(task) == value
+        assert len(runs) == 1
+
+    def test_raises_what_the_first_raised(self, app: Celery) -> None:
+        task, runs = make(app, lambda: {}["missing"])
+        for _ in range(2):
+            with pytest.raises(KeyError, match="missing"):
+                deliver(task)
+        assert len(runs) == 1
+
+    @pytest.mark.parametrize("end", [Ignore(), Retry()])
+    def test_is_dropped_when_the_first_left_nothing_to_tell(self, app: Celery, end: Exception) -> None:
+        def body() -> None:
+            raise end
+
+        task, runs = make(app, body)
+        with pytest.raises(type(end)):
+            deliver(task)
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert len(runs) == 1
+
+    @pytest.mark.parametrize("requeue", [True, False])
+    def test_runs_again_after_a_reject(self, app: Celery, requeue: bool) -> None:
+        """It is given back to be delivered again, by its queue or by a dead-letter exchange."""
+
+        def body() -> None:
+            raise Reject("x", requeue=requeue)
+
+        task, runs = make(app, body)
+        for _ in range(2):
+            with pytest.raises(Reject):
+                deliver(task)
+        assert len(runs) == 2
+
+    def test_runs_again_where_failed_messages_are_rejected(self, app: Celery) -> None:
+        task, runs = make(app, lambda: 1 / 0, acks_late=True, acks_on_failure_or_timeout=False)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                deliver(task)
+        assert len(runs) == 2
+
+    @pytest.mark.parametrize("end", [SystemExit(), KeyboardInterrupt(), GeneratorExit()])
+    def test_runs_again_when_the_first_was_stopped(self, app: Celery, end: BaseException) -> None:
+        def body() -> None:
+            raise end
+
+        task, runs = make(app, body)
+        for _ in range(2):
+            with pytest.raises(type(end)):
+                deliver(task)
+        assert len(runs) == 2
+
+    def test_is_dropped_when_the_result_is_stored(self, app: Celery) -> None:
+        task, runs = make(app, lambda: 1)
+        deliver(task)
+        app.backend.store_result(id_for(task), 1, "SUCCESS")
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert len(runs) == 1
+
+    def test_is_dropped_when_nobody_wants_the_result(self, app: Celery) -> None:
+        task, runs = make(app, lambda: "x" * 10_000, ignore_result=True)
+        deliver(task)
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert len(runs) == 1
+
+    def test_of_a_large_value_is_a_clear_error(self, app: Celery) -> None:
+        task, runs = make(app, lambda: "x" * 10_000)
+        deliver(task)
+        with pytest.raises(ResultLost, match=r"job\d+\[id-.*4096 bytes.*not run again"):
+            deliver(task)
+        assert len(runs) == 1
+
+    def test_of_what_cannot_be_stored(self, app: Celery) -> None:
+        """Celery fails the first one for it; this one says so too."""
+        task, runs = make(app, NotSerialisable)
+        deliver(task)
+        with pytest.raises(ResultLost):
+            deliver(task)
+        assert len(runs) == 1
+
+    @pytest.mark.parametrize("other", [{"id": "y"}, {"retries": 1}, {"replaced_task_nesting": 1}])
+    def test_of_another_message_runs(self, app: Celery, other: dict[str, Any]) -> None:
+        task, runs = make(app, lambda: 1)
+        deliver(task)
+        deliver(task, **other)
+        assert len(runs) == 2
+
+    def test_runs_when_nothing_is_to_be_remembered(self, app: Celery) -> None:
+        app.conf.singleton_lock_done_ttl = 0
+        task, runs = make(app, lambda: 1)
+        for _ in range(2):
+            deliver(task)
+        assert len(runs) == 2
+
+    def test_runs_when_it_is_eager(self, app: Celery) -> None:
+        task, runs = make(app, lambda: 1)
+        for _ in range(2):
+            assert task.apply(task_id="x").get() == 1
+        assert len(runs) == 2
+
+    @pytest.mark.parametrize("nonsense", ["1", [1], {}, None, 1.5])
+    def test_nonsense_in_the_headers_counts_as_a_first_attempt(self, app: Celery, nonsense: object) -> None:
+        task, runs = make(app, lambda: 1)
+        deliver(task, retries=nonsense, replaced_task_nesting=nonsense)
+        deliver(task)
+        assert len(runs) == 1
+
+
+class TestWhileItIsStillBeingStored:
+    def test_copy_is_put_back(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(done, "SETTLING", 10.0)
+        task, runs = make(app, lambda: 1)
+        deliver(task)
+        with pytest.raises(Ignore, match=r"put back, due in (9\.|10\.0)"):
+            deliver(task, headers={})
+        assert len(runs) == 1
+
+    def test_backend_that_cannot_be_asked_is_asked_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        task, runs = make(app, lambda: 1)
+        deliver(task)
+
+        def broken(*_: object) -> None:
+            raise OSError("gone")
+
+        monkeypatch.setattr(app.backend, "get_state", broken)
+        with pytest.raises(Ignore, match="put back"):
+            deliver(task, headers={})
+        assert len(runs) == 1
+
+
+class TestWithoutBackend:
+    @pytest.fixture
+    def app(self) -> Celery:
+        app = Celery(f"done{next(_numbers)}", set_as_current=False, broker="memory://")
+        app.conf.singleton_lock_prefix = app.main
+        return app
+
+    def test_copy_sends_what_follows_if_that_was_not_sent(self, app: Celery) -> None:
+        task, runs = make(app, lambda: 7)
+        follows = [task.s()]
+        assert deliver(task, callbacks=follows) == 7
+        assert deliver(task, callbacks=follows) == 7
+        assert len(runs) == 1
+
+    def test_copy_sends_nothing_after_all_was_sent(self, app: Celery) -> None:
+        sent = []
+        task, runs = make(app, lambda: 7)
+
+        @app.task(shared=False)
+        def follow(value: int) -> None:
+            sent.append(value)
+
+        app.conf.task_always_eager = True
+        tracer = build_tracer(task.name, task, app=app)
+        for _ in range(2):
+            tracer("x", (), {}, {"id": "x", "is_eager": False, "delivery_info": {}, "callbacks": [follow.s()]})
+        assert sent == [7]
+        assert len(runs) == 1
+
+
+class TestForeignRecords:
+    """Values that we did not write; whatever they are, the message is not run twice."""
+
+    @pytest.mark.parametrize(
+        "record",
+        [b"", b"x", b"[]", b"null\n", b'["SUCCESS"]', b'["SUCCESS", "x", true]\n1', b'["SUCCESS", 1, true]\n\xff{'],
+    )
+    def test_are_a_clear_error(self, app: Celery, record: bytes) -> None:
+        task, _ = make(app, lambda: 1)
+        task.push_request(id=id_for(task), headers={})
+        try:
+            with pytest.raises(ResultLost):
+                done.answer(task, Done(record, 0.0))
+        finally:
+            task.pop_request()
+
+    def test_pickle_is_not_read_where_only_json_is_accepted(self, app: Celery) -> None:
+        task, _ = make(app, lambda: 1)
+        task.push_request(id=id_for(task), headers={})
+        try:
+            with pytest.raises(ResultLost):
+                done.answer(task, Done(b'["SUCCESS", 1, true]\n\x80\x04K\x01.', 0.0))
+        finally:
+            task.pop_request()
+
+
+def test_second_copy_takes_no_lock(app: Celery) -> None:
+    task, _ = make(app, lambda: 1)
+    deliver(task)
+    deliver(task)
+    assert dict(Runtime.of(app).store.holds(app.main)) == {}
