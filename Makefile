@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test lint test-all docs bench coverage clean
+.PHONY: help setup demo test lint test-all versions docs bench coverage clean
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
 	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
 	@echo "make test-all  the slow ones too"
+	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      check the links and run the code blocks of the documentation"
 	@echo "make bench     what a lock costs"
@@ -33,6 +34,10 @@ test: .venv/.dev
 
 test-all: .venv/.dev
 	$(PYTEST)
+
+versions: .venv/.dev
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox
 
 lint: .venv/.dev
 	$(BIN)/ruff check

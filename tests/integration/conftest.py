@@ -15,7 +15,13 @@ from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Worker, environment
 from tests.recording import Record
 
-POOLS = ("prefork", "threads", "solo", "gevent")
+#: Each pool; the quick tests take a process pool and a greenlet pool.
+POOLS = (
+    "prefork",
+    "gevent",
+    pytest.param("threads", marks=pytest.mark.slow),
+    pytest.param("solo", marks=pytest.mark.slow),
+)
 
 
 @dataclass
@@ -57,6 +63,15 @@ class Shop:
     def locks(self) -> Redis:
         """A client of the lock server."""
         return Redis.from_url(self.conf["singleton_lock_backend"])
+
+    def keys(self) -> list[str]:
+        """All that is kept for locks."""
+        with self.locks() as client:
+            return [key.decode() for key in client.scan_iter()]
+
+    def held(self) -> list[str]:
+        """The locks that are held."""
+        return [key for key in self.keys() if key.endswith(":run")]
 
     def sign(self, task: str, *args: Any, **options: Any) -> Any:
         return self.app.signature(f"tests.integration.app.{task}", args, **options)

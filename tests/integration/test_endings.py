@@ -23,14 +23,9 @@ def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
 
 
 def assert_free_and_runs(shop: Shop, job: str = "report") -> None:
-    until(lambda: not locks(shop), 30)
+    until(lambda: not shop.held(), 30)
     assert shop.send("exclusive", job).get(timeout=LIMIT) == job
     assert overlaps(shop.record.runs(job)) == []
-
-
-def locks(shop: Shop) -> list[bytes]:
-    with shop.locks() as client:
-        return list(client.scan_iter("*:run"))
 
 
 class TestFromOutside:
@@ -66,7 +61,7 @@ class TestFromOutside:
         result = shop.send("late", "report", 30.0, time_limit=1)
         with pytest.raises(TimeLimitExceeded):
             result.get(timeout=LIMIT)
-        until(lambda: not locks(shop))
+        until(lambda: not shop.held())
         shop.send("late", "report", 0.0, task_id=result.id)
         until(lambda: any("this copy is dropped" in worker.log for worker in shop.workers))
         assert len(shop.record.runs("report")) == 1
@@ -80,7 +75,7 @@ class TestFromOutside:
         shop.app.control.revoke(result.id, terminate=True, signal=signal)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LIMIT)
-        until(lambda: not locks(shop), 30)
+        until(lambda: not shop.held(), 30)
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
         assert len(shop.record.runs("report")) == 2
 
@@ -91,7 +86,7 @@ class TestFromOutside:
         shop.app.control.revoke(result.id)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LIMIT)
-        assert locks(shop) == []
+        assert shop.held() == []
         assert shop.record.runs("report") == []
         assert_free_and_runs(shop)
 
@@ -100,7 +95,7 @@ class TestFromOutside:
         result = shop.send("exclusive", "report", countdown=2, expires=1)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LIMIT)
-        assert locks(shop) == []
+        assert shop.held() == []
         assert shop.record.runs("report") == []
 
 
@@ -139,7 +134,7 @@ class TestByItself:
         result = shop.send("ending", "report", "exit")
         with pytest.raises(Exception, match=r"exited prematurely"):
             result.get(timeout=LIMIT)
-        until(lambda: not locks(shop), 30)
+        until(lambda: not shop.held(), 30)
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
 
     def test_replaced(self, shop: Shop) -> None:
@@ -232,7 +227,7 @@ class TestRetry:
         runs = shop.record.runs()
         assert len(runs) == 60
         assert overlaps(runs) == []
-        until(lambda: not locks(shop), 30)
+        until(lambda: not shop.held(), 30)
 
     def test_max_retries_of_autoretry(self, shop: Shop) -> None:
         with pytest.raises(ValueError, match="as told"):
@@ -257,7 +252,7 @@ class TestBesideARealHolder:
 
         yield job
         shop.app.conf.task_always_eager = False
-        assert len(locks(shop)) == 1, "the holder's lock is as it was"
+        assert len(shop.held()) == 1, "the holder's lock is as it was"
         assert result.get(timeout=LIMIT) == "report"
         assert shop.record.runs("lost") == []
         assert_free_and_runs(shop)

@@ -41,7 +41,7 @@ class TestChildIsKilled:
         victim = patient.send("exclusive", "report", 300.0)
         (run,) = patient.record.wait_for(starts=1)
         waiter = patient.send("waiting", "report")
-        until(lambda: b"waiting" in b" ".join(lock_keys(patient)))
+        until(lambda: "waiting" in " ".join(patient.keys()))
         killed_at = kill_child(run)
         assert waiter.get(timeout=LIMIT) == "report"
         dead, following = patient.record.runs("report", killed_at=killed_at)
@@ -78,7 +78,7 @@ class TestChildIsKilled:
         kill_child(run)
         with pytest.raises(WorkerLostError):
             result.get(timeout=LIMIT)
-        until(lambda: b":done:" in b" ".join(lock_keys(patient)))
+        until(lambda: ":done:" in " ".join(patient.keys()))
         patient.send("late", "report", 0.0, task_id=result.id)
         until(lambda: any("this copy is dropped" in worker.log for worker in patient.workers))
         assert len(patient.record.runs("report")) == 1
@@ -92,7 +92,7 @@ class TestChildIsKilled:
         assert len({run.pid for run in runs}) == 4
         for run in runs:
             kill_child(run)
-        until(lambda: not [key for key in lock_keys(patient) if key.endswith(b":run")])
+        until(lambda: not patient.held())
         again = [patient.send("exclusive", f"job-{n}") for n in range(4)]
         for n, result in enumerate(again):
             assert result.get(timeout=LIMIT) == f"job-{n}"
@@ -118,9 +118,9 @@ class TestWorkerIsKilled:
             patient.send("exclusive", f"job-{n}", 300.0)
         patient.record.wait_for(starts=3)
         victim.kill()
-        assert len([key for key in lock_keys(patient) if key.endswith(b":run")]) == 3
+        assert len(patient.held()) == 3
         patient.start("name")
-        until(lambda: not [key for key in lock_keys(patient) if key.endswith(b":run")])
+        until(lambda: not patient.held())
 
     def test_worker_of_the_same_name_frees_nothing_of_one_that_lives(self, patient: Shop) -> None:
         """Two workers of one name are a mistake, and no reason to let tasks overlap."""
@@ -130,7 +130,7 @@ class TestWorkerIsKilled:
         patient.record.wait_for(starts=2)
         (second,) = patient.start("name", concurrency=2)
         patient.send("exclusive", "sync").get(timeout=LIMIT)
-        assert len([key for key in lock_keys(patient) if key.endswith(b":run")]) == 2
+        assert len(patient.held()) == 2
         assert "freed for a process" not in second.log
 
     def test_lock_of_a_host_that_is_gone_is_free_after_its_lease(self, shop: Shop) -> None:
@@ -210,15 +210,10 @@ class TestWorkerIsStopped:
         result = shop.send("exclusive", "report", 300.0)
         shop.record.wait_for(starts=1)
         worker.pause()
-        until(lambda: not [key for key in lock_keys(shop) if key.endswith(b":run")])
+        until(lambda: not shop.held())
         worker.resume()
         with pytest.raises(LockLost):
             result.get(timeout=LIMIT)
-
-
-def lock_keys(shop: Shop) -> list[bytes]:
-    with shop.locks() as client:
-        return list(client.scan_iter())
 
 
 def pretend_another_host(shop: Shop) -> None:

@@ -7,6 +7,8 @@ import pytest
 from tests.integration.conftest import Shop
 from tests.recording import overlaps
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 120
 
 

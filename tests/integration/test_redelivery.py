@@ -81,6 +81,7 @@ class TestRunningMessage:
         assert result.get(timeout=LIMIT) == "report"
         assert len(shop.record.runs("report")) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("acks_late", [True, False])
     def test_eta_longer_than_the_visibility_timeout(self, forgetful: Shop, acks_late: bool) -> None:
         forgetful.start("one", "two", "three", concurrency=2)
@@ -88,6 +89,7 @@ class TestRunningMessage:
         results = [forgetful.send(task, f"job-{n}", 0.5, countdown=3 * VISIBILITY) for n in range(3)]
         for n, result in enumerate(results):
             assert result.get(timeout=LIMIT) == f"job-{n}"
+        assert any("this copy is dropped" in worker.log for worker in forgetful.workers), "none was delivered again"
         clock.sleep(VISIBILITY + 2)
         assert len(forgetful.record.runs()) == 3
 
@@ -115,6 +117,7 @@ class TestFinishedMessage:
         assert len(two.record.runs("report")) == 1
         assert len(two.record.runs("mark")) == 1
 
+    @pytest.mark.slow
     def test_callbacks_and_the_rest_of_its_chain_go_on(self, two: Shop) -> None:
         step = two.sign("late", "report", immutable=True).set(task_id="dies-unstored")
         step.link(two.sign("mark", immutable=True))
@@ -124,12 +127,14 @@ class TestFinishedMessage:
         assert len(two.record.runs("report")) == 1
         assert len(two.record.runs("mark")) == 1
 
+    @pytest.mark.slow
     def test_chord_is_completed(self, two: Shop) -> None:
         step = two.sign("late", "report").set(task_id="dies-unstored")
         result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
         assert result.get(timeout=LIMIT) == [1, "report"]
         assert len(two.record.runs("report")) == 1
 
+    @pytest.mark.slow
     def test_failure_is_told_again(self, two: Shop) -> None:
         result = two.send("late_failing", "report", task_id="dies-unstored", link_error=two.sign("mark"))
         with pytest.raises(ValueError, match="as told"):
@@ -137,12 +142,14 @@ class TestFinishedMessage:
         two.record.wait_for(starts=1, job="mark")
         assert len(two.record.runs("report")) == 1
 
+    @pytest.mark.slow
     def test_value_that_is_too_large_is_looked_up_in_the_result_backend(self, two: Shop) -> None:
         result = two.send("large", "report", 100_000, task_id="dies-stored")
         assert result.get(timeout=LIMIT) == "x" * 100_000
         until(lambda: any("this copy is dropped" in worker.log for worker in two.workers))
         assert result.state == "SUCCESS"
 
+    @pytest.mark.slow
     def test_value_that_neither_has_is_an_error_and_the_body_is_not_run_again(self, two: Shop) -> None:
         result = two.send("large", "report", 100_000, task_id="dies-unstored")
         with pytest.raises(ResultLost, match="larger than the 4096 bytes"):
@@ -167,6 +174,7 @@ class TestWithoutResultBackend:
         assert len(mute.record.runs("report")) == 1
         assert len(mute.record.runs("mark")) == 1
 
+    @pytest.mark.slow
     def test_copy_sends_what_was_not_sent(self, mute: Shop) -> None:
         again(mute, "late", "report", task_id="dies-unstored", link=mute.sign("mark"))
         until(lambda: any(worker.process.poll() is not None for worker in mute.workers))

@@ -20,11 +20,6 @@ def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     return shop_on(redis_server, singleton_lock_ttl=600.0, worker_pool_restarts=True)
 
 
-def locks(shop: Shop) -> list[bytes]:
-    with shop.locks() as client:
-        return list(client.scan_iter("*:run"))
-
-
 @pytest.mark.parametrize("pool", POOLS)
 def test_warm_shutdown_waits_for_the_task(shop: Shop, pool: str) -> None:
     (worker,) = shop.start("one", pool=pool)
@@ -32,7 +27,21 @@ def test_warm_shutdown_waits_for_the_task(shop: Shop, pool: str) -> None:
     shop.record.wait_for(starts=1)
     assert worker.terminate() == 0
     assert result.get(timeout=LIMIT) == "report"
-    assert locks(shop) == []
+    assert shop.held() == []
+
+
+def test_warm_shutdown_renews_until_the_end(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    shop = shop_on(redis_server, singleton_lock_ttl=1.0)
+    (worker,) = shop.start("one")
+    result = shop.send("exclusive", "report", 4.0)
+    shop.record.wait_for(starts=1)
+    worker.process.terminate()
+    shop.start("two")
+    waiting = shop.send("waiting", "report")
+    assert result.get(timeout=LIMIT) == "report"
+    assert waiting.get(timeout=LIMIT) == "report"
+    assert overlaps(shop.record.runs("report")) == []
+    assert shop.record.runs("lost") == []
 
 
 @pytest.mark.parametrize("task", ["exclusive", "late"])
@@ -45,7 +54,7 @@ def test_soft_shutdown_waits_and_then_stops_the_task(
     (run,) = shop.record.wait_for(starts=1)
     worker.process.send_signal(signal.SIGQUIT)
     worker.process.wait(LIMIT)
-    assert locks(shop) == []
+    assert shop.held() == []
     assert not is_alive(run.pid)
 
 
@@ -56,7 +65,7 @@ def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
     (run,) = shop.record.wait_for(starts=1)
     worker.process.send_signal(signal.SIGQUIT)
     worker.process.wait(LIMIT)
-    until(lambda: not locks(shop), 10)
+    until(lambda: not shop.held(), 10)
     assert not is_alive(run.pid)
 
 
@@ -80,9 +89,10 @@ def test_children_are_replaced_after_each_task(shop: Shop) -> None:
     runs = shop.record.runs("report")
     assert len({run.pid for run in runs}) == len(runs) == 20
     assert overlaps(runs) == []
-    assert locks(shop) == []
+    assert shop.held() == []
 
 
+@pytest.mark.slow
 def test_children_are_replaced_when_they_have_grown(shop: Shop) -> None:
     shop.start("one", "two", arguments=("--max-memory-per-child", "1"))
     results = [shop.send("waiting", "report") for _ in range(10)]
@@ -91,9 +101,10 @@ def test_children_are_replaced_when_they_have_grown(shop: Shop) -> None:
     runs = shop.record.runs("report")
     assert len({run.pid for run in runs}) == len(runs) == 10
     assert overlaps(runs) == []
-    assert locks(shop) == []
+    assert shop.held() == []
 
 
+@pytest.mark.slow
 def test_autoscale_down_while_a_task_runs(
     redis_server: RedisServer, shop_on: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +117,7 @@ def test_autoscale_down_while_a_task_runs(
         assert result.get(timeout=LIMIT) == f"job-{n}"
     until(lambda: "Scaling down" in worker.log, 30)
     assert long.get(timeout=LIMIT) == "long"
-    assert locks(shop) == []
+    assert shop.held() == []
     assert shop.record.runs("lost") == []
 
 
@@ -117,5 +128,5 @@ def test_pool_restart_waits_for_the_task(shop: Shop) -> None:
     shop.app.control.broadcast("pool_restart", arguments={"reload": False})
     assert result.get(timeout=LIMIT) == "report"
     until(lambda: not is_alive(run.pid), 30)
-    assert locks(shop) == []
+    assert shop.held() == []
     assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
