@@ -122,17 +122,12 @@ def kill_child(shop: Shop, chance: random.Random, killed_at: dict[int, float]) -
 
 def kill(shop: Shop, worker: Worker, killed_at: dict[int, float]) -> None:
     """SIGKILL, and remember when for the runs that it cuts off."""
-    group = worker.process.pid
-    cut_off = [run.pid for run in shop.record.runs() if run.outcome == "open" and group_of(run.pid) == group]
-    # Before, not after: as soon as they are dead, their locks are freed.
+    # The time before, not after: as soon as they are dead, their locks are freed.
     now = clock.now()
     worker.kill()
-    killed_at.update(dict.fromkeys(cut_off, now))
-    # Those that started between the look above and the kill.
-    killed_at.update(
-        {run.pid: now for run in shop.record.runs() if run.outcome == "open" and group_of(run.pid) is None
-         and run.pid not in killed_at}
-    )  # fmt: skip
+    for run in shop.record.runs():
+        if run.outcome == "open" and group_of(run.pid) in (None, worker.process.pid):
+            killed_at.setdefault(run.pid, now)
 
 
 def pause_worker(worker: Worker, chance: random.Random) -> None:
