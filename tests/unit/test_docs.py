@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -53,3 +54,16 @@ def test_docs_list_every_option_and_default() -> None:
     for setting in _SETTINGS:
         assert f"| `{setting}` |" in page
     assert f"({MIN_TTL:g} to {MAX_TTL:g})" in page
+
+
+def test_lifecycle_names_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)+)`", (ROOT / "docs" / "lifecycle.md").read_text())
+    assert len(named) > 50
+    for path, parts in named:
+        tree: ast.AST = ast.parse((ROOT / path).read_text())
+        for part in parts.strip(":").split("::"):
+            found = [node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == part]
+            assert found, f"{path} has no {part}"
+            tree = found[0]
+    rows = [line for line in (ROOT / "docs" / "lifecycle.md").read_text().splitlines() if line.startswith("| ")]
+    assert all("`tests/" in row or row.startswith("| event") for row in rows)
