@@ -213,9 +213,11 @@ class Execution:
         """Free the lock of a process of this host that is provably over; whether that was so."""
         if found.holder is None or not process.is_over(found.holder.process):
             return False
-        logger.warning("%s: %s was left behind by a process that is gone: freeing it", self, self._key)
-        self._store.release(Lease(self._key, found.owner, ttl=self._options.ttl, fence=0, sent_at=clock.now()))
-        return True
+        lease = Lease(self._key, found.owner, ttl=self._options.ttl, fence=0, sent_at=clock.now())
+        freed = self._store.release(lease)
+        if freed:
+            logger.warning("%s: %s was left behind by a process that is gone; freed", self, self._key)
+        return freed
 
     def _is_of_this_task(self, holder: Holder) -> bool:
         return holder.task_id is not None and holder.task_id == self._request.id

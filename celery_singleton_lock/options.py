@@ -27,6 +27,12 @@ MIN_TTL = 1.0
 #: A longer one would keep a dead worker's lock for more than a day.
 MAX_TTL = 86_400.0
 
+#: Seconds for which it is remembered at least that a message was carried out, unless the setting says otherwise.
+MIN_DONE_TTL = 3600.0
+
+#: And at most: 30 days.
+MAX_DONE_TTL = 2_592_000.0
+
 #: Schemes of `singleton_lock_backend`.
 SCHEMES = ("redis", "rediss", "redis+socket", "unix", "memory")
 
@@ -52,6 +58,9 @@ _TTL = _Rule(
     f"a number of seconds from {MIN_TTL:g} to {MAX_TTL:g}",
 )
 _WAIT = _Rule(lambda value: _is_seconds(value) and value >= 0, "a number of seconds, 0 or more")
+_DONE_TTL = _Rule(
+    lambda value: _is_seconds(value) and 0 <= value <= MAX_DONE_TTL, f"a number of seconds from 0 to {MAX_DONE_TTL:g}"
+)
 _COUNT = _Rule(
     lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
     "a whole number, 0 or more, or None for no bound",
@@ -99,11 +108,8 @@ _SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_transport_options": _MAPPING,
     "singleton_lock_prefix": _PREFIX,
     "singleton_lock_enabled": _BOOLEAN,
-    "singleton_lock_done_ttl": _WAIT,
+    "singleton_lock_done_ttl": _DONE_TTL,
 }
-
-#: Seconds for which it is remembered at least that a message was carried out, unless the setting says otherwise.
-MIN_DONE_TTL = 3600.0
 
 #: Task attributes of ours without an app-wide default.
 _KEY_ATTRIBUTES = ("lock_key", "lock_name")
@@ -263,7 +269,7 @@ def _done_ttl(conf: Any, explicit: float | None) -> float:
     if explicit is not None:
         return float(explicit)
     timeout: Any = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
-    return max(float(timeout), MIN_DONE_TTL) if _is_seconds(timeout) else MIN_DONE_TTL
+    return min(max(float(timeout), MIN_DONE_TTL), MAX_DONE_TTL) if _is_seconds(timeout) else MIN_DONE_TTL
 
 
 def _backend(conf: Any, explicit: str | None, disabled: bool) -> tuple[str, Mapping[str, Any]]:

@@ -62,8 +62,15 @@ CASES: list[tuple[str, str, str | None, Any, list[Any]]] = [
     ("lock_conflict_retries", "singleton_lock_conflict_retries", "conflict_retries", 5, [-1, 1.5, "5", True]),
     ("on_lock_lost", "singleton_lock_on_lock_lost", "on_lock_lost", "warn", ["ignore", 1]),
     ("on_unavailable", "singleton_lock_on_unavailable", "on_unavailable", "run", ["skip", 1]),
+    ("lock_retain_on_retry", "singleton_lock_retain_on_retry", "retain_on_retry", True, [1, "yes", 0.5]),
 ]
-FIELDS = {"lock_scope": "scope", "lock_ttl": "ttl", "lock_wait": "wait", "lock_conflict_retries": "conflict_retries"}
+FIELDS = {
+    "lock_scope": "scope",
+    "lock_ttl": "ttl",
+    "lock_wait": "wait",
+    "lock_conflict_retries": "conflict_retries",
+    "lock_retain_on_retry": "retain_on_retry",
+}
 
 
 @pytest.mark.parametrize(("attribute", "setting", "key", "good", "bad"), CASES)
@@ -192,6 +199,18 @@ class TestSettings:
     def test_prefix_cannot_break_a_key(self, value: object) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_prefix"):
             settings(singleton_lock_prefix=value)
+
+    @pytest.mark.parametrize("value", [-1, "3600", True, float("nan"), 2_592_001])
+    def test_done_ttl_is_in_seconds(self, value: object) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_done_ttl"):
+            settings(singleton_lock_done_ttl=value)
+
+    @pytest.mark.parametrize(
+        ("timeout", "remembered"), [(None, 3600), (3, 3600), (43_200, 43_200), (10**9, 2_592_000), ("x", 3600)]
+    )
+    def test_done_ttl_is_the_visibility_timeout_and_an_hour_at_least(self, timeout: object, remembered: int) -> None:
+        assert settings(broker_transport_options={"visibility_timeout": timeout}).done_ttl == remembered
+        assert settings(singleton_lock_done_ttl=5, broker_transport_options={"visibility_timeout": 9}).done_ttl == 5
 
     @pytest.mark.parametrize("value", ["x", 3, [("a", 1)]])
     def test_transport_options_are_a_dictionary(self, value: object) -> None:

@@ -22,6 +22,7 @@ from celery_singleton_lock import (
     lock_acquired,
     lock_conflict,
     lock_released,
+    process,
 )
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.runtime import Runtime
@@ -171,6 +172,28 @@ class TestRun:
 
         hold(job)
         assert job.apply(singleton_lock=False).get() is False
+
+
+class TestLeftBehind:
+    """What looks like the lock of a process that is gone."""
+
+    @pytest.fixture
+    def gone(self) -> str:
+        place, pid, start = process.identity().split("/")
+        return f"{place}/{pid}/{int(start) - 1}"
+
+    def test_is_freed(self, app: Celery, gone: str) -> None:
+        task = app.task(base=SingletonTask)(body(lambda: 1))
+        Runtime.of(app).store.acquire(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone))
+        assert task.apply().get() == 1
+
+    def test_that_cannot_be_freed_is_held(self, app: Celery, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Such as a forged value, whose owner no release matches."""
+        task = app.task(base=SingletonTask)(body(lambda: 1))
+        store = Runtime.of(app).store
+        store.acquire(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone))
+        monkeypatch.setattr(store, "release", lambda *_, **__: False)
+        assert task.apply().state == "IGNORED"
 
 
 class TestConflict:

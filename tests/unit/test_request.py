@@ -1,0 +1,185 @@
+"""The main process's request, without a worker around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import Terminated, WorkerLostError
+from celery import Celery
+from kombu.message import Message
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.execution import OWNER, holder_of
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, new_owner
+from celery_singleton_lock.request import SingletonRequest
+from celery_singleton_lock.runtime import Runtime
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery(f"request{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
+    app.conf.singleton_lock_prefix = app.main
+    return app
+
+
+@pytest.fixture
+def receive(app: Celery) -> Callable[..., SingletonRequest]:
+    """Make a request of a message for a task, as the consumer does."""
+
+    def receive(task: Any = None, *args: Any, **headers: Any) -> SingletonRequest:
+        task = task or make(app)
+        name, identity = task.name, f"{app.main}-id"
+        made = Message(
+            body=([list(args), {}, {}]),
+            headers={"id": identity, "task": name, "retries": 0, "lang": "py", **headers},
+            properties={"delivery_info": {OWNER: "forged"}, "correlation_id": identity},
+            delivery_info={"exchange": "", "routing_key": "celery", OWNER: "forged"},
+            content_type="application/json",
+            content_encoding="utf-8",
+        )
+        return SingletonRequest(made, app=app, task=task, decoded=True, hostname="worker@host")
+
+    return receive
+
+
+def make(app: Celery, **options: Any) -> Any:
+    @app.task(base=SingletonTask, shared=False, name=f"job{next(_numbers)}", **options)
+    def job(x: int = 0) -> None: ...
+
+    return job
+
+
+def hold(app: Celery, request: SingletonRequest) -> None:
+    """As the child does that carries it out."""
+    lease = request.lease()
+    assert lease is not None
+    found = Runtime.of(app).store.acquire(lease.key, lease.owner, ttl=60, holder=Holder())
+    assert isinstance(found, Lease)
+
+
+def is_held(app: Celery, request: SingletonRequest) -> bool:
+    lease = request.lease()
+    assert lease is not None
+    return any(key == lease.key for key, _ in Runtime.of(app).store.holds(app.main))
+
+
+def mark_of(app: Celery, request: SingletonRequest) -> bytes | None:
+    lease = request.lease()
+    assert lease is not None
+    found = Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=1, holder=holder_of(request._context), once=True)
+    return found.record if isinstance(found, Done) else None
+
+
+def info(error: BaseException) -> ExceptionInfo:
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+def test_each_delivery_has_an_owner_of_its_own_that_no_sender_can_choose(receive: Callable) -> None:
+    first, second = receive(), receive()
+    owners = {first.delivery_info[OWNER], second.delivery_info[OWNER]}
+    assert len(owners) == 2
+    assert "forged" not in owners
+    assert first.request_dict["delivery_info"][OWNER] == first.delivery_info[OWNER]
+
+
+def test_child_takes_the_lock_that_the_main_process_expects(app: Celery, receive: Callable) -> None:
+    seen = []
+
+    @app.task(base=SingletonTask, bind=True, shared=False)
+    def job(self: Any, x: int) -> None:
+        seen.append((self.lock.key, self.lock.owner))
+
+    request = receive(job, 7)
+    job.push_request(**request.request_dict, called_directly=False)
+    try:
+        job(7)
+    finally:
+        job.pop_request()
+    lease = request.lease()
+    assert seen == [(lease.key, lease.owner)]
+
+
+@pytest.mark.parametrize("error", [WorkerLostError("lost"), Terminated("TERM"), SystemExit(1)])
+def test_loss_of_the_child_frees_its_lock(app: Celery, receive: Callable, error: BaseException) -> None:
+    request = receive()
+    hold(app, request)
+    request.acknowledge()
+    request.on_failure(info(error))
+    assert not is_held(app, request)
+
+
+def test_lock_is_freed_before_the_message_goes_back(app: Celery, receive: Callable) -> None:
+    request = receive(make(app, acks_late=True, reject_on_worker_lost=True))
+    hold(app, request)
+    held = []
+    request.on_reject = lambda *_: held.append(is_held(app, request))
+    request.on_failure(info(WorkerLostError("lost")))
+    assert held == [False]
+    assert mark_of(app, request) is None, "it is to be carried out again"
+
+
+def test_what_failed_for_good_is_recorded(app: Celery, receive: Callable) -> None:
+    request = receive()
+    request.acknowledge()
+    request.on_failure(info(WorkerLostError("lost")))
+    assert (mark_of(app, request) or b"").startswith(b'["FAILURE"')
+
+
+def test_what_is_not_acknowledged_is_not_recorded(app: Celery, receive: Callable) -> None:
+    """The broker will deliver it again."""
+    request = receive(make(app, acks_late=True, acks_on_failure_or_timeout=False))
+    request.on_timeout(soft=False, timeout=1)
+    assert mark_of(app, request) is None
+
+
+def test_strangers_lock_is_not_freed(app: Celery, receive: Callable) -> None:
+    request = receive()
+    lease = request.lease()
+    Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
+    request.on_failure(info(WorkerLostError("lost")))
+    found = Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
+    assert isinstance(found, Held)
+
+
+def test_failure_that_the_child_reports_is_the_childs(app: Celery, receive: Callable) -> None:
+    request = receive()
+    hold(app, request)
+    request.on_failure(info(ValueError("x")), return_ok=True)
+    assert is_held(app, request)
+
+
+@pytest.mark.parametrize("headers", [{"singleton_lock": False}, {"singleton_lock": {"nonsense": 1}}])
+def test_call_without_a_lock(receive: Callable, headers: dict[str, Any]) -> None:
+    request = receive(None, **headers)
+    assert request.lease() is None
+    request.on_failure(info(WorkerLostError("lost")))
+
+
+def test_lock_key_that_raises_in_the_main_process(app: Celery, receive: Callable) -> None:
+    def raises(arguments: dict[str, Any]) -> str:
+        raise RuntimeError("only in the child")
+
+    request = receive(make(app, lock_key=raises))
+    assert request.lease() is None
+    request.on_failure(info(WorkerLostError("lost")))
+
+
+def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable) -> None:
+    request = receive(make(app, lock_retain_on_retry=True), retries=1)
+    lease, store = request.lease(), Runtime.of(app).store
+    first = store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
+    store.release(first, heir=Heir(holder_of(request._context), 60))
+    assert not request.revoked()
+    assert is_held(app, request)
+    request._already_revoked = True
+    assert request.revoked()
+    assert not is_held(app, request)
