@@ -27,7 +27,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import clock, conflict, done, process, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.lease import FIRST, Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.options import Options
 from celery_singleton_lock.runtime import Runtime
 
@@ -192,7 +192,7 @@ class Execution:
 
     def _ask(self) -> Lease | Held | Done:
         holder = self._holder()
-        may_wait = self._options.wait > 0 or holder.attempt > (0, 0)
+        may_wait = self._options.wait > 0 or holder.attempt > FIRST
         return self._store.acquire(
             *(self._key, self._owner),
             ttl=self._options.ttl,

@@ -21,6 +21,10 @@ from celery_singleton_lock.errors import LockConflict, LockLost
 OWNER_LENGTH = 32
 
 
+#: The attempt (see `Holder.attempt`) of a message that is no retry and no replacement.
+FIRST = (0, 0)
+
+
 def new_owner() -> str:
     """A random owner: new for every delivery of a message, since a redelivery has the same task id."""
     return secrets.token_hex(OWNER_LENGTH // 2)

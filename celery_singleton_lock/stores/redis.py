@@ -36,7 +36,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.lease import OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, heir_of
+from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, heir_of
 
 T = TypeVar("T")
 
@@ -106,7 +106,8 @@ class RedisStore:
         if once:
             keys.append(_done_key(key, holder.message))
         fence_ttl, waiting_ms = _ms(max(FENCE_TTL, 2 * ttl)), _ms(WAITING_TTL) if waiting else 0
-        args = (owner, heir_of(holder), holder.dumps(), _ms(ttl), fence_ttl, waiting_ms)
+        heir = heir_of(holder) if holder.attempt > FIRST else ""
+        args = (owner, heir, holder.dumps(), _ms(ttl), fence_ttl, waiting_ms)
 
         def attempt() -> Lease | Held | Done:
             sent_at = clock.now()
