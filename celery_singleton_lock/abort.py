@@ -2,7 +2,7 @@
 
 - prefork and solo: a signal to the main thread, which runs the body. It interrupts blocking calls as well.
 - threads: an asynchronous exception, which arrives with the thread's next bytecode (not within a blocking call).
-- gevent: the exception is thrown into the body's greenlet at its next switch.
+- gevent and eventlet: the exception is thrown into the body's greenlet at its next switch.
 
 Each raises `Aborted` in the body, then leaves it half of its grace to clean up, and raises again until the body ends.
 A prefork child that goes on when the grace is over is killed; in the other pools that would kill other tasks too, so
@@ -16,6 +16,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
@@ -158,16 +160,21 @@ class _ByAsyncException:
         self._send()
 
     def _send(self) -> bool:
-        """Whether there is such a thread: under eventlet, whose threads are none, there is not."""
+        """Whether there is such a thread."""
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Aborted)))
 
 
 class _ByThrow:
-    """In a greenlet of gevent."""
+    """In a greenlet.
 
-    def __init__(self, gevent: Any) -> None:
-        self._greenlet = gevent.getcurrent()
-        self._loop = gevent.get_hub().loop
+    Args:
+        greenlet: the one that runs the body.
+        schedule: makes the greenlets' hub call a function with arguments, soon; from any thread.
+    """
+
+    def __init__(self, greenlet: Any, schedule: Callable[..., Any]) -> None:
+        self._greenlet = greenlet
+        self._schedule = schedule
 
     def enter(self, body: Body) -> None:
         pass
@@ -176,7 +183,7 @@ class _ByThrow:
         pass
 
     def interrupt(self, body: Body) -> None:
-        self._loop.run_callback_threadsafe(self._throw, body)
+        self._schedule(self._throw, body)
 
     def _throw(self, body: Body) -> None:
         if body.wants_abort:
@@ -187,17 +194,24 @@ _by_signal = _BySignal()
 
 
 def _way_of_this_thread() -> _Way:
-    gevent = sys.modules.get("gevent")
-    if gevent is not None and _is_patched():
-        return _ByThrow(gevent)
+    if _is_patched("gevent"):
+        gevent = sys.modules["gevent"]
+        return _ByThrow(gevent.getcurrent(), gevent.get_hub().loop.run_callback_threadsafe)
+    if _is_patched("eventlet"):
+        eventlet = sys.modules["eventlet"]
+        return _ByThrow(eventlet.getcurrent(), partial(eventlet.hubs.get_hub().schedule_call_global, 0))
     if _SIGNAL and threading.current_thread() is threading.main_thread():
         return _by_signal
     return _ByAsyncException()
 
 
-def _is_patched() -> bool:
-    monkey = sys.modules.get("gevent.monkey")
-    return monkey is not None and bool(monkey.is_module_patched("threading"))
+def _is_patched(library: str) -> bool:
+    """Whether the threads of this process are greenlets of that library."""
+    if library == "gevent":
+        monkey: Any = sys.modules.get("gevent.monkey")
+        return monkey is not None and bool(monkey.is_module_patched("threading"))
+    patcher: Any = sys.modules.get("eventlet.patcher")
+    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
 
 
 def _kill_this_child(lease: Lease) -> None:

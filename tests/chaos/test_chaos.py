@@ -14,7 +14,7 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop
+from tests.integration.conftest import FORGETFUL, Shop, redelivering
 from tests.integration.workers import Worker
 from tests.proxy import LossyProxy
 from tests.rabbitmq import MISSING, RabbitMQ
@@ -81,9 +81,9 @@ class TestEachMessageIsCarriedOutOnce:
         No whole workers: kombu takes a message off a Redis list before it writes it down, and loses it when it is
         killed in between.
         """
-        options = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
-        shop = shop_on(redis_server, locks=own_redis, broker_transport_options=options)
-        self.run(shop, own_redis, [kill_child, kill_child, drop_connections, forget_scripts])
+        shop = shop_on(redis_server, locks=own_redis, broker_transport_options=FORGETFUL)
+        with redelivering(shop):
+            self.run(shop, own_redis, [kill_child, kill_child, drop_connections, forget_scripts])
 
     @pytest.mark.skipif(bool(MISSING), reason=MISSING)
     def test_rabbitmq(self, redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> None:

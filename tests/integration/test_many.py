@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 LIMIT = 120
 
 
-@pytest.mark.parametrize("pool", ["threads", "gevent"])
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
 def test_two_hundred_at_once_share_one_heartbeat(shop: Shop, pool: str) -> None:
     shop.start("one", pool=pool, concurrency=200)
     results = [shop.send("counting_threads", f"job-{n}", 5.0) for n in range(200)]
@@ -23,7 +23,7 @@ def test_two_hundred_at_once_share_one_heartbeat(shop: Shop, pool: str) -> None:
     assert shop.record.runs("lost") == []
 
 
-@pytest.mark.parametrize("pool", ["threads", "gevent"])
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
 def test_two_hundred_copies_in_one_process_run_one_after_the_other(shop: Shop, pool: str) -> None:
     shop.start("one", pool=pool, concurrency=200)
     results = [shop.send("waiting", "report", 0.01) for _ in range(200)]

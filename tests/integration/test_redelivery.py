@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,30 +11,24 @@ from celery import chain, chord, group
 
 from celery_singleton_lock import ResultLost, clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import FORGETFUL, Shop, redelivering, until
 from tests.recording import Run, overlaps
 
 #: Of the locks in these tests (see `shop_on`).
 TTL = 2.0
 
-#: The broker takes a message that was not acknowledged for so long for lost.
-VISIBILITY = 3
+#: Seconds after which the broker of these tests takes a message for lost.
+VISIBILITY = FORGETFUL["visibility_timeout"]
 
 LIMIT = 60
 
 
 @pytest.fixture
-def forgetful(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+def forgetful(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Iterator[Shop]:
     """A shop whose broker delivers again after three seconds."""
-    return shop_on(
-        redis_server,
-        task_track_started=True,
-        broker_transport_options={
-            "visibility_timeout": VISIBILITY,
-            "unacked_restore_interval": 1,
-            "unacked_restore_throttle": 1,
-        },
-    )
+    shop = shop_on(redis_server, task_track_started=True, broker_transport_options=FORGETFUL)
+    with redelivering(shop):
+        yield shop
 
 
 def again(shop: Shop, task: str, *args: Any, task_id: str, **options: Any) -> None:
