@@ -103,7 +103,7 @@ FORGETFUL = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_re
 
 @contextmanager
 def redelivering(shop: Shop) -> Iterator[None]:
-    """Have the broker of a shop (see FORGETFUL) deliver again: kombu before 5.7 would look every hundred seconds only."""
+    """Have the broker of a shop (see FORGETFUL) deliver again: kombu looked every 100 s only before 5.7."""
     if hasattr(Channel, "unacked_restore_throttle"):
         yield
         return
