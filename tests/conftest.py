@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis  # noqa: F401 - its plugin would import it at the very end, when results are being torn down (gh-106905)
 import pytest
 
 from celery_singleton_lock.testing import RedisServer
