@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
-from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.lease import Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -311,6 +311,14 @@ class TestConnections:
         store.release(taken(store))
         before = _calls(client)
         store.release(taken(store))
+        assert _calls(client) - before == 2
+
+    def test_what_is_remembered_of_a_message_costs_no_round_trip(self, store: RedisStore, client: Redis) -> None:
+        store.release(taken(store))
+        before = _calls(client)
+        lease = store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
+        assert isinstance(lease, Lease)
+        store.release(lease, mark=Mark(ME.message, b"record", 60), heir=Heir(ME, 60))
         assert _calls(client) - before == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import celery
@@ -19,11 +20,13 @@ from celery_singleton_lock import (
     LockConflict,
     LockUnavailable,
     SingletonTask,
+    clock,
     lock_acquired,
     lock_conflict,
     lock_released,
     process,
 )
+from celery_singleton_lock.execution import seconds_until
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.runtime import Runtime
 
@@ -194,6 +197,24 @@ class TestLeftBehind:
         store.acquire(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone))
         monkeypatch.setattr(store, "release", lambda *_, **__: False)
         assert task.apply().state == "IGNORED"
+
+
+class TestSecondsUntil:
+    @pytest.mark.parametrize(
+        ("when", "seconds"),
+        [
+            (None, 0),
+            (0, 0),
+            (-5, 0),
+            (7.5, 7.5),
+            (datetime.fromtimestamp(1060, timezone.utc), 60),
+            (datetime.fromtimestamp(940, timezone.utc), 0),
+            (datetime(1970, 1, 1, 5, 17, 40), 60),
+        ],
+    )
+    def test_retry(self, monkeypatch: pytest.MonkeyPatch, when: object, seconds: float) -> None:
+        monkeypatch.setattr(clock, "wall", lambda: 1000.0)
+        assert seconds_until(Retry(when=when), timezone(timedelta(hours=5))) == seconds
 
 
 class TestConflict:
