@@ -232,7 +232,7 @@ class Execution:
             return None
         holder = self._holder()
         following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
-        return Heir(following, seconds_until(error, self._task.app.timezone) + self._options.ttl)
+        return Heir(following, seconds_until(error) + self._options.ttl)
 
     def _was_put_back(self) -> bool:
         try:
@@ -338,11 +338,11 @@ def mark_of(holder: Holder, outcome: done.Outcome, seconds: float) -> Mark:
     return Mark(holder.message, outcome.dumps(seconds), seconds)
 
 
-def seconds_until(retry: Retry, timezone: Any) -> float:
-    """Seconds from now until a retry is due; an eta without a time zone is in the app's, as Celery has it."""
+def seconds_until(retry: Retry) -> float:
+    """Seconds from now until a retry is due; an eta without a time zone is UTC, as a worker takes it."""
     due: Any = retry.when
     if isinstance(due, datetime):
-        due = maybe_make_aware(due, timezone).timestamp() - clock.wall()
+        due = maybe_make_aware(due).timestamp() - clock.wall()
     return max(float(due or 0), 0.0)
 
 
