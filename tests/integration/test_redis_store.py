@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
-from celery_singleton_lock.lease import Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -201,7 +201,9 @@ class TestServer:
         lease = taken(store)
         assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), Held)
         assert store.renew([lease], timeout=1) == [True]
-        assert store.release(lease)
+        assert dict(store.holds("probe")).keys() == {KEY}
+        assert store.release(lease, mark=Mark(ME.message, b"record", 60), heir=Heir(ME, 60))
+        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, once=True), Done)
         store.wait(KEY, 0.1)
         with pytest.raises(LockUnavailable, match=r"NoPermission|permission"):
             store.acquire("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME)
@@ -229,6 +231,28 @@ class TestForeignValues:
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
             acquire(store)
         assert client.lrange(f"{KEY}:run", 0, -1) == ["hello"]
+
+    def test_search_for_locks_passes_over_them(self, store: RedisStore, client: Redis) -> None:
+        taken(store)
+        client.lpush("probe:other:run", "x")
+        client.set("probe:text:run", "\x00" * 3)
+        client.set("probe:{job:1}:fence", "1")
+        found = dict(store.holds("probe"))
+        assert found.keys() == {KEY, "probe:text"}
+        assert found["probe:text"].holder is None
+
+    def test_record_of_another_type_is_no_record(self, store: RedisStore, client: Redis) -> None:
+        client.lpush(f"{KEY}:done:{ME.message}", "x")
+        lease = store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
+        assert isinstance(lease, Lease)
+        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+
+    def test_release_finds_a_value_of_another_type(self, store: RedisStore, client: Redis) -> None:
+        lease = taken(store)
+        client.delete(f"{KEY}:run")
+        client.lpush(f"{KEY}:run", "x")
+        assert not store.release(lease)
+        assert client.llen(f"{KEY}:run") == 1
 
     def test_other_type_does_not_stop_the_renewal_of_others(self, store: RedisStore, client: Redis) -> None:
         broken, good = taken(store), store.acquire(f"{KEY}2", new_owner(), ttl=TTL, holder=ME)

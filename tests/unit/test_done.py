@@ -194,6 +194,17 @@ class TestWhileItIsStillBeingStored:
             deliver(task, headers={})
         assert len(runs) == 1
 
+    def test_copy_waits_for_less_than_the_visibility_timeout(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else it would be delivered again while it waits, and multiply."""
+        monkeypatch.setattr(done, "SETTLING", 10.0)
+        app.conf.broker_transport_options = {"visibility_timeout": 3}
+        task, _ = make(app, lambda: 1)
+        deliver(task)
+        with pytest.raises(Ignore, match=r"put back, due in 1\.5 s"):
+            deliver(task, headers={})
+
     def test_backend_that_cannot_be_asked_is_asked_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1)
         deliver(task)
