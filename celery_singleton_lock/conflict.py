@@ -14,8 +14,9 @@ import celery
 from celery import states
 from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import signals
+from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
 from celery_singleton_lock.options import POLICIES, Options, raw_attribute
 
@@ -53,13 +54,26 @@ def settle(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
         _skip(task, conflict)
 
 
+def expire(task: Any) -> NoReturn:
+    """End the execution as one that came too late, as the worker would have done."""
+    _record(task, TaskRevokedError("expired"), states.REVOKED)
+    raise Ignore("expired")
+
+
+def has_expired(request: Any) -> bool:
+    """Whether the message's time to be begun is over."""
+    expires = maybe_iso8601(request.expires)
+    return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
+
+
 def put_back(task: Any, *, countdown: float | None = None) -> NoReturn:
     """Send the running message again, the same id and retries, due in `countdown` seconds; then end this execution.
 
     The result, the chain, the chord and the callbacks go with the copy; nothing is recorded for this one.
 
     Args:
-        countdown: seconds; by default longer each time, with jitter.
+        countdown: seconds, for a message that was begun elsewhere, and so does not expire any more; by default it was
+            not, and waits longer each time, with jitter.
 
     Raises:
         Ignore: it was sent.
@@ -71,6 +85,8 @@ def put_back(task: Any, *, countdown: float | None = None) -> NoReturn:
     delay = min(delay, _longest_delay(task.app))
     copy = task.signature_from_request(request, countdown=delay, retries=retries)
     headers = {**(copy.options.get("headers") or {}), PUT_BACK_HEADER: [retries, count]}
+    if countdown is not None:
+        copy.set(expires=None)
     copy.set(headers=headers).apply_async()
     raise Ignore(f"put back, due in {delay:.1f} s")
 

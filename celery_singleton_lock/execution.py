@@ -159,12 +159,20 @@ class Execution:
     def _acquire_or_settle(self) -> Lease | _Told:
         found = self._ask_until_free()
         if isinstance(found, Lease):
+            self._drop_if_expired(found)
             return found
         if isinstance(found, Done):
             return _Told(done.answer(self._task, found))
         if found.holder is not None and self._is_of_this_task(found.holder):
             self._stand_by(found.holder, found.remaining)
         conflict.settle(self._task, found.conflict(self._key), self._options)
+
+    def _drop_if_expired(self, lease: Lease) -> None:
+        """A message that was delivered again comes here although it has expired; see `request`."""
+        delivered_again = (self._request.delivery_info or {}).get("redelivered")
+        if delivered_again and conflict.has_expired(self._request):
+            self._store.release(lease, mark=self._mark(done.Outcome(states.REVOKED)))
+            conflict.expire(self._task)
 
     def _stand_by(self, holder: Holder, remaining: float) -> NoReturn:
         """This task is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""

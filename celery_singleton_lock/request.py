@@ -48,6 +48,9 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         self._goes_on = False
         # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
         self.delivery_info[OWNER] = self._owner
+        if self.delivery_info["redelivered"]:
+            # It may be running: to record that it has expired would overwrite its state. The child looks first.
+            self.expires = None
 
     @property
     def is_running(self) -> bool:

@@ -66,6 +66,20 @@ class TestRunningMessage:
         assert [run.outcome for run in runs] == ["open", "done"]
         assert runs[1].task_id == runs[0].task_id
 
+    def test_is_not_taken_for_expired(self, forgetful: Shop) -> None:
+        """It was begun in time; its copies come later, and must not be recorded as too late."""
+        forgetful.start("one", "two", concurrency=1)
+        result = forgetful.send("late", "report", 6.0, expires=2.0)
+        states = set()
+        while not result.ready():
+            states.add(result.state)
+            clock.sleep(0.02)
+        assert result.get(timeout=LIMIT) == "report"
+        assert states <= {"PENDING", "STARTED", "SUCCESS"}
+        until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
+        assert len(forgetful.record.runs("report")) == 1
+        assert result.state == "SUCCESS"
+
     def test_copy_of_a_message_that_is_acknowledged_early_is_dropped(self, shop: Shop) -> None:
         shop.start("one", "two", concurrency=1)
         result = shop.send("exclusive", "report", 3.0)

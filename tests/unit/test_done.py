@@ -185,6 +185,32 @@ class TestSecondCopy:
         assert len(runs) == 1
 
 
+class TestExpired:
+    """A message that is delivered again is looked at before it counts as expired: it may be running."""
+
+    LATE = {"delivery_info": {"redelivered": True}, "expires": "2020-01-01T00:00:00"}
+
+    def test_is_not_run(self, app: Celery) -> None:
+        task, runs = make(app, lambda: 1)
+        with pytest.raises(Ignore, match="expired"):
+            deliver(task, **self.LATE)
+        assert runs == []
+        assert app.backend.get_state(id_for(task)) == "REVOKED"
+        assert dict(Runtime.of(app).store.holds(app.main)) == {}
+
+    def test_is_not_expired_when_it_was_done(self, app: Celery) -> None:
+        task, runs = make(app, lambda: 1)
+        deliver(task)
+        assert deliver(task, **self.LATE) == 1
+        assert len(runs) == 1
+
+    @pytest.mark.parametrize("expires", [None, "2999-01-01T00:00:00", "2999-01-01T00:00:00+05:00"])
+    def test_runs_while_there_is_time(self, app: Celery, expires: str | None) -> None:
+        task, runs = make(app, lambda: 1)
+        deliver(task, **{**self.LATE, "expires": expires})
+        assert len(runs) == 1
+
+
 class TestWhileItIsStillBeingStored:
     def test_copy_is_put_back(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(done, "SETTLING", 10.0)
