@@ -59,4 +59,4 @@ coverage: .venv/.dev
 	$(BIN)/coverage report
 
 clean:
-	rm -rf .venv dist build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .nox dist build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis

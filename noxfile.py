@@ -1,4 +1,4 @@
-"""The tests on every Celery that is supported: `make versions`, or `nox -s "celery-5.4"`, with arguments for pytest."""
+"""The tests on every Celery that is supported: `make versions`, or `nox -s "tests(celery-5.4)" -- tests/unit`."""
 
 from __future__ import annotations
 
