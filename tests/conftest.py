@@ -2,10 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import celery
 import hypothesis  # noqa: F401 - its plugin would import it at the very end, when results are being torn down (gh-106905)
 import pytest
+from celery.result import AsyncResult
 
 from celery_singleton_lock.testing import RedisServer
+
+if celery.VERSION[:2] < (5, 7):
+    # It unsubscribes from within the garbage collector, and waits for a lock that its own thread holds.
+    del AsyncResult.__del__
 
 
 @pytest.fixture(scope="session")
