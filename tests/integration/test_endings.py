@@ -47,7 +47,8 @@ class TestFromOutside:
     def test_hard_time_limit_that_kills_a_task_which_does_not_stop(self, shop: Shop) -> None:
         """No `finally` runs: the main process frees the lock when the child is gone, and not before."""
         shop.start("one", "two")
-        result = shop.send("stubborn", "report", 30.0, time_limit=1)
+        result = shop.send("stubborn", "report", 30.0, time_limit=2)
+        shop.record.wait_for(starts=1)
         waiting = shop.send("waiting", "report")
         with pytest.raises(TimeLimitExceeded):
             result.get(timeout=LIMIT)

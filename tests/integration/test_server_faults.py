@@ -101,8 +101,8 @@ def test_full_memory(split: Shop, server: Redis) -> None:
 
 def test_killed_connections_and_forgotten_scripts(split: Shop, server: Redis) -> None:
     result = split.send("exclusive", "report", 3 * TTL)
-    waiting = split.send("waiting", "report")
     split.record.wait_for(starts=1)
+    waiting = split.send("waiting", "report")
     while not result.ready():
         server.client_kill_filter(_type="normal", skipme=True)
         server.script_flush()
