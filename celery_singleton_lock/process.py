@@ -1,13 +1,15 @@
 """Which process that was, and whether it is provably over.
 
 A pid alone says little: it is reused, and another container or host has the same ones. On Linux a process is known by
-the boot of its host, its pid namespace, its pid, and when it was started. Elsewhere nothing is ever proven.
+the name of its host (which tells apart two that were resumed from one snapshot), the boot of that, its pid namespace,
+its pid, and when it was started. Elsewhere nothing is ever proven.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,9 +46,9 @@ def _identity(pid: int) -> str:
 
 @lru_cache(maxsize=1)
 def _place() -> str:
-    """This boot of this host, and this namespace of pids."""
+    """This host, this boot of it, and this namespace of pids."""
     try:
-        place = _BOOT.read_text() + os.readlink("/proc/self/ns/pid")
+        place = f"{socket.gethostname()} {_BOOT.read_text()} {os.readlink('/proc/self/ns/pid')}"
         return hashlib.sha256(place.encode()).hexdigest()[:12]
     except OSError:
         return ""
