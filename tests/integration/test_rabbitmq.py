@@ -64,6 +64,21 @@ def test_connection_dropped_while_a_task_runs(shop: Shop, proxy: LossyProxy) -> 
     assert result.state == "SUCCESS"
 
 
+def test_connection_dropped_where_the_worker_then_cancels_its_tasks(shop: Shop, proxy: LossyProxy) -> None:
+    """The cancelled run frees its lock before the message comes again, and has left no record of an end."""
+    shop.conf["worker_cancel_long_running_tasks_on_connection_loss"] = True
+    shop.conf["singleton_lock_ttl"] = 600.0
+    shop.start("one")
+    result = shop.send("rejected_when_lost", "report", 60.0)
+    shop.record.wait_for(starts=1)
+    proxy.cut()
+    shop.record.wait_for(starts=2, ends=2)
+    first, second = shop.record.runs("report")
+    assert overlaps([first, second]) == []
+    assert (first.outcome, second.outcome) == ("aborted", "done")
+    until(lambda: result.state == "SUCCESS")
+
+
 def test_worker_killed_while_its_task_runs(shop: Shop) -> None:
     shop.start("one", "two", concurrency=1)
     result = shop.send("rejected_when_lost", "report", 60.0)
