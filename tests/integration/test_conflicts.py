@@ -179,8 +179,8 @@ class TestSameMessage:
         while "a copy stands by" not in heir.log:
             assert clock.now() < deadline
             clock.sleep(0.02)
-        victim.kill()
         killed_at = clock.now()
+        victim.kill()
         shop.record.wait_for(starts=2, ends=1, job="report")
         dead, copy = shop.record.runs("report", killed_at=killed_at)
         assert overlaps([dead, copy]) == []

@@ -78,8 +78,8 @@ def test_killed_worker_frees_its_lock_when_the_lease_ends(shop: Shop) -> None:
     shop.record.wait_for(starts=1)
     # Past the first renewal, so that the end of the lease is not that of the acquire.
     clock.sleep(TTL * 0.6)
-    victim.kill()
     killed_at = clock.now()
+    victim.kill()
     shop.start("heir")
     heir = shop.send("waiting", "report")
     assert heir.get(timeout=60) == "report"
@@ -97,8 +97,8 @@ def test_waiter_gets_the_lock_of_a_killed_worker_within_ttl_and_a_second(shop: S
     # Sent to the queue of both; the victim's free slot may take it, and it is then lost with the victim.
     waiters = [shop.send("waiting", "report", acks_late=True) for _ in range(4)]
     assert waiters
-    victim.kill()
     killed_at = clock.now()
+    victim.kill()
     runs = shop.record.wait_for(starts=2, job="report")
     dead, next_run = shop.record.runs("report", killed_at=killed_at)[:2]
     assert overlaps([dead, next_run]) == []

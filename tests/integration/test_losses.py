@@ -29,8 +29,10 @@ def patient(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
 
 
 def kill_child(run: Run) -> float:
+    # The time before: its lock is freed as soon as it is gone.
+    killed_at = clock.now()
     os.kill(run.pid, signal.SIGKILL)
-    return clock.now()
+    return killed_at
 
 
 class TestChildIsKilled:
@@ -106,8 +108,8 @@ class TestWorkerIsKilled:
         (victim,) = patient.start("victim", pool=pool)
         patient.send("exclusive", "report", 300.0)
         patient.record.wait_for(starts=1)
-        victim.kill()
         killed_at = clock.now()
+        victim.kill()
         patient.start("heir", pool=pool)
         assert patient.send("exclusive", "report").get(timeout=LIMIT) == "report"
         assert overlaps(patient.record.runs("report", killed_at=killed_at)) == []
@@ -139,8 +141,8 @@ class TestWorkerIsKilled:
         shop.send("exclusive", "report", 300.0)
         (run,) = shop.record.wait_for(starts=1)
         clock.sleep(TTL * 0.6)
-        victim.kill()
         killed_at = clock.now()
+        victim.kill()
         pretend_another_host(shop)
         shop.start("heir")
         assert shop.send("waiting", "report").get(timeout=LIMIT) == "report"

@@ -83,8 +83,8 @@ def test_worker_killed_while_its_task_runs(shop: Shop) -> None:
     shop.start("one", "two", concurrency=1)
     result = shop.send("rejected_when_lost", "report", 60.0)
     (run,) = shop.record.wait_for(starts=1)
-    next(worker for worker in shop.workers if worker.process.pid == os.getpgid(run.pid)).kill()
     killed_at = clock.now()
+    next(worker for worker in shop.workers if worker.process.pid == os.getpgid(run.pid)).kill()
     assert result.get(timeout=LIMIT) == "report"
     first, second = shop.record.runs("report", killed_at=killed_at)
     assert overlaps([first, second]) == []

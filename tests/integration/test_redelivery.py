@@ -58,8 +58,8 @@ class TestRunningMessage:
         result = forgetful.send("late", "report", 12.0)
         (first,) = forgetful.record.wait_for(starts=1, job="report")
         until(lambda: any("a copy stands by" in worker.log for worker in forgetful.workers))
-        worker_of(forgetful, first).kill()
         killed_at = clock.now()
+        worker_of(forgetful, first).kill()
         assert result.get(timeout=LIMIT) == "report"
         runs = forgetful.record.runs("report", killed_at=killed_at)
         assert overlaps(runs) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+import celery
 import pytest
 
 from celery_singleton_lock.testing import RedisServer
@@ -65,8 +66,12 @@ def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
     (run,) = shop.record.wait_for(starts=1)
     worker.process.send_signal(signal.SIGQUIT)
     worker.process.wait(LIMIT)
-    until(lambda: not shop.held(), 10)
     assert not is_alive(run.pid)
+    if pool == "gevent" and celery.VERSION[:2] < (5, 5):
+        # It ends without a `finally` in its greenlets: a dead worker, for whoever meets the lock.
+        shop.start("two", pool=pool)
+        assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
+    until(lambda: not shop.held(), 10)
 
 
 def test_message_that_a_cold_shutdown_gives_back_is_run_by_another_worker(shop: Shop) -> None:
