@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock import LockLost, LockUnavailable, clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import POOLS, Shop, is_alive
+from tests.integration.conftest import POOLS, Shop, is_alive, until
 from tests.recording import overlaps
 
 #: Of the locks in these tests (see `shop_on`).
@@ -169,4 +169,4 @@ def test_process_group_is_really_that_of_the_worker(split: Shop) -> None:
     (run,) = split.record.wait_for(starts=1)
     assert os.getpgid(run.pid) == worker.process.pid
     worker.kill()
-    assert not is_alive(run.pid)
+    until(lambda: not is_alive(run.pid))
