@@ -77,9 +77,9 @@ def ended_by(task: Any, error: BaseException) -> Outcome | None:
     return None  # The process is being stopped; whoever does that knows what becomes of the message.
 
 
-def has_more_to_send(task: Any) -> bool:
+def needs_settling(task: Any, outcome: Outcome) -> bool:
     """Whether only we can know later that what follows on the body was sent: no result backend can be asked."""
-    return not _can_be_asked(task) and _is_awaited(task, task.request)
+    return outcome.state in states.READY_STATES and not _can_be_asked(task) and _is_awaited(task, task.request)
 
 
 def answer(task: Any, done: Done) -> Any:
@@ -104,10 +104,10 @@ def answer(task: Any, done: Done) -> Any:
         "task %s[%s] is already done (%s), but its result was not stored; its recorded end is told again",
         *(task.name, task.request.id, outcome.state),
     )
-    value = _decoded(task, outcome.content)
+    end = _recorded(task, outcome)
     if outcome.state == states.SUCCESS:
-        return value
-    raise task.backend.exception_to_python(value)
+        return end
+    raise end if isinstance(end, Exception) else ResultLost(task.name, task.request.id, MAX_CONTENT)
 
 
 def _loads(done: Done) -> tuple[Outcome, float]:
@@ -131,10 +131,12 @@ def _content(task: Any, request: Any, value: Any, state: str) -> bytes | None:
     return content if len(content) <= MAX_CONTENT else None
 
 
-def _decoded(task: Any, content: bytes | None) -> Any:
-    if content is not None:
+def _recorded(task: Any, outcome: Outcome) -> Any:
+    """The return value or exception that was recorded."""
+    if outcome.content is not None:
         try:
-            return task.backend.decode(content)
+            value = task.backend.decode(outcome.content)
+            return value if outcome.state == states.SUCCESS else task.backend.exception_to_python(value)
         except Exception:
             logger.exception("task %s[%s]: the recorded end cannot be read", task.name, task.request.id)
     raise ResultLost(task.name, task.request.id, MAX_CONTENT)
@@ -168,4 +170,4 @@ def _is_recorded(task: Any) -> bool:
         return task.backend.get_state(task.request.id) in states.READY_STATES
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("task %s[%s]: the result backend cannot be asked: %r", task.name, task.request.id, error)
-        conflict.put_back(task)
+        conflict.put_back(task, countdown=SETTLING)

@@ -293,7 +293,7 @@ class Execution:
         except LockUnavailable as error:
             logger.warning("%s could not free %s, which ends by itself: %s", self, lease.key, error)
             return
-        if outcome is not None and outcome.state == states.SUCCESS and done.has_more_to_send(self._task):
+        if outcome is not None and self._is_remembered and done.needs_settling(self._task, outcome):
             self._request.singleton_settle = self._settle
         if released:
             logger.debug("%s freed %s after %.3f s", self, lease.key, held)
@@ -357,7 +357,7 @@ def seconds_until(retry: Retry) -> float:
 @task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     settle = vars(sender.request).get("singleton_settle") if sender is not None else None
-    if settle is not None and state == states.SUCCESS:
+    if settle is not None and state in states.READY_STATES:
         settle()
 
 

@@ -258,19 +258,21 @@ class TestWithoutBackend:
         assert deliver(task, callbacks=follows) == 7
         assert len(runs) == 1
 
-    def test_copy_sends_nothing_after_all_was_sent(self, app: Celery) -> None:
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_copy_sends_nothing_after_all_was_sent(self, app: Celery, fails: bool) -> None:
         sent = []
-        task, runs = make(app, lambda: 7)
+        task, runs = make(app, lambda: 1 / 0 if fails else 7)
 
         @app.task(shared=False)
-        def follow(value: int) -> None:
-            sent.append(value)
+        def follow(*_: object) -> None:
+            sent.append(1)
 
         app.conf.task_always_eager = True
         tracer = build_tracer(task.name, task, app=app)
+        follows = {"errbacks" if fails else "callbacks": [follow.s()]}
         for _ in range(2):
-            tracer("x", (), {}, {"id": "x", "is_eager": False, "delivery_info": {}, "callbacks": [follow.s()]})
-        assert sent == [7]
+            tracer("x", (), {}, {"id": "x", "is_eager": False, "delivery_info": {}, **follows})
+        assert sent == [1]
         assert len(runs) == 1
 
 
@@ -287,6 +289,16 @@ class TestForeignRecords:
         try:
             with pytest.raises(ResultLost):
                 done.answer(task, Done(record, 0.0))
+        finally:
+            task.pop_request()
+
+    @pytest.mark.parametrize("content", [b"null", b"1", b"[]", b'{"exc_type": 1}', b"{"])
+    def test_of_a_failure(self, app: Celery, content: bytes) -> None:
+        task, _ = make(app, lambda: 1)
+        task.push_request(id=id_for(task), headers={})
+        try:
+            with pytest.raises(ResultLost):
+                done.answer(task, Done(b'["FAILURE", 1, true]\n' + content, 0.0))
         finally:
             task.pop_request()
 
