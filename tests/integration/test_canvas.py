@@ -6,7 +6,7 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
-from tests.integration.conftest import Shop
+from tests.integration.conftest import Shop, until
 from tests.recording import overlaps
 
 LIMIT = 60
@@ -29,7 +29,7 @@ def final_states(shop: Shop, result: AsyncResult) -> set[str]:
     while result is not None:
         members = result.results if isinstance(result, GroupResult) else [AsyncResult(result.id, app=shop.app)]
         for member in members:
-            member.get(timeout=LIMIT, propagate=False)
+            until(lambda member=member: member.ready(), LIMIT)
             found.add(member.state)
         result = result.parent
     return found

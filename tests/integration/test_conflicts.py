@@ -12,7 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockConflict, clock
-from tests.integration.conftest import Shop
+from tests.integration.conftest import Shop, until
 from tests.recording import overlaps
 
 #: Seconds that the holder runs in these tests.
@@ -46,7 +46,7 @@ def states(result: AsyncResult) -> list[str]:
     found = []
     while result is not None:
         alone = AsyncResult(result.id, app=result.app)
-        alone.get(timeout=LIMIT, propagate=False)
+        until(lambda alone=alone: alone.ready(), LIMIT)
         found.append(alone.state)
         result = result.parent
     return found
