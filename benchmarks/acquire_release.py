@@ -17,7 +17,7 @@ from redis import Redis
 
 from celery_singleton_lock import process
 from celery_singleton_lock.lease import Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.testing import RedisServer
 
 ROUNDS, PAIRS = 40, 400
@@ -27,7 +27,7 @@ COMPARE_AND_DELETE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis
 
 
 def ours(server: RedisServer) -> Callable[[], None]:
-    store = RedisStore(server.url, server=server.url)
+    store = open_url(server.url)
 
     def pair() -> None:
         # As a task does: each message has another id, and leaves a record.

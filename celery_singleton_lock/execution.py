@@ -186,17 +186,18 @@ class Execution:
 
     def _ask_until_free(self) -> Lease | Held | Done:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
-        while True:
-            found = self._ask()
-            if not isinstance(found, Held) or found.owner in _running.owners:
-                return found
-            if self._is_left_behind(found):
-                continue
-            patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._options.wait
-            left = self._began + patience - clock.now()
-            if left <= 0:
-                return found
-            self._store.wait(self._key, min(left, found.remaining + 0.002))
+        with self._store.bell(self._key) as bell:
+            while True:
+                found = self._ask()
+                if not isinstance(found, Held) or found.owner in _running.owners:
+                    return found
+                if self._is_left_behind(found):
+                    continue
+                patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._options.wait
+                left = self._began + patience - clock.now()
+                if left <= 0:
+                    return found
+                bell.wait(min(left, found.remaining + 0.002))
 
     def _ask(self) -> Lease | Held | Done:
         holder = self._holder()
@@ -207,6 +208,7 @@ class Execution:
             holder=holder,
             waiting=may_wait,
             once=self._is_remembered,
+            limit=self._options.limit,
         )
 
     def _holder(self) -> Holder:
@@ -221,8 +223,7 @@ class Execution:
         """Free the lock of a process of this host that is provably over; whether that was so."""
         if found.holder is None or not process.is_over(found.holder.process):
             return False
-        lease = Lease(self._key, found.owner, ttl=self._options.ttl, fence=0, sent_at=clock.now())
-        freed = self._store.release(lease)
+        freed = self._store.release(found.lease(self._key, ttl=self._options.ttl, limit=self._options.limit))
         if freed:
             logger.warning("%s: %s was left behind by a process that is gone; freed", self, self._key)
         return freed

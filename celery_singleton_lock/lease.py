@@ -20,6 +20,7 @@ from celery_singleton_lock.errors import LockConflict, LockLost
 #: Characters of an owner: 128 random bits in hex, so that every script finds it by position.
 OWNER_LENGTH = 32
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 #: The attempt (see `Holder.attempt`) of a message that is no retry and no replacement.
 FIRST = (0, 0)
@@ -65,7 +66,7 @@ class Holder:
     def dumps(self) -> str:
         """As it stands beside the owner in the lock's value."""
         fields = [self.task_id, self.retries, self.node, self.pid, self.since, self.replaced, self.process]
-        return json.dumps(fields, separators=(",", ":"))
+        return _encode(fields)
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:
@@ -90,11 +91,17 @@ class Held:
         holder: who has it; None when the value is not one that this package wrote.
         owner: of the hold.
         remaining: seconds until the lease ends unless it is renewed.
+        slot: where in a semaphore that is; None when it was not told.
     """
 
     holder: Holder | None
     owner: str
     remaining: float
+    slot: int | None = None
+
+    def lease(self, key: str, *, ttl: float, limit: int = 1) -> Lease:
+        """The hold, for those who free it in the holder's stead."""
+        return Lease(key, self.owner, ttl=ttl, fence=0, sent_at=clock.now(), limit=limit, slot=self.slot)
 
     def conflict(self, key: str) -> LockConflict:
         """The error that tells about it."""
@@ -152,6 +159,8 @@ class Lease:
         key: the key of the lock.
         owner: what tells this hold from every other.
         ttl: seconds that each renewal is good for.
+        limit: how many may hold the key at once; each holds another slot of it.
+        slot: which one; None where only the owner is known.
         fence: a number that is higher for every later holder of the same key. Let the system that you write to refuse
             a lower one than it has seen, and a stale holder cannot do harm. 0 when no lock is held.
         trusted_until: on `clock.now()`; after it somebody else may hold the lock.
@@ -159,12 +168,19 @@ class Lease:
         ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
-    __slots__ = ("__weakref__", "acquired_at", "ask", "fence", "key", "owner", "pid", "reason", "trusted_until", "ttl")
+    __slots__ = (
+        *("__weakref__", "acquired_at", "ask", "fence", "key", "limit", "owner"),
+        *("pid", "reason", "slot", "trusted_until", "ttl"),
+    )
 
-    def __init__(self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float) -> None:
+    def __init__(
+        self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
+    ) -> None:
         self.key = key
         self.owner = owner
         self.ttl = ttl
+        self.limit = limit
+        self.slot = slot
         self.fence = fence
         self.acquired_at = sent_at
         self.pid = os.getpid()

@@ -34,7 +34,19 @@ MIN_DONE_TTL = 3600.0
 MAX_DONE_TTL = 2_592_000.0
 
 #: Schemes of `singleton_lock_backend`.
-SCHEMES = ("redis", "rediss", "redis+socket", "unix", "memory")
+SCHEMES = (
+    *("redis", "rediss", "redis+socket", "unix"),
+    *("sentinel", "redis+cluster", "rediss+cluster", "memory"),
+)
+
+#: Schemes of which several URLs joined by `;` are the nodes of a Redlock.
+_NODES = ("redis", "rediss", "redis+socket", "unix")
+
+#: More holders of one key than this are no lock: each look at it passes over all of them.
+MAX_LIMIT = 1000
+
+#: Nodes of a Redlock: fewer have no majority that survives one, more cost much and add little.
+MIN_NODES, MAX_NODES = 3, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,14 @@ _DONE_TTL = _Rule(
 _COUNT = _Rule(
     lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
     "a whole number, 0 or more, or None for no bound",
+)
+_LIMIT = _Rule(
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_LIMIT,
+    f"a whole number from 1 to {MAX_LIMIT}",
+)
+_REPLICAS = _Rule(
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100,
+    "a whole number from 0 to 100",
 )
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 _POLICY = _Rule(
@@ -100,6 +120,7 @@ _OPTIONS: Mapping[str, _Option] = {
         "on_unavailable", "singleton_lock_on_unavailable", "retry", _one_of("retry", "raise", "run")
     ),
     "retain_on_retry": _Option("lock_retain_on_retry", "singleton_lock_retain_on_retry", False, _BOOLEAN),
+    "limit": _Option("lock_limit", "singleton_lock_limit", 1, _LIMIT),
 }
 
 #: App settings that are not a default of a task option.
@@ -109,7 +130,11 @@ _SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_prefix": _PREFIX,
     "singleton_lock_enabled": _BOOLEAN,
     "singleton_lock_done_ttl": _DONE_TTL,
+    "singleton_lock_replicas": _REPLICAS,
 }
+
+#: What `broker_transport_options` says about Sentinel.
+_SENTINEL_OPTIONS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
 #: Task attributes of ours without an app-wide default.
 _KEY_ATTRIBUTES = ("lock_key", "lock_name")
@@ -118,7 +143,7 @@ _KEY_ATTRIBUTES = ("lock_key", "lock_name")
 _LATER_ATTRIBUTES = ("on_duplicate",)
 
 #: What may stand in the `singleton_lock={...}` of a call.
-_CALL_KEYS = ("key", *(name for name in _OPTIONS if name != "scope"))
+_CALL_KEYS = ("key", *(name for name in _OPTIONS if name not in ("scope", "limit")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +160,7 @@ class Options:
     on_lock_lost: Literal["abort", "warn"]
     on_unavailable: Literal["retry", "raise", "run"]
     retain_on_retry: bool
+    limit: int
     key: str | None = None
 
 
@@ -148,6 +174,7 @@ class Settings:
         prefix: what every key begins with.
         enabled: False runs every task without a lock.
         done_ttl: seconds for which it is remembered that a message was carried out; 0: not at all.
+        replicas: how many replicas of the lock server must have a lock before it counts as taken.
         defaults: of the task options.
     """
 
@@ -156,6 +183,7 @@ class Settings:
     prefix: str
     enabled: bool
     done_ttl: float
+    replicas: int
     defaults: Mapping[str, Any]
 
     @property
@@ -185,6 +213,7 @@ class Settings:
             prefix=own["singleton_lock_prefix"] or "singleton_lock",
             enabled=enabled is not False,
             done_ttl=_done_ttl(conf, own["singleton_lock_done_ttl"]),
+            replicas=own["singleton_lock_replicas"] or 0,
             defaults={name: _default(conf, option) for name, option in _OPTIONS.items()},
         )
 
@@ -248,9 +277,16 @@ def raw_attribute(task: Any, name: str) -> Any:
     return value.__func__ if isinstance(value, MethodType) else value
 
 
-def shown(url: str) -> str:
-    """A URL as it may be logged."""
-    return str(maybe_sanitize_url(url))
+def shown(urls: str) -> str:
+    """A URL, or several joined by `;`, as it may be logged."""
+    return ";".join(_shown(url) for url in urls.split(";"))
+
+
+def _shown(url: str) -> str:
+    try:
+        return str(maybe_sanitize_url(url))
+    except ValueError:
+        return f"{_scheme(url)}://…"
 
 
 def _require(rule: _Rule, value: Any, where: str, *, secret: bool = False) -> Any:
@@ -273,17 +309,21 @@ def _done_ttl(conf: Any, explicit: float | None) -> float:
 
 
 def _backend(conf: Any, explicit: str | None, disabled: bool) -> tuple[str, Mapping[str, Any]]:
-    """The lock server's URL and its TLS options: as set, else the broker if it is Redis, else the result backend."""
+    """The lock server's URL and its options: as set, else the broker if it is Redis, else the result backend."""
     if explicit is not None:
         _require_backend(explicit)
         return explicit, {}
-    for url, ssl in (
-        (conf.broker_url, conf.get("broker_use_ssl")),
-        (conf.result_backend, conf.get("redis_backend_use_ssl")),
+    for url, ssl, options in (
+        (conf.broker_url, conf.get("broker_use_ssl"), conf.get("broker_transport_options")),
+        (conf.result_backend, conf.get("redis_backend_use_ssl"), conf.get("result_backend_transport_options")),
     ):
-        if isinstance(url, str) and _scheme(url) in SCHEMES and ";" not in url:
+        if isinstance(url, str) and _can_lock(url):
             _require_backend(url)
-            return ("memory://" if _scheme(url) == "memory" else url), ssl if isinstance(ssl, Mapping) else {}
+            of_sentinels = {name: (options or {})[name] for name in _SENTINEL_OPTIONS if name in (options or {})}
+            return ("memory://" if _scheme(url) == "memory" else url), {
+                **(ssl if isinstance(ssl, Mapping) else {}),
+                **(of_sentinels if _scheme(url) == "sentinel" else {}),
+            }
     if disabled:
         return "memory://", {}
     raise InvalidOption(
@@ -292,23 +332,35 @@ def _backend(conf: Any, explicit: str | None, disabled: bool) -> tuple[str, Mapp
     )
 
 
-def _require_backend(url: str) -> None:
-    scheme = _scheme(url)
-    if ";" in url:
-        raise InvalidOption(
-            f"setting singleton_lock_backend is {shown_each(url)!r}; several servers (Redlock) are not supported yet: "
-            "give the URL of one"
-        )
-    if scheme not in SCHEMES or "://" not in url:
-        allowed = ", ".join(f"{name}://" for name in SCHEMES)
-        raise InvalidOption(
-            f"setting singleton_lock_backend is {shown(url)!r}; allowed: a URL that begins with one of {allowed}"
-        )
+def _can_lock(url: str) -> bool:
+    """Whether a broker or result backend can keep the locks as well: several of them are no Redlock."""
+    return _scheme(url) in SCHEMES and (";" not in url or _scheme(url) == "sentinel")
 
 
-def shown_each(urls: str) -> str:
-    """Several URLs joined by `;`, each without its password."""
-    return ";".join(shown(url) for url in urls.split(";"))
+def _require_backend(backend: str) -> None:
+    urls = backend.split(";")
+    for url in urls:
+        if _scheme(url) not in SCHEMES or "://" not in url:
+            allowed = ", ".join(f"{name}://" for name in SCHEMES)
+            raise InvalidOption(
+                f"setting singleton_lock_backend is {shown(backend)!r}; "
+                f"allowed: a URL that begins with one of {allowed}"
+            )
+    schemes = {_scheme(url) for url in urls}
+    if len(urls) == 1 or (len(schemes) == 1 and not schemes & {*_NODES, "memory"}):
+        return
+    if not schemes <= {*_NODES}:
+        raise InvalidOption(
+            f"setting singleton_lock_backend is {shown(backend)!r}; several URLs joined by ';' must all be servers "
+            f"of their own (Redlock: {', '.join(f'{name}://' for name in _NODES)}), or all sentinel://, or all of one "
+            "cluster"
+        )
+    if len(set(urls)) != len(urls) or len(urls) % 2 == 0 or not MIN_NODES <= len(urls) <= MAX_NODES:
+        raise InvalidOption(
+            f"setting singleton_lock_backend is {shown(backend)!r}: {len(urls)} nodes for Redlock; allowed: "
+            f"{MIN_NODES}, 5, 7 or {MAX_NODES} servers that do not know each other, each named once (an even number "
+            "survives no more failures than one fewer)"
+        )
 
 
 def _scheme(url: str) -> str:

@@ -147,7 +147,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
 
     def _lease(self, lock: tuple[Options, str], owner: str) -> Lease:
         options, key = lock
-        return Lease(key, owner, ttl=options.ttl, fence=0, sent_at=clock.now())
+        return Lease(key, owner, ttl=options.ttl, fence=0, sent_at=clock.now(), limit=options.limit)
 
     def _ttl(self) -> float | None:
         """Seconds of the lock's ttl; None if there is no lock."""

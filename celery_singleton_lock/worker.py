@@ -18,7 +18,6 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import process
 from celery_singleton_lock.children import Children, free
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
 from celery_singleton_lock.request import children_of
 from celery_singleton_lock.runtime import Runtime
@@ -119,7 +118,7 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
         for key, held in runtime.store.holds(runtime.settings.prefix):
             holder = held.holder
             if holder is not None and holder.node == node and process.is_over(holder.process):
-                free(runtime.store, Lease(key, held.owner, ttl=runtime.settings.defaults["ttl"], fence=0, sent_at=0.0))
+                free(runtime.store, held.lease(key, ttl=runtime.settings.defaults["ttl"]))
     except LockUnavailable as error:
         logger.warning("singleton lock: what an earlier %s may have left behind ends by itself: %s", node, error)
 

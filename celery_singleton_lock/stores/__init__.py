@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.options import Settings
-from celery_singleton_lock.stores.base import Store
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options import Settings, shown
+from celery_singleton_lock.stores.base import Bell, Store
 from celery_singleton_lock.stores.memory import MemoryStore
 
-__all__ = ["Store", "open_store"]
+if TYPE_CHECKING:
+    from celery_singleton_lock.stores.redis import RedisStore
+    from celery_singleton_lock.stores.redlock import RedlockStore
+
+__all__ = ["Bell", "Store", "open_store", "open_url"]
 
 _IN_THIS_PROCESS = MemoryStore()
 
@@ -19,7 +27,42 @@ def open_store(settings: Settings) -> Store:
     """
     if settings.backend.startswith("memory://"):
         return _IN_THIS_PROCESS
-    # Imported here: `memory://` needs no Redis client.
-    from celery_singleton_lock.stores.redis import RedisStore
+    return open_url(
+        settings.backend, settings.transport_options, replicas=settings.replicas, memory=f"{settings.prefix}:memory"
+    )
 
-    return RedisStore(settings.backend, settings.transport_options, server=settings.shown_backend)
+
+def open_url(
+    url: str, options: Mapping[str, Any] | None = None, *, replicas: int = 0, memory: str = "singleton_lock:memory"
+) -> RedisStore | RedlockStore:
+    """The store at a URL as for `singleton_lock_backend`, other than `memory://`.
+
+    Args:
+        url: one server, Sentinels, a cluster, or the nodes of a Redlock.
+        options: as for `singleton_lock_transport_options`.
+        replicas: how many replicas must have a lock before it counts as taken.
+        memory: the key by which a node of a Redlock knows since when it remembers.
+
+    Raises:
+        InvalidOption: the URL or an option is wrong.
+    """
+    # Imported here: `memory://` needs no Redis client.
+    from celery_singleton_lock.stores import address
+    from celery_singleton_lock.stores.cluster import Cluster
+    from celery_singleton_lock.stores.redis import RedisStore
+    from celery_singleton_lock.stores.redlock import RedlockStore
+    from celery_singleton_lock.stores.server import Server
+
+    options, name, scheme = options or {}, shown(url), url.partition("://")[0].lower()
+    if scheme == "sentinel":
+        return RedisStore(Server(address.of_sentinels(url, options, name)), name, replicas=replicas)
+    if scheme.endswith("+cluster"):
+        return RedisStore(Cluster(*address.of_cluster(url, options, name)), name, replicas=replicas)
+    if ";" not in url:
+        return RedisStore(Server(address.of_server(url, options, name)), name, replicas=replicas)
+    if replicas:
+        raise InvalidOption(
+            f"setting singleton_lock_replicas is {replicas}, and singleton_lock_backend {name!r} has several servers "
+            "that are no replicas of each other (Redlock); allowed there: 0"
+        )
+    return RedlockStore([Server(address.of_server(each, options, name)) for each in url.split(";")], name, memory=memory)

@@ -9,9 +9,29 @@ is *repeated* was released.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Protocol
 
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
+
+
+class Bell(Protocol):
+    """Wakes one waiter for each release, the one that has waited longest first."""
+
+    def __enter__(self) -> Bell: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> None: ...
+
+    def wait(self, timeout: float) -> None:
+        """Return when the lock may be free: woken by a release, or after `timeout` seconds, or now and then.
+
+        The place in the queue is kept until a release has woken this waiter.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
 
 
 class Store(Protocol):
@@ -22,7 +42,15 @@ class Store(Protocol):
         """Where the locks are kept, for messages: without a password."""
 
     def acquire(
-        self, key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool = False, once: bool = False
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        waiting: bool = False,
+        once: bool = False,
+        limit: int = 1,
     ) -> Lease | Held | Done:
         """Take the lock if it is free, or kept for this holder's message, for `ttl` seconds.
 
@@ -31,8 +59,9 @@ class Store(Protocol):
             owner: see `lease.new_owner`; the same owner acquires again what it already holds.
             ttl: seconds.
             holder: kept beside the owner, for whoever finds the lock held.
-            waiting: the caller will `wait` if the lock is held, so the release has to wake somebody.
+            waiting: the caller will wait (see `bell`) if the lock is held, so the release has to wake somebody.
             once: look first whether the holder's message has been carried out.
+            limit: how many may hold the key at once, but never two for one task.
 
         Raises:
             LockUnavailable: no answer, or an error.
@@ -62,12 +91,8 @@ class Store(Protocol):
             LockUnavailable: no answer, or an error; the lock is free when its lease ends.
         """
 
-    def wait(self, key: str, timeout: float) -> None:
-        """Return when the lock may be free: woken by a release, or after `timeout` seconds, or now and then.
-
-        Raises:
-            LockUnavailable: no answer, or an error.
-        """
+    def bell(self, key: str) -> Bell:
+        """A place in the queue of those who wait for the lock; close it (`with`) after the last look."""
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
         """The locks that are held, with their keys: those whose key begins with `prefix` and a colon.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from celery_singleton_lock import clock
@@ -26,74 +27,107 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._fences = itertools.count(1)
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, dict[int, _Entry]] = {}
         self._marks: dict[tuple[str, str], tuple[bytes, float]] = {}
-        self._changed = threading.Condition()
+        self._mutex = threading.Lock()
+        self._waiting: dict[str, deque[_MemoryBell]] = {}
 
     def acquire(
-        self, key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool = False, once: bool = False
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        waiting: bool = False,
+        once: bool = False,
+        limit: int = 1,
     ) -> Lease | Held | Done:
         sent_at = clock.now()
-        with self._changed:
+        with self._mutex:
             if once and (done := self._done(key, holder.message)):
                 return done
-            entry = self._live(key)
-            if entry is None or entry.owner == heir_of(holder):
-                entry = self._entries[key] = _Entry(owner, holder, next(self._fences), sent_at + ttl)
-            elif entry.owner != owner:
-                return Held(entry.holder, entry.owner, entry.expires_at - sent_at)
+            live = self._live(key)
+            slot = _slot_of(owner, live)
+            if slot is None:
+                slot = _slot_for(holder, live, limit)
+                if slot is None:
+                    return _blocker(holder, live, sent_at)
+                self._entries.setdefault(key, {})[slot] = _Entry(owner, holder, next(self._fences), 0.0)
+            entry = self._entries[key][slot]
             entry.expires_at = sent_at + ttl
-            return Lease(key, owner, ttl=ttl, fence=entry.fence, sent_at=sent_at)
+            return Lease(key, owner, ttl=ttl, fence=entry.fence, sent_at=sent_at, limit=limit, slot=slot)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        with self._changed:
+        with self._mutex:
             return [self._renew(lease) for lease in leases]
 
     def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        with self._changed:
+        with self._mutex:
             now = clock.now()
             if mark is not None:
                 self._marks[lease.key, mark.message] = mark.record, now + mark.seconds
-            entry = self._live(lease.key)
-            if entry is None or entry.owner != lease.owner:
+            live = self._live(lease.key)
+            slot = _slot_of(lease.owner, live)
+            if slot is None:
                 return False
-            del self._entries[lease.key]
+            fence = self._entries[lease.key].pop(slot).fence
             if heir is not None:
-                self._entries[lease.key] = _Entry(heir_of(heir.holder), heir.holder, entry.fence, now + heir.seconds)
-            self._changed.notify_all()
+                kept = _Entry(heir_of(heir.holder), heir.holder, fence, now + heir.seconds)
+                self._entries[lease.key][slot] = kept
+            if waiting := self._waiting.get(lease.key):
+                waiting.popleft().woken.set()
             return True
 
-    def wait(self, key: str, timeout: float) -> None:
-        with self._changed:
-            entry = self._live(key)
-            if entry is not None:
-                self._changed.wait(min(timeout, max(entry.expires_at - clock.now(), 0)))
+    def bell(self, key: str) -> _MemoryBell:
+        return _MemoryBell(self, key)
+
+    def queue(self, bell: _MemoryBell) -> None:
+        """Put a waiter at the end, if it is not in the queue."""
+        with self._mutex:
+            waiting = self._waiting.setdefault(bell.key, deque())
+            if bell not in waiting and not bell.woken.is_set():
+                waiting.append(bell)
+
+    def leave(self, bell: _MemoryBell) -> None:
+        """Take a waiter out; the wake-up that it has got and not used is for the next one."""
+        with self._mutex:
+            waiting = self._waiting.get(bell.key, deque())
+            if bell in waiting:
+                waiting.remove(bell)
+            elif bell.woken.is_set() and waiting:
+                waiting.popleft().woken.set()
+            if not waiting:
+                self._waiting.pop(bell.key, None)
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        with self._changed:
+        with self._mutex:
             now, keys = clock.now(), [key for key in self._entries if key.startswith(f"{prefix}:")]
-            live = [(key, entry) for key in keys if (entry := self._live(key))]
-        for key, entry in live:
-            yield key, Held(entry.holder, entry.owner, entry.expires_at - now)
+            live = [(key, slot, entry) for key in keys for slot, entry in self._live(key).items()]
+        for key, slot, entry in live:
+            yield key, Held(entry.holder, entry.owner, entry.expires_at - now, slot)
 
     def close(self) -> None:
         pass
 
     def _renew(self, lease: Lease) -> bool:
-        entry = self._live(lease.key)
-        if entry is None or entry.owner != lease.owner:
+        live = self._live(lease.key)
+        slot = _slot_of(lease.owner, live)
+        if slot is None:
             return False
         sent_at = clock.now()
-        entry.expires_at = sent_at + lease.ttl
+        live[slot].expires_at = sent_at + lease.ttl
         lease.extend(sent_at)
         return True
 
-    def _live(self, key: str) -> _Entry | None:
-        entry = self._entries.get(key)
-        if entry is not None and entry.expires_at <= clock.now():
-            del self._entries[key]
-            return None
-        return entry
+    def _live(self, key: str) -> dict[int, _Entry]:
+        now = clock.now()
+        live = {slot: entry for slot, entry in self._entries.get(key, {}).items() if entry.expires_at > now}
+        if live:
+            self._entries[key] = live
+        else:
+            self._entries.pop(key, None)
+        return live
 
     def _done(self, key: str, message: str) -> Done | None:
         now = clock.now()
@@ -101,3 +135,42 @@ class MemoryStore:
             del self._marks[place]
         found = self._marks.get((key, message))
         return None if found is None else Done(found[0], found[1] - now)
+
+
+class _MemoryBell:
+    """A place in the queue of a lock."""
+
+    def __init__(self, store: MemoryStore, key: str) -> None:
+        self._store = store
+        self.key = key
+        self.woken = threading.Event()
+
+    def __enter__(self) -> _MemoryBell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.leave(self)
+
+    def wait(self, timeout: float) -> None:
+        self._store.queue(self)
+        if self.woken.wait(timeout):
+            self.woken.clear()
+
+
+def _slot_of(owner: str, live: Mapping[int, _Entry]) -> int | None:
+    return next((slot for slot, entry in live.items() if entry.owner == owner), None)
+
+
+def _slot_for(holder: Holder, live: Mapping[int, _Entry], limit: int) -> int | None:
+    """Kept for it, or free; None if there is none, or another copy of it runs."""
+    kept = _slot_of(heir_of(holder), live)
+    others = [entry for slot, entry in live.items() if slot != kept]
+    if any(entry.holder.task_id == holder.task_id is not None for entry in others):
+        return None
+    return kept if kept is not None else next((slot for slot in range(limit) if slot not in live), None)
+
+
+def _blocker(holder: Holder, live: Mapping[int, _Entry], now: float) -> Held:
+    copies = [entry for entry in live.values() if entry.holder.task_id == holder.task_id is not None]
+    entry = min(copies or live.values(), key=lambda entry: entry.expires_at)
+    return Held(entry.holder, entry.owner, entry.expires_at - now)

@@ -10,9 +10,8 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores import Store, open_url
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "contract:{job:1}"
@@ -28,9 +27,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         yield MemoryStore()
         return
     server: RedisServer = request.getfixturevalue("redis_server")
-    store = RedisStore(server.url, server=server.url)
+    store = open_url(server.url)
     yield store
-    store._release(KEY, "")
     store.close()
     server.flush()
 
@@ -47,11 +45,12 @@ def taken(store: Store, *, ttl: float = TTL) -> Lease:
 
 def until_free(store: Store) -> Lease:
     """Wait as an execution does, and take the lock."""
-    while True:
-        found = acquire(store, waiting=True)
-        if isinstance(found, Lease):
-            return found
-        store.wait(KEY, found.remaining + 0.002)
+    with store.bell(KEY) as bell:
+        while True:
+            found = acquire(store, waiting=True)
+            if isinstance(found, Lease):
+                return found
+            bell.wait(found.remaining + 0.002)
 
 
 def test_free_lock_is_taken(store: Store) -> None:
@@ -301,7 +300,7 @@ class TestHeir:
     def test_waiting_heir_is_woken(self, store: Store) -> None:
         lease = taken(store)
         assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=self.NEXT, waiting=True), Held)
-        waited = threading.Thread(target=store.wait, args=(KEY, 60.0))
+        waited = threading.Thread(target=store.bell(KEY).wait, args=(60.0,))
         waited.start()
         clock.sleep(SHORT / 2)
         store.release(lease, heir=Heir(self.NEXT, TTL))

@@ -15,6 +15,7 @@ from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -32,7 +33,7 @@ def client(own_redis: RedisServer) -> Iterator[Redis]:
 
 @pytest.fixture
 def store(own_redis: RedisServer) -> Iterator[RedisStore]:
-    store = RedisStore(own_redis.url, server="the server")
+    store = open_url(own_redis.url)
     yield store
     store.close()
 
@@ -41,7 +42,7 @@ def store(own_redis: RedisServer) -> Iterator[RedisStore]:
 def lossy(own_redis: RedisServer) -> Iterator[tuple[RedisStore, LossyProxy]]:
     """A store behind a proxy, connected already."""
     with LossyProxy(own_redis.port) as proxy:
-        store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", server="the proxy")
+        store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
         store.release(taken(store))
         yield store, proxy
         store.close()
@@ -115,7 +116,7 @@ class TestLostReplies:
     ) -> None:
         """A time limit that strikes between sending and reading."""
         store.release(taken(store))
-        run, calls = store._commands.run, []
+        run, calls = store._servers.run, []
 
         def interrupted(*args: object, **kwargs: object) -> object:
             answer = run(*args, **kwargs)  # type: ignore[arg-type]
@@ -124,7 +125,7 @@ class TestLostReplies:
                 raise KeyboardInterrupt
             return answer
 
-        monkeypatch.setattr(store._commands, "run", interrupted)
+        monkeypatch.setattr(store._servers, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             acquire(store)
         assert client.exists(f"{KEY}:run") == 0
@@ -197,21 +198,22 @@ class TestServer:
             "locks", enabled=True, passwords=["+secret"], keys=["probe:*"],
             categories=["+@read", "+@write", "+@scripting", "-@dangerous"],
         )  # fmt: skip
-        store = RedisStore(f"redis://locks:secret@127.0.0.1:{own_redis.port}/0", server="the server")
+        store = open_url(f"redis://locks:secret@127.0.0.1:{own_redis.port}/0")
         lease = taken(store)
         assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), Held)
         assert store.renew([lease], timeout=1) == [True]
         assert dict(store.holds("probe")).keys() == {KEY}
         assert store.release(lease, mark=Mark(ME.message, b"record", 60), heir=Heir(ME, 60))
         assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, once=True), Done)
-        store.wait(KEY, 0.1)
+        with store.bell(KEY) as bell:
+            bell.wait(0.1)
         with pytest.raises(LockUnavailable, match=r"NoPermission|permission"):
             store.acquire("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME)
         store.close()
 
     def test_wrong_password_is_said_at_once_without_it(self, own_redis: RedisServer, client: Redis) -> None:
         client.config_set("requirepass", "right")
-        store = RedisStore(f"redis://:wr0ng@127.0.0.1:{own_redis.port}/0", server="the server")
+        store = open_url(f"redis://:wr0ng@127.0.0.1:{own_redis.port}/0")
         with pytest.raises(LockUnavailable, match="Authentication") as caught:
             acquire(store)
         assert "wr0ng" not in str(caught.value)
@@ -274,32 +276,32 @@ class TestConnections:
     )
     def test_url_that_cannot_be_read_is_refused(self, url: str) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_backend"):
-            RedisStore(url, server=url)
+            open_url(url)
 
     def test_unknown_transport_option_is_refused(self) -> None:
         with pytest.raises(InvalidOption, match="sokcet_timeout"):
-            RedisStore("redis://h", {"sokcet_timeout": 1}, server="h")
+            open_url("redis://h", {"sokcet_timeout": 1})
 
     def test_nothing_is_connected_to_before_it_is_used(self) -> None:
-        RedisStore("redis://127.0.0.1:1", server="nowhere")
+        open_url("redis://127.0.0.1:1")
 
     def test_database_of_the_url(self, own_redis: RedisServer) -> None:
-        store = RedisStore(own_redis.url_of(7), server="the server")
+        store = open_url(own_redis.url_of(7))
         taken(store)
         with own_redis.client(7) as client:
             assert client.exists(f"{KEY}:run")
         store.close()
 
     def test_kombus_spellings(self, own_redis: RedisServer) -> None:
-        store = RedisStore(f"redis+socket://{own_redis.unix_socket}?virtual_host=/4", server="the socket")
+        store = open_url(f"redis+socket://{own_redis.unix_socket}?virtual_host=/4")
         taken(store)
         with own_redis.client(4) as client:
             assert client.exists(f"{KEY}:run")
         store.close()
 
     def test_kombus_spelling_of_certificate_checks(self) -> None:
-        store = RedisStore("rediss://h?ssl_cert_reqs=CERT_NONE", server="h")
-        assert store._commands._options["ssl_cert_reqs"] == "none"
+        store = open_url("rediss://h?ssl_cert_reqs=CERT_NONE")
+        assert store._servers._pool.connection_kwargs["ssl_cert_reqs"] == "none"
 
     def test_child_of_a_fork_does_not_use_the_parents_connection(self, store: RedisStore) -> None:
         lease = taken(store)
@@ -371,16 +373,16 @@ class TestTLS:
 
     def test_certificate_is_checked(self, port: int, certificate: Path) -> None:
         url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_REQUIRED"
-        store = RedisStore(url, {"ssl_ca_certs": str(certificate)}, server="the server")
+        store = open_url(url, {"ssl_ca_certs": str(certificate)})
         assert store.release(taken(store))
         store.close()
 
     def test_unknown_certificate_is_refused(self, port: int) -> None:
-        store = RedisStore(f"rediss://127.0.0.1:{port}/0", server="the server")
+        store = open_url(f"rediss://127.0.0.1:{port}/0")
         with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
             acquire(store)
 
     def test_certificate_may_go_unchecked_where_that_is_asked_for(self, port: int) -> None:
-        store = RedisStore(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_NONE", server="the server")
+        store = open_url(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_NONE")
         assert store.release(taken(store))
         store.close()

@@ -46,7 +46,7 @@ def test_docs_list_every_option_and_default() -> None:
     for name, option in _OPTIONS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{option.attribute}` |")]
         assert f"`{option.setting}`" in row
-        assert name == "scope" or f"`{name}`" in row
+        assert name in ("scope", "limit") or f"`{name}`" in row
         default = option.default
         quoted = f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
         shown = f"{default:g}" if isinstance(default, float) else quoted

@@ -46,6 +46,7 @@ class TestDefaults:
             on_lock_lost="abort",
             on_unavailable="retry",
             retain_on_retry=False,
+            limit=1,
         )
 
     def test_of_the_app(self) -> None:
@@ -160,7 +161,7 @@ class TestTaskAttributes:
         with pytest.raises(InvalidOption, match="did you mean 'lock_ttl'"):
             options(lock_tll=3)
 
-    @pytest.mark.parametrize("name", ["lock_limit", "lock_at_least_for", "lock_retain_on_retry", "on_duplicate"])
+    @pytest.mark.parametrize("name", ["lock_at_least_for", "on_duplicate"])
     def test_options_that_are_not_built_are_refused(self, name: str) -> None:
         with pytest.raises(InvalidOption, match=name):
             options(**{name: 1})
@@ -258,7 +259,7 @@ class TestBackend:
             settings(singleton_lock_backend="redis://:s3cret@a;redis://:s3cret@b")
         assert "s3cret" not in str(caught.value)
 
-    @pytest.mark.parametrize("url", ["localhost", "http://:s3cret@x", "sentinel://a", "redis:/x", "", "redis"])
+    @pytest.mark.parametrize("url", ["localhost", "http://:s3cret@x", "amqp://a", "redis:/x", "", "redis"])
     def test_other_schemes_are_refused(self, url: str) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_backend") as caught:
             settings(singleton_lock_backend=url)

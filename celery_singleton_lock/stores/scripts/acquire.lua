@@ -1,31 +1,50 @@
--- KEYS lock, fence, waiting, done (the last one is missing where there is no message)
--- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait)
--- -> {1, fence} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
+-- KEYS fence, waiting, done, lock...: one lock, or the slots of a semaphore
+-- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), task (what the holders of copies begin
+--      with; '' where there is none), once (1: look whether this message has been carried out), slots
+-- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
-local lock, fence, waiting, done = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
 local owner, heir, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local task, once, slots = ARGV[7], ARGV[8], tonumber(ARGV[9])
 
-if done then
+if once == '1' then
   local record = redis.pcall('GET', done)
   if type(record) == 'string' then
     return {2, record, redis.call('PTTL', done)}
   end
 end
 
-local value = redis.call('GET', lock)
-if value then
-  local holds = string.sub(value, 1, #owner)
-  if holds == owner then
-    redis.call('PEXPIRE', lock, ttl)
-    return {1, tonumber(redis.call('GET', fence) or 0)}
-  end
-  -- Kept for the next attempt of a task, which this is.
-  if holds ~= heir then
-    if waiting_ms ~= '0' then
-      redis.call('SET', waiting, 1, 'PX', waiting_ms)
+local free, kept, copy, first, first_pttl
+for slot = 0, slots - 1 do
+  local lock = KEYS[4 + slot]
+  local value = redis.call('GET', lock)
+  if not value then
+    free = free or slot
+  else
+    local holds = string.sub(value, 1, #owner)
+    if holds == owner then
+      redis.call('PEXPIRE', lock, ttl)
+      return {1, tonumber(redis.call('GET', fence) or 0), slot}
+    elseif holds == heir then
+      kept = slot
+    else
+      local pttl = redis.call('PTTL', lock)
+      if task ~= '' and string.sub(value, #owner + 1, #owner + #task) == task then
+        copy = {0, value, pttl}
+      elseif not first or pttl < first_pttl then
+        first, first_pttl = value, pttl
+      end
     end
-    return {0, value, redis.call('PTTL', lock)}
   end
+end
+
+-- Two copies of one message must not run beside each other, also where there is room for both.
+local slot = not copy and (kept or free)
+if not slot then
+  if waiting_ms ~= '0' then
+    redis.call('SET', waiting, 1, 'PX', waiting_ms)
+  end
+  return copy or {0, first, first_pttl}
 end
 
 local number = redis.call('INCR', fence)
@@ -45,5 +64,5 @@ if number == 1 then
 else
   redis.call('PEXPIRE', fence, fence_ttl)
 end
-redis.call('SET', lock, owner .. holder, 'PX', ttl)
-return {1, number}
+redis.call('SET', KEYS[4 + slot], owner .. holder, 'PX', ttl)
+return {1, number, slot}

@@ -1,0 +1,75 @@
+"""How a waiter is woken: it blocks on a list to which a release pushes.
+
+Redis gives each element to the one that has blocked longest, and forgets those whose connection is gone. The command
+stays open over several looks at the lock, so that nobody loses its place in the queue by looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from types import TracebackType
+
+from redis.exceptions import RedisError, TimeoutError
+
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.stream import Stream
+
+#: Seconds that a waiter sleeps at most before it looks again: a wake-up that dies with its receiver costs no more.
+SLICE = 4.0
+
+
+class RedisBell:
+    """A place in the queue of a lock; see `Bell`.
+
+    Args:
+        key: of the lock.
+        server_of: which server the bell hangs on; asked again after an error.
+        shown: the server's name, for messages.
+    """
+
+    def __init__(self, key: str, server_of: Callable[[], Server], shown: str) -> None:
+        self._key = key
+        self._server_of = server_of
+        self._shown = shown
+        self._exits = ExitStack()
+        self._stream: Stream | None = None
+
+    def __enter__(self) -> RedisBell:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        stream, self._stream = self._stream, None
+        with suppress(RedisError, OSError), self._exits:
+            if stream is not None and stream.unanswered and _answered(stream):
+                # Woken while it left: somebody else may need that.
+                self._server_of().run(calls.wake(self._key))
+
+    def wait(self, timeout: float) -> None:
+        """See `Bell.wait`."""
+        try:
+            stream = self._queued()
+            stream.wait_at_most(min(max(timeout, 0.001), SLICE))
+            stream.read()
+        except TimeoutError:
+            pass
+        except (RedisError, OSError) as error:
+            self._stream = None
+            with suppress(RedisError, OSError):
+                self._exits.__exit__(type(error), error, error.__traceback__)
+            raise LockUnavailable(self._shown, f"{type(error).__name__}: {error}") from error
+
+    def _queued(self) -> Stream:
+        """The connection on which the command is open."""
+        if self._stream is None:
+            self._stream = self._exits.enter_context(self._server_of().stream())
+        if not self._stream.unanswered:
+            self._stream.send(("BLPOP", calls.wake_key(self._key), 0))
+        return self._stream
+
+
+def _answered(stream: Stream) -> bool:
+    stream.wait_at_most(0.0)
+    return bool(stream.arrived())

@@ -1,0 +1,195 @@
+"""What the scripts are asked, and what their answers mean: the same for one server, a cluster and each node of a Redlock.
+
+One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
+`<base>:run:1` and so on). Beside it, all with a time to live and all in one hash slot: `:fence` (the counter of fencing
+tokens), `:waiting` (somebody waits), `:wake` (a list that a release pushes to, so that exactly one waiter wakes),
+`:done:<message>` for each message that was carried out, and on the nodes of a Redlock `:over:<owner>` for an owner that
+must not come back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, heir_of
+
+#: Seconds that ":waiting" outlives the look that set it: longer than `bell.SLICE`, so that it is never missed.
+WAITING_TTL = 6.0
+
+#: Seconds that an unclaimed wake-up is kept.
+WAKE_TTL = 1.0
+
+#: Seconds that a fence counter is kept after the last acquire. Without it the next one starts at the server's time,
+#: which is higher as long as that clock was not set back by more than this.
+FENCE_TTL = 3600.0
+
+#: Leases in one call of the renew script, which blocks the server for as long as it runs.
+RENEW_BATCH = 200
+
+#: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
+MEMORY_TTL = 315_360_000.0
+
+
+class Script:
+    """One or more `.lua` files in a row, known to a server by their digest."""
+
+    def __init__(self, *names: str) -> None:
+        folder = files(__package__).joinpath("scripts")
+        self.text = b"".join(folder.joinpath(f"{name}.lua").read_bytes() for name in names)
+        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A script with its keys and arguments; `keys[0]` says which slot of a cluster it is for.
+
+    Attributes:
+        replicas: how many replicas must have what it wrote, and how many seconds they get for it.
+    """
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[object]
+    replicas: tuple[int, float] | None = None
+
+    @property
+    def by_digest(self) -> tuple[object, ...]:
+        """The command for a server that knows the script."""
+        return "EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args
+
+    @property
+    def and_wait(self) -> tuple[object, ...]:
+        """The command that waits for the replicas."""
+        count, seconds = self.replicas or (0, 0.0)
+        return "WAIT", count, _ms(seconds)
+
+    @property
+    def by_text(self) -> tuple[object, ...]:
+        """The command for one that does not; it does afterwards."""
+        return "EVAL", self.script.text, len(self.keys), *self.keys, *self.args
+
+
+_ACQUIRE, _RELEASE, _RENEW = Script("acquire"), Script("release"), Script("renew")
+_VOTE, _HEAL, _RAISE, _WAKE = Script("vote", "acquire"), Script("heal"), Script("raise"), Script("wake")
+
+
+def run_key(key: str, slot: int = 0) -> str:
+    """Where a lock is, or a slot of a semaphore: one of one slot is a plain lock."""
+    return f"{key}:run:{slot}" if slot else f"{key}:run"
+
+
+def wake_key(key: str) -> str:
+    """The list whose elements wake waiters."""
+    return f"{key}:wake"
+
+
+def acquire(
+    key: str,
+    owner: str,
+    *,
+    ttl: float,
+    holder: Holder,
+    waiting: bool,
+    once: bool,
+    slots: Sequence[int],
+    replicas: tuple[int, float] | None = None,
+) -> Call:
+    """See `Store.acquire`, for some slots of a semaphore."""
+    keys = [f"{key}:fence", f"{key}:waiting", f"{key}:done:{holder.message}", *(run_key(key, slot) for slot in slots)]
+    return Call(_ACQUIRE, keys, _acquire_args(owner, ttl, holder, waiting, once, len(slots)), replicas)
+
+
+def vote(
+    key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool, once: bool, slot: int, memory: str | None
+) -> Call:
+    """As `acquire`, on one node of a Redlock; `memory` is the key by which a node knows since when it remembers."""
+    call = acquire(key, owner, ttl=ttl, holder=holder, waiting=waiting, once=once, slots=(slot,))
+    keys = [*call.keys, _over_key(key, owner), memory or ""]
+    return Call(_VOTE, keys, [*call.args, _ms(MEMORY_TTL) if memory else 0])
+
+
+def _acquire_args(owner: str, ttl: float, holder: Holder, waiting: bool, once: bool, slots: int) -> list[object]:
+    heir = heir_of(holder) if holder.attempt > FIRST else ""
+    task = f"[{json.dumps(holder.task_id)}," if slots > 1 and holder.task_id is not None else ""
+    waiting_ms = _ms(WAITING_TTL) if waiting else 0
+    return [owner, heir, holder.dumps(), _ms(ttl), fence_ms(ttl), waiting_ms, task, int(once), slots]
+
+
+def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, over: float = 0.0) -> Call:
+    """See `Store.release`; for `over` seconds the owner does not get the lock again, whatever comes late."""
+    key, done = lease.key, mark.message if mark else ""
+    keys = [f"{key}:waiting", wake_key(key), f"{key}:done:{done}", _over_key(key, lease.owner)]
+    args: list[object] = [lease.owner, _ms(WAKE_TTL), "", 0, "", 0, _ms(over) if over else 0, lease.limit]
+    if mark is not None:
+        args[2:4] = mark.record, _ms(mark.seconds)
+    if heir is not None:
+        args[4:6] = heir_of(heir.holder) + heir.holder.dumps(), _ms(heir.seconds)
+    return Call(_RELEASE, [*keys, *_places(lease)], args)
+
+
+def renew(leases: Sequence[Lease]) -> Call:
+    """Renew some leases in one call; see `renewed` for the answer."""
+    keys = [place for lease in leases for place in _places(lease)]
+    args = [arg for lease in leases for _ in _places(lease) for arg in (lease.owner, _ms(lease.ttl))]
+    return Call(_RENEW, keys, args)
+
+
+def renewed(leases: Sequence[Lease], answer: Sequence[int]) -> list[bool]:
+    """Which of the leases in a `renew` are still ours."""
+    answers = iter(answer)
+    return [any([next(answers) for _ in _places(lease)]) for lease in leases]
+
+
+def heal(leases: Sequence[Lease]) -> Call:
+    """Renew on one node of a Redlock, and put back there what it has lost."""
+    places = [(place, lease) for lease in leases for place in _places(lease)]
+    keys = [key for place, lease in places for key in (place, _over_key(lease.key, lease.owner))]
+    return Call(_HEAL, keys, [arg for _, lease in places for arg in (lease.owner, _ms(lease.ttl))])
+
+
+def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
+    """Lift the counter of fencing tokens on one node to `fence`, if the lock is ours there."""
+    return Call(_RAISE, [f"{key}:fence", run_key(key, slot)], [owner, fence, fence_ms(ttl)])
+
+
+def wake(key: str) -> Call:
+    """Pass a wake-up on."""
+    return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL)])
+
+
+def held(value: bytes, pttl: int) -> Held:
+    """What a lock's value and its remaining milliseconds say."""
+    owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
+    return Held(holder, owner, max(pttl, 0) / 1000)
+
+
+def found(answer: Sequence[Any], granted: Callable[[int, int], Lease]) -> Lease | Held | Done:
+    """What an acquire was answered; `granted` makes a lease of the fence and the slot."""
+    kind, value, *rest = answer
+    if kind == 1:
+        return granted(value, rest[0])
+    return held(value, rest[0]) if kind == 0 else Done(value, max(rest[0], 0) / 1000)
+
+
+def fence_ms(ttl: float) -> int:
+    """How long a fence counter is kept for a lock with this ttl."""
+    return _ms(max(FENCE_TTL, 2 * ttl))
+
+
+def _places(lease: Lease) -> list[str]:
+    """Where a lease may be: in its slot, or in any where that is not known."""
+    slots = range(lease.limit) if lease.slot is None else (lease.slot,)
+    return [run_key(lease.key, slot) for slot in slots]
+
+
+def _over_key(key: str, owner: str) -> str:
+    return f"{key}:over:{owner}"
+
+
+def _ms(seconds: float) -> int:
+    return max(round(seconds * 1000), 1)

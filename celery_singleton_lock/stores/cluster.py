@@ -1,0 +1,142 @@
+"""Connections of this process to a Redis Cluster: each call goes to the master of its slot, and follows it when it moves.
+
+All keys of one lock are in one slot (their hash tag is the lock's name). The map of the slots is read from any node
+when it is first needed, and again after a node failed or a slot had moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, TimeoutError
+
+from celery_singleton_lock.stores.address import PoolOf
+from celery_singleton_lock.stores.calls import Call
+from celery_singleton_lock.stores.server import Server
+
+Address = tuple[str, int]
+
+#: How often one call follows a slot that has moved, before it counts as not answered.
+REDIRECTIONS = 5
+
+
+class Cluster:
+    """A cluster that has been told some of its nodes.
+
+    Args:
+        start: nodes to ask for the others.
+        pool_of: how to connect to a node.
+    """
+
+    def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
+        self._start = tuple(start)
+        self._pool_of = pool_of
+        self._servers: dict[Address, Server] = {}
+        #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
+        self._slots: dict[int, Address] = {}
+        self.step = self._server(self._start[0]).step
+
+    def run(self, call: Call, *, step: float | None = None) -> Any:
+        """Run a script where its keys are; see `Server.run`."""
+        return self._follow(call, step)
+
+    def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
+        """Run scripts, in one round trip for each node; where one fails, its error stands for its answer."""
+        answers: dict[int, Any] = {}
+        by_address: dict[Address, list[int]] = {}
+        for index, call in enumerate(calls):
+            try:
+                by_address.setdefault(self._address(call), []).append(index)
+            except (RedisError, OSError) as error:
+                answers[index] = error
+        for address, indexes in by_address.items():
+            try:
+                given = self._server(address).run_each([calls[index] for index in indexes], step=step)
+            except (RedisError, OSError) as error:
+                self._forget()
+                given = [error] * len(indexes)
+            answers.update(zip(indexes, given, strict=True))
+        return [self._again_if_moved(call, answers[index], step) for index, call in enumerate(calls)]
+
+    def server_of(self, key: str) -> Server:
+        """The master that has the key."""
+        return self._server(self._map()[key_slot(key.encode())])
+
+    def slot_of(self, key: str) -> int:
+        """Keys with the same slot can be named in one call."""
+        return key_slot(key.encode())
+
+    def servers(self) -> Sequence[Server]:
+        """All masters."""
+        return [self._server(address) for address in sorted(set(self._map().values()))]
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        for server in self._servers.values():
+            server.close()
+
+    def _follow(self, call: Call, step: float | None) -> Any:
+        address, asking = self._address(call), False
+        for _ in range(REDIRECTIONS):
+            try:
+                return self._server(address).run(call, step=step, asking=asking)
+            except AskError as moving:
+                address, asking = (moving.host, moving.port), True
+            except MovedError as moved:
+                address, asking = (moved.host or address[0], moved.port), False
+                self._slots = {**self._slots, moved.slot_id: address}
+            except (ConnectionError, TimeoutError, OSError):
+                self._forget()
+                raise
+        raise ConnectionError(f"the slot of {call.keys[0]} moved {REDIRECTIONS} times while it was asked for")
+
+    def _again_if_moved(self, call: Call, answer: Any, step: float | None) -> Any:
+        if not isinstance(answer, (AskError, MovedError)):
+            return answer
+        if isinstance(answer, MovedError):
+            self._forget()
+        try:
+            return self._follow(call, step)
+        except (RedisError, OSError) as error:
+            return error
+
+    def _address(self, call: Call) -> Address:
+        slot, slots = key_slot(call.keys[0].encode()), self._map()
+        try:
+            return slots[slot]
+        except KeyError:
+            self._forget()
+            raise ConnectionError(f"no node of the cluster has slot {slot}") from None
+
+    def _server(self, address: Address) -> Server:
+        server = self._servers.get(address)
+        if server is None:
+            server = self._servers[address] = Server(self._pool_of(*address))
+        return server
+
+    def _map(self) -> dict[int, Address]:
+        if not self._slots:
+            self._slots = self._read_map()
+        return self._slots
+
+    def _forget(self) -> None:
+        """Read the map anew before the next call."""
+        self._slots = {}
+
+    def _read_map(self) -> dict[int, Address]:
+        error: Exception | None = None
+        for address in dict.fromkeys((*self._servers, *self._start)):
+            try:
+                ranges = self._server(address).command("CLUSTER", "SLOTS")
+            except (RedisError, OSError) as failed:
+                error = failed
+                continue
+            # A node that does not know its own name leaves it out.
+            return {
+                slot: (master[0].decode() if master[0] else address[0], master[1])
+                for first, last, master, *_ in ranges
+                for slot in range(first, last + 1)
+            }
+        raise error or ConnectionError("the cluster has no nodes")

@@ -1,0 +1,4 @@
+-- KEYS wake  ARGV wake ms
+-- A wake-up that somebody took who does not need it any more, for the next waiter.
+redis.call('RPUSH', KEYS[1], 1)
+return redis.call('PEXPIRE', KEYS[1], ARGV[1])

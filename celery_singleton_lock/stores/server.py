@@ -1,0 +1,158 @@
+"""Connections of this process to one Redis server (or to whatever Sentinel says is the master)."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, ConnectionPool
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.retry import Retry
+
+from celery_singleton_lock.stores.calls import Call
+from celery_singleton_lock.stores.stream import Stream, TooFewReplicas
+
+#: Seconds that one step (connect, send, read) may take, unless the connection options say less.
+STEP_TIMEOUT = 1.0
+
+#: What our parsing depends on, whatever the URL or the client says.
+_FIXED_OPTIONS: Mapping[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+
+
+class Server:
+    """One server, as redis-py's `pool` would connect to it; the connections are our own.
+
+    Each is used by one thread at a time and opened when needed. Nothing is ever sent twice from here.
+
+    Args:
+        pool: where to connect to and how to log in; it is not used for anything else.
+    """
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self.step = min(STEP_TIMEOUT, pool.connection_kwargs.get("socket_timeout") or STEP_TIMEOUT)
+        self._free: deque[Stream] = deque()
+        self._pid = os.getpid()
+
+    def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
+        """Run a script; one round trip. See `Stream.run`.
+
+        Raises:
+            RedisError, OSError: no answer, or one that is an error.
+        """
+        stream = self._take(step or self.step)
+        try:
+            answer = stream.run(call, asking=asking)
+        except BaseException as error:
+            self._give_back_after(error, stream)
+            raise
+        self._free.append(stream)
+        return answer
+
+    def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
+        """Run several scripts in one round trip; where one fails, its error stands for its answer."""
+        with self.stream(step) as stream:
+            return _run_each(stream, calls)
+
+    def server_of(self, key: str) -> Server:
+        """The server that has the key: this one."""
+        return self
+
+    def slot_of(self, key: str) -> int:
+        """Keys with the same slot can be named in one call: all of them."""
+        return 0
+
+    def servers(self) -> Sequence[Server]:
+        """All servers with keys."""
+        return [self]
+
+    def command(self, *command: object, step: float | None = None) -> Any:
+        """Send one command and read its answer."""
+        with self.stream(step) as stream:
+            stream.send(command)
+            return stream.read()
+
+    @contextmanager
+    def stream(self, step: float | None = None) -> Iterator[Stream]:
+        """A connection for this thread, given back afterwards unless the conversation broke off."""
+        stream = self._take(step or self.step)
+        try:
+            yield stream
+        except BaseException as error:
+            self._give_back_after(error, stream)
+            raise
+        self._give_back(stream)
+
+    def open(self, step: float | None = None) -> Stream:
+        """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds."""
+        step = step or self.step
+        connect = min(step, self._pool.connection_kwargs.get("socket_connect_timeout") or STEP_TIMEOUT)
+        stream = Stream(connection(self._pool, socket_timeout=step, socket_connect_timeout=connect))
+        stream.wait_at_most(step)
+        return stream
+
+    def close(self) -> None:
+        """Close what is not in use."""
+        while self._free:
+            self._free.pop().close()
+
+    def _take(self, step: float) -> Stream:
+        if self._pid != os.getpid():
+            # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
+            self._free, self._pid = deque(), os.getpid()
+        try:
+            stream = self._free.pop()
+        except IndexError:
+            return self.open(step)
+        stream.wait_at_most(step)
+        return stream
+
+    def _give_back_after(self, error: BaseException, stream: Stream) -> None:
+        answered = isinstance(error, (ResponseError, TooFewReplicas))
+        if answered and not isinstance(error, ReadOnlyError):
+            self._give_back(stream)
+        else:
+            # Half a conversation, whose answer must not be read as that to the next command; or a failover is under
+            # way, and the next connection may find the new master.
+            stream.close()
+
+    def _give_back(self, stream: Stream) -> None:
+        if stream.unanswered:
+            stream.close()
+        else:
+            self._free.append(stream)
+
+
+def connection(pool: ConnectionPool, **options: Any) -> Connection:
+    """A connection as `pool` would make it, outside of its books: it is not counted, and nothing is retried."""
+    once = {"retry": Retry(NoBackoff(), 0), "retry_on_error": []}
+    made: Connection = pool.connection_class(**{**pool.connection_kwargs, **_FIXED_OPTIONS, **once, **options})
+    return made
+
+
+def _run_each(stream: Stream, calls: Sequence[Call]) -> list[Any]:
+    for call in calls:
+        stream.send(call.by_digest)
+    answers = [_read(stream) for _ in calls]
+    return [
+        _run_by_text(stream, call) if isinstance(answer, NoScriptError) else answer
+        for call, answer in zip(calls, answers, strict=True)
+    ]
+
+
+def _run_by_text(stream: Stream, call: Call) -> Any:
+    stream.send(call.by_text)
+    return _read(stream)
+
+
+def _read(stream: Stream) -> Any:
+    try:
+        return stream.read()
+    except ResponseError as error:
+        return error
+
+

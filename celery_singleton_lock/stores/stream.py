@@ -1,0 +1,165 @@
+"""One connection to a Redis server, on which commands are answered in the order in which they were sent.
+
+redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master); afterwards the
+conversation is ours, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
+costs two thirds less than through the client.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import hiredis
+from redis.connection import Connection, DefaultParser
+from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, TimeoutError
+
+from celery_singleton_lock.stores.calls import Call
+
+_NOTHING = object()
+
+_READ = 65_536
+
+
+class TooFewReplicas(RedisError):
+    """A script was run, and too few replicas have its writes.
+
+    Attributes:
+        answer: of the script.
+    """
+
+    def __init__(self, answer: Any, reason: str) -> None:
+        super().__init__(f"only {reason} had it in time")
+        self.answer = answer
+
+
+class Stream:
+    """A conversation with one server. Used by one thread at a time.
+
+    Args:
+        connection: of redis-py, not connected yet.
+
+    Raises:
+        RedisError, OSError: no connection, or the login was refused.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        connection.connect()
+        self._connection = connection
+        # Private, and there in every version: what else could be the point of a connection?
+        self._socket: Any = connection._sock  # type: ignore[attr-defined]
+        self._timeout = self._socket.gettimeout()
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=_NOTHING
+        )
+        #: Commands that were sent and not answered yet.
+        self.unanswered = 0
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait on."""
+        return int(self._socket.fileno())
+
+    def send(self, command: tuple[Any, ...]) -> None:
+        """Send a command; `read` gives its answer, after those to what was sent before."""
+        self.send_packed(hiredis.pack_command(command))
+
+    def send_packed(self, command: bytes) -> None:
+        """As `send`, for a command as it goes over the wire."""
+        try:
+            self._socket.sendall(command)
+        except OSError as error:
+            raise _as_redis_py_says(error, "sending") from error
+        self.unanswered += 1
+
+    def read(self) -> Any:
+        """The next answer.
+
+        Raises:
+            ResponseError: it is an error.
+            TimeoutError: it is not there yet; it can be read later.
+            ConnectionError: it will not come; the stream must not be used again.
+        """
+        while (answer := self._reader.gets()) is _NOTHING:
+            self._receive()
+        self.unanswered -= 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def run(self, call: Call, *, asking: bool = False) -> Any:
+        """Run a script by its digest, or by its text where the server does not know it yet.
+
+        Args:
+            call: what to run; its answer is returned.
+            asking: the server is about to become the one for the keys of the call.
+
+        Raises:
+            TooFewReplicas: they did not have it in time; what was written stays.
+        """
+        try:
+            return self._run(call, call.by_digest, asking)
+        except NoScriptError:
+            return self._run(call, call.by_text, asking)
+
+    def _run(self, call: Call, command: tuple[object, ...], asking: bool) -> Any:
+        if asking:
+            self.send(("ASKING",))
+        self.send(command)
+        if call.replicas is None:
+            return self._read_behind(asking)
+        self.send(call.and_wait)
+        try:
+            answer = self._read_behind(asking)
+        finally:
+            acknowledged = self.read()
+        if acknowledged < call.replicas[0]:
+            raise TooFewReplicas(answer, f"{acknowledged} of {call.replicas[0]} replicas")
+        return answer
+
+    def _read_behind(self, asking: bool) -> Any:
+        if asking:
+            self.read()
+        return self.read()
+
+    def arrived(self) -> list[Any]:
+        """The answers that are there, errors among them; does not wait for more, in non-blocking mode."""
+        answers = []
+        try:
+            while True:
+                self._drain(answers)
+                self._receive()
+        except TimeoutError:
+            return answers
+
+    def wait_at_most(self, seconds: float) -> None:
+        """How long a step of sending or reading may take from now on; 0: no step waits."""
+        if seconds != self._timeout:
+            self._timeout = seconds
+            self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        """End the conversation, whatever is still under way."""
+        self._connection.disconnect()
+
+    def _drain(self, answers: list[Any]) -> None:
+        while (answer := self._reader.gets()) is not _NOTHING:
+            self.unanswered -= 1
+            answers.append(answer)
+
+    def _receive(self) -> None:
+        try:
+            received = self._socket.recv(_READ)
+        except OSError as error:
+            raise _as_redis_py_says(error, "reading") from error
+        if not received:
+            raise ConnectionError("the server closed the connection")
+        self._reader.feed(received)
+
+
+def _as_redis_py_says(error: OSError, doing: str) -> Exception:
+    # A socket that does not wait says BlockingIOError, one with TLS an SSLWant...Error.
+    if isinstance(error, (socket.timeout, BlockingIOError)) or type(error).__name__.startswith("SSLWant"):
+        return TimeoutError(f"timeout while {doing}")
+    return ConnectionError(f"{type(error).__name__} while {doing}: {error}")
+
+
