@@ -27,13 +27,11 @@ def open_store(settings: Settings) -> Store:
     """
     if settings.backend.startswith("memory://"):
         return _IN_THIS_PROCESS
-    return open_url(
-        settings.backend, settings.transport_options, replicas=settings.replicas, memory=f"{settings.prefix}:memory"
-    )
+    return open_url(settings.backend, settings.transport_options, replicas=settings.replicas, prefix=settings.prefix)
 
 
 def open_url(
-    url: str, options: Mapping[str, Any] | None = None, *, replicas: int = 0, memory: str = "singleton_lock:memory"
+    url: str, options: Mapping[str, Any] | None = None, *, replicas: int = 0, prefix: str = "singleton_lock"
 ) -> RedisStore | RedlockStore:
     """The store at a URL as for `singleton_lock_backend`, other than `memory://`.
 
@@ -41,7 +39,7 @@ def open_url(
         url: one server, Sentinels, a cluster, or the nodes of a Redlock.
         options: as for `singleton_lock_transport_options`.
         replicas: how many replicas must have a lock before it counts as taken.
-        memory: the key by which a node of a Redlock knows since when it remembers.
+        prefix: of the key by which a node of a Redlock knows since when it remembers.
 
     Raises:
         InvalidOption: the URL or an option is wrong.
@@ -53,7 +51,8 @@ def open_url(
     from celery_singleton_lock.stores.redlock import RedlockStore
     from celery_singleton_lock.stores.server import Server
 
-    options, name, scheme = options or {}, shown(url), url.partition("://")[0].lower()
+    options, name, scheme = dict(options or {}), shown(url), url.partition("://")[0].lower()
+    delay = options.pop("restart_delay", True)
     if scheme == "sentinel":
         return RedisStore(Server(address.of_sentinels(url, options, name)), name, replicas=replicas)
     if scheme.endswith("+cluster"):
@@ -65,4 +64,5 @@ def open_url(
             f"setting singleton_lock_replicas is {replicas}, and singleton_lock_backend {name!r} has several servers "
             "that are no replicas of each other (Redlock); allowed there: 0"
         )
-    return RedlockStore([Server(address.of_server(each, options, name)) for each in url.split(";")], name, memory=memory)
+    nodes = [Server(address.of_server(each, options, name)) for each in url.split(";")]
+    return RedlockStore(nodes, name, memory=f"{prefix}:memory" if delay else None)

@@ -91,7 +91,7 @@ def _sentinel_pool(urls: Sequence[str], options: Mapping[str, Any]) -> Connectio
     if any(name.startswith("ssl") for name in common):
         common["ssl"] = True
     limits = {"socket_timeout": _SENTINEL_TIMEOUT, "socket_connect_timeout": _SENTINEL_TIMEOUT}
-    sentinel = Sentinel(
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
         [_address(url, _SENTINEL_PORT) for url in urls],
         min_other_sentinels=options.get("min_other_sentinels", 0),
         sentinel_kwargs={**limits, **(options.get("sentinel_kwargs") or {})},

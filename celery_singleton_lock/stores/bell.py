@@ -72,4 +72,4 @@ class RedisBell:
 
 def _answered(stream: Stream) -> bool:
     stream.wait_at_most(0.0)
-    return bool(stream.arrived())
+    return any(True for _ in stream.arrived())

@@ -1,4 +1,4 @@
-"""What the scripts are asked, and what their answers mean: the same for one server, a cluster and each node of a Redlock.
+"""What the scripts are asked, and what their answers mean: for one server, a cluster, and each node of a Redlock.
 
 One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
 `<base>:run:1` and so on). Beside it, all with a time to live and all in one hash slot: `:fence` (the counter of fencing
@@ -31,8 +31,18 @@ FENCE_TTL = 3600.0
 #: Leases in one call of the renew script, which blocks the server for as long as it runs.
 RENEW_BATCH = 200
 
+#: Characters of an owner that are the same in each attempt to get a majority of a Redlock.
+PERSON = 28
+
+#: Names that an owner's attempts can have.
+ATTEMPTS = 16 ** (OWNER_LENGTH - PERSON)
+
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
+
+
+#: A command's name and arguments: texts, bytes and numbers.
+Command = tuple[Any, ...]
 
 
 class Script:
@@ -58,18 +68,18 @@ class Call:
     replicas: tuple[int, float] | None = None
 
     @property
-    def by_digest(self) -> tuple[object, ...]:
+    def by_digest(self) -> Command:
         """The command for a server that knows the script."""
         return "EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args
 
     @property
-    def and_wait(self) -> tuple[object, ...]:
+    def and_wait(self) -> Command:
         """The command that waits for the replicas."""
         count, seconds = self.replicas or (0, 0.0)
         return "WAIT", count, _ms(seconds)
 
     @property
-    def by_text(self) -> tuple[object, ...]:
+    def by_text(self) -> Command:
         """The command for one that does not; it does afterwards."""
         return "EVAL", self.script.text, len(self.keys), *self.keys, *self.args
 
@@ -105,26 +115,65 @@ def acquire(
 
 
 def vote(
-    key: str, owner: str, *, ttl: float, holder: Holder, waiting: bool, once: bool, slot: int, memory: str | None
+    key: str,
+    owner: str,
+    *,
+    ttl: float,
+    holder: Holder,
+    waiting: bool,
+    once: bool,
+    limit: int,
+    slot: int,
+    memory: str | None,
 ) -> Call:
-    """As `acquire`, on one node of a Redlock; `memory` is the key by which a node knows since when it remembers."""
-    call = acquire(key, owner, ttl=ttl, holder=holder, waiting=waiting, once=once, slots=(slot,))
-    keys = [*call.keys, _over_key(key, owner), memory or ""]
-    return Call(_VOTE, keys, [*call.args, _ms(MEMORY_TTL) if memory else 0])
+    """As `acquire`, for one slot on one node of a Redlock.
+
+    Args:
+        owner: with the number of the attempt, see `attempt_of`.
+        memory: the key by which a node knows since when it remembers; None to trust it as it is.
+    """
+    call = acquire(key, owner[:PERSON], ttl=ttl, holder=holder, waiting=waiting, once=once, slots=range(limit))
+    person, heir, about, *rest = call.args
+    over = (_over_key(key, owner[:PERSON]), _over_key(key, owner))
+    args = [person, str(heir)[:PERSON], owner[PERSON:] + str(about), *rest[:-1], slot, _ms(MEMORY_TTL) if memory else 0]
+    return Call(_VOTE, [*call.keys, *over, memory or over[0]], args)
+
+
+def attempt_of(owner: str, number: int) -> str:
+    """An owner's name in one attempt to get a majority; `attempt_of(owner, 0)` is the same for all of its attempts.
+
+    A request of an attempt that was given up may arrive when the next one is under way: neither it nor its undoing may
+    touch what the next one has got.
+    """
+    return f"{owner[:PERSON]}{number % ATTEMPTS:0{OWNER_LENGTH - PERSON}x}"
 
 
 def _acquire_args(owner: str, ttl: float, holder: Holder, waiting: bool, once: bool, slots: int) -> list[object]:
     heir = heir_of(holder) if holder.attempt > FIRST else ""
     task = f"[{json.dumps(holder.task_id)}," if slots > 1 and holder.task_id is not None else ""
     waiting_ms = _ms(WAITING_TTL) if waiting else 0
-    return [owner, heir, holder.dumps(), _ms(ttl), fence_ms(ttl), waiting_ms, task, int(once), slots]
+    return [owner, heir, holder.dumps(), _ms(ttl), fence_ms(ttl), waiting_ms, task, int(once), slots, ""]
 
 
-def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, over: float = 0.0) -> Call:
-    """See `Store.release`; for `over` seconds the owner does not get the lock again, whatever comes late."""
+def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
+    """As `release`, on one node of a Redlock: in whatever attempt it was taken, and for good."""
+    return _released(lease, lease.owner[:PERSON], mark, heir, over=lease.ttl)
+
+
+def undo_vote(lease: Lease, attempt: str) -> Call:
+    """Take back one attempt, on one node of a Redlock; what is left of it comes too late from now on."""
+    return _released(lease, attempt, None, None, over=lease.ttl)
+
+
+def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
+    """See `Store.release`."""
+    return _released(lease, lease.owner, mark, heir, over=0)
+
+
+def _released(lease: Lease, owner: str, mark: Mark | None, heir: Heir | None, *, over: float) -> Call:
     key, done = lease.key, mark.message if mark else ""
-    keys = [f"{key}:waiting", wake_key(key), f"{key}:done:{done}", _over_key(key, lease.owner)]
-    args: list[object] = [lease.owner, _ms(WAKE_TTL), "", 0, "", 0, _ms(over) if over else 0, lease.limit]
+    keys = [f"{key}:waiting", wake_key(key), f"{key}:done:{done}", _over_key(key, owner)]
+    args: list[object] = [owner, _ms(WAKE_TTL), "", 0, "", 0, _ms(over) if over else 0, lease.limit]
     if mark is not None:
         args[2:4] = mark.record, _ms(mark.seconds)
     if heir is not None:
@@ -139,22 +188,28 @@ def renew(leases: Sequence[Lease]) -> Call:
     return Call(_RENEW, keys, args)
 
 
-def renewed(leases: Sequence[Lease], answer: Sequence[int]) -> list[bool]:
-    """Which of the leases in a `renew` are still ours."""
+def renewed(leases: Sequence[Lease], answer: Any) -> list[bool]:
+    """Which of the leases in a `renew` or `heal` are still ours."""
     answers = iter(answer)
-    return [any([next(answers) for _ in _places(lease)]) for lease in leases]
+    return [1 in [next(answers) for _ in _places(lease)] for lease in leases]
 
 
 def heal(leases: Sequence[Lease]) -> Call:
-    """Renew on one node of a Redlock, and put back there what it has lost."""
+    """Renew on one node of a Redlock, and put back there what it has lost; see `renewed` for the answer."""
     places = [(place, lease) for lease in leases for place in _places(lease)]
-    keys = [key for place, lease in places for key in (place, _over_key(lease.key, lease.owner))]
-    return Call(_HEAL, keys, [arg for _, lease in places for arg in (lease.owner, _ms(lease.ttl))])
+    keys = [key for place, lease in places for key in (place, _over_key(lease.key, lease.owner[:PERSON]))]
+    # Only who knows the slot may put it back.
+    args = [
+        arg
+        for _, lease in places
+        for arg in (lease.owner[:PERSON], attempt_of(lease.owner, 0) if lease.slot is not None else "", _ms(lease.ttl))
+    ]
+    return Call(_HEAL, keys, args)
 
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
     """Lift the counter of fencing tokens on one node to `fence`, if the lock is ours there."""
-    return Call(_RAISE, [f"{key}:fence", run_key(key, slot)], [owner, fence, fence_ms(ttl)])
+    return Call(_RAISE, [f"{key}:fence", run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
 
 
 def wake(key: str) -> Call:

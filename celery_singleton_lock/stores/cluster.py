@@ -1,4 +1,4 @@
-"""Connections of this process to a Redis Cluster: each call goes to the master of its slot, and follows it when it moves.
+"""Connections of this process to a Redis Cluster: each call goes to the master of its slot, and follows where it moves.
 
 All keys of one lock are in one slot (their hash tag is the lock's name). The map of the slots is read from any node
 when it is first needed, and again after a node failed or a slot had moved.

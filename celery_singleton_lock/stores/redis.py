@@ -20,7 +20,6 @@ from redis.exceptions import (
     ConnectionError,
     ReadOnlyError,
     RedisError,
-    ResponseError,
     TimeoutError,
     TryAgainError,
 )
@@ -163,7 +162,7 @@ class RedisStore:
             for start in range(0, len(group), calls.RENEW_BATCH):
                 yield group[start : start + calls.RENEW_BATCH]
 
-    def _renew(self, renewals: Sequence[calls.Call], step: float) -> tuple[float, list[object]]:
+    def _renew(self, renewals: Sequence[calls.Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""
         sent_at = clock.now()
         try:

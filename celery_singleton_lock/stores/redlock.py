@@ -1,1 +1,371 @@
-class RedlockStore: ...
+"""Redlock: locks on a majority of independent Redis servers, so that no single failure or failover can give one twice.
+
+The algorithm is that of https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/: all nodes are asked
+at once; who gets a majority has the lock for its ttl, less what that took and what the nodes' clocks may differ in
+rate; who does not takes back what it got, on every node, and tries again after a random delay. Beyond that:
+
+- One connection per node carries everything in order, so that taking back never overtakes a late acquire; and each
+  attempt has a name, under which a node refuses what comes after it was given up.
+- A node that has lost its memory has no vote for one ttl, however its operators restart it.
+- A fencing token is the highest counter of a majority, and is written back to a majority before it is given out: any
+  later majority shares a node with that one, and so counts higher.
+- A renewal needs a majority, and puts the lock back on nodes that have lost it, for the next time.
+- A waiter's bell hangs on one node, the same for all who wait for a lock while that node is well; the first in the
+  queue is woken first as long as that is so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
+from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.bell import RedisBell
+from celery_singleton_lock.stores.fan import Answers, Fan, Node
+from celery_singleton_lock.stores.scan import holds
+from celery_singleton_lock.stores.server import Server
+
+#: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
+TRIES, RETRY_DELAY = 3, 0.2
+
+#: What share of the ttl the nodes get to answer, and the seconds at least and at most.
+ANSWER_SHARE, MIN_ANSWER, MAX_ANSWER = 1 / 20, 0.05, 0.5
+
+#: Seconds that one step of connecting to a node may take.
+CONNECT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What an acquire asks for, whatever the attempt."""
+
+    key: str
+    owner: str
+    ttl: float
+    holder: Holder
+    waiting: bool
+    once: bool
+    limit: int
+
+    def lease(self, *, fence: int = 0, sent_at: float = 0.0, slot: int | None = None) -> Lease:
+        return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
+
+    def is_copy(self, held: Held) -> bool:
+        """Whether it is this task that holds the lock."""
+        return held.holder is not None and held.holder.task_id == self.holder.task_id is not None
+
+
+@dataclass(slots=True)
+class _Votes:
+    """What the nodes answered to one attempt, by their index."""
+
+    quorum: int
+    granted: dict[int, int] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
+    done: Done | None = None
+    withheld: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, answers: Answers, quorum: int) -> _Votes:
+        votes = cls(quorum)
+        for index, answer in answers.items():
+            votes._add(index, answer)
+        return votes
+
+    @property
+    def has_majority(self) -> bool:
+        return len(self.granted) >= self.quorum
+
+    @property
+    def is_held(self) -> bool:
+        """Whether one owner is known to have a majority."""
+        return any(count >= self.quorum for count in self._owners().values())
+
+    @property
+    def holder(self) -> Held | None:
+        """Who holds the lock as far as is known: the owner on most nodes; None if it seems to be free."""
+        if not self.held:
+            return None
+        owner = self._owners().most_common(1)[0][0]
+        of_owner = [held for held in self.held.values() if held.owner == owner]
+        told = next((held.holder for held in of_owner if held.holder is not None), None)
+        return Held(told, owner, max(held.remaining for held in of_owner))
+
+    def _owners(self) -> Counter[str]:
+        return Counter(held.owner for held in self.held.values())
+
+    def _add(self, index: int, answer: Any) -> None:
+        if isinstance(answer, Exception):
+            self.errors[index] = f"{type(answer).__name__}: {answer}"
+        elif answer[0] == 1:
+            self.granted[index] = answer[1]
+        elif answer[0] == 0:
+            held = calls.held(answer[1], answer[2])
+            self.held[index] = replace(held, owner=calls.attempt_of(held.owner, 0))
+        elif answer[0] == 2:
+            self.done = Done(answer[1], max(answer[2], 0) / 1000)
+        else:
+            self.withheld[index] = f"it came back without what it knew, and has no vote for {answer[1] / 1000:.1f} s"
+
+
+class RedlockStore:
+    """A `Store` on several servers that do not know each other.
+
+    Args:
+        servers: the nodes, an odd number of them.
+        shown: their URLs, for messages.
+        memory: the key by which a node knows since when it remembers; None to trust nodes that came back empty.
+    """
+
+    def __init__(self, servers: Sequence[Server], shown: str, *, memory: str | None) -> None:
+        self.server = shown
+        self._nodes = [Node(server) for server in servers]
+        self._quorum = len(servers) // 2 + 1
+        self._memory = memory
+        self._fans: deque[Fan] = deque()
+        self._pid = os.getpid()
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        waiting: bool = False,
+        once: bool = False,
+        limit: int = 1,
+    ) -> Lease | Held | Done:
+        wanted = _Wanted(key, calls.attempt_of(owner, 0), ttl, holder, waiting, once, limit)
+        try:
+            with self._fan() as fan:
+                found = self._acquire(fan, wanted)
+        except BaseException:
+            # Interrupted (a time limit, a shutdown) between sending and reading.
+            with suppress(LockUnavailable):
+                self.release(wanted.lease())
+            raise
+        if not isinstance(found, _Votes):
+            return found
+        holding = found.holder
+        if holding is None or len(found.errors) + len(found.withheld) >= self._quorum:
+            raise self._unavailable(found.errors | found.withheld)
+        return holding
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        renewed: dict[Lease, bool] = {}
+        errors: dict[int, str] = {}
+        with self._fan() as fan:
+            fan.connect(step=min(timeout, CONNECT))
+            for start in range(0, len(leases), calls.RENEW_BATCH):
+                batch = leases[start : start + calls.RENEW_BATCH]
+                renewed.update(self._renew(fan, batch, timeout, errors))
+        if len(renewed) < len(leases):
+            raise self._unavailable(errors)
+        return [renewed[lease] for lease in leases]
+
+    def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
+        call = calls.release_vote(lease, mark=mark, heir=heir)
+        most = len(self._nodes) - self._quorum
+
+        def is_decided(answers: Answers) -> bool:
+            given = list(answers.values())
+            return given.count(1) >= self._quorum or given.count(0) > most
+
+        answers: Answers = {}
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(_delay())
+            with self._fan() as fan:
+                fan.connect(step=CONNECT)
+                answers = fan.ask(call, is_decided, seconds=_patience(lease.ttl), owed_for=lease.ttl)
+            given = list(answers.values())
+            ours, gone = given.count(1), given.count(0)
+            if ours + gone >= self._quorum:
+                # Gone on a repeated release: the first one worked.
+                return tries > 0 or (ours > 0 and gone <= most)
+        raise self._unavailable(_Votes.of(answers, self._quorum).errors)
+
+    def bell(self, key: str) -> RedisBell:
+        return _NodesBell(key, self._nodes, self.server)
+
+    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        found: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
+        errors: dict[int, str] = {}
+        for index, node in enumerate(self._nodes):
+            try:
+                for key, held in holds(node.server, prefix):
+                    found[key, held.slot, calls.attempt_of(held.owner, 0)].append(held)
+            except (RedisError, OSError) as error:
+                errors[index] = f"{type(error).__name__}: {error}"
+        if len(self._nodes) - len(errors) < self._quorum:
+            raise self._unavailable(errors)
+        for (key, slot, owner), each in found.items():
+            if len(each) >= self._quorum:
+                told = next((held.holder for held in each if held.holder is not None), None)
+                yield key, Held(told, owner, max(held.remaining for held in each), slot)
+
+    def close(self) -> None:
+        while self._fans:
+            self._fans.pop().close()
+        for node in self._nodes:
+            node.server.close()
+
+    def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
+        """What was found; the last votes where that is not clear."""
+        unclear: _Votes | None = None
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(_delay())
+            fan.connect(step=CONNECT)
+            unclear, holders = None, []
+            for slot in range(wanted.limit):
+                found = self._try(fan, wanted, slot)
+                if not isinstance(found, _Votes):
+                    return found
+                if (holder := found.holder) is None or not found.is_held:
+                    unclear = found
+                elif wanted.is_copy(holder):
+                    return holder
+                else:
+                    holders.append(holder)
+            if unclear is None:
+                return min(holders, key=lambda held: held.remaining)
+        return unclear or _Votes(self._quorum)
+
+    def _try(self, fan: Fan, wanted: _Wanted, slot: int) -> Lease | Done | _Votes:
+        """One attempt; nothing is left of it unless it gives a lease."""
+        attempt = calls.attempt_of(wanted.owner, random.randrange(1, calls.ATTEMPTS))
+        call = calls.vote(
+            *(wanted.key, attempt),
+            ttl=wanted.ttl,
+            holder=wanted.holder,
+            waiting=wanted.waiting,
+            once=wanted.once,
+            limit=wanted.limit,
+            slot=slot,
+            memory=self._memory,
+        )
+        sent_at = clock.now()
+        votes = _Votes.of(fan.ask(call, self._is_decided, seconds=_patience(wanted.ttl)), self._quorum)
+        if votes.has_majority and votes.done is None:
+            fence = self._fence(fan, wanted, slot, [*votes.granted.values()])
+            if fence and clock.now() - sent_at < wanted.ttl / 3:
+                return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
+        maybe = [index for index in range(len(self._nodes)) if index not in votes.held | votes.withheld]
+        fan.tell(calls.undo_vote(wanted.lease(slot=slot), attempt), maybe, seconds=wanted.ttl)
+        return votes.done or votes
+
+    def _is_decided(self, answers: Answers) -> bool:
+        """Whether the other nodes' votes cannot change anything."""
+        granted = 0
+        for answer in answers.values():
+            if isinstance(answer, list):
+                if answer[0] == 2:
+                    return True
+                granted += answer[0] == 1
+        return granted >= self._quorum or granted + len(self._nodes) - len(answers) < self._quorum
+
+    def _fence(self, fan: Fan, wanted: _Wanted, slot: int, fences: Sequence[int]) -> int | None:
+        """A token that any later majority counts beyond; None if that could not be made sure."""
+        fence = max(fences)
+        if fences.count(fence) >= self._quorum:
+            return fence
+        call = calls.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
+        most = len(self._nodes) - self._quorum
+
+        def is_decided(answers: Answers) -> bool:
+            return (raised := [*answers.values()].count(1)) >= self._quorum or len(answers) - raised > most
+
+        answers = fan.ask(call, is_decided, seconds=_patience(wanted.ttl))
+        return fence if [*answers.values()].count(1) >= self._quorum else None
+
+    def _renew(self, fan: Fan, batch: Sequence[Lease], timeout: float, errors: dict[int, str]) -> dict[Lease, bool]:
+        """Which leases are still ours and which are not; those for which that is not clear are left out."""
+
+        def count(answers: Answers) -> dict[Lease, bool]:
+            each = [calls.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
+            if len(each) < self._quorum:
+                return {}
+            ours = {lease: sum(ours) for lease, *ours in zip(batch, *each, strict=True)}
+            most = len(self._nodes) - self._quorum
+            return {
+                lease: known >= self._quorum
+                for lease, known in ours.items()
+                if known >= self._quorum or len(each) - known > most
+            }
+
+        sent_at = clock.now()
+        answers = fan.ask(calls.heal(batch), lambda given: len(count(given)) == len(batch), seconds=timeout)
+        errors.update(_Votes.of({i: a for i, a in answers.items() if isinstance(a, Exception)}, self._quorum).errors)
+        renewed = count(answers)
+        for lease, ours in renewed.items():
+            if ours:
+                lease.extend(sent_at)
+        return renewed
+
+    @contextmanager
+    def _fan(self) -> Iterator[Fan]:
+        """A connection to each node, for this thread."""
+        if self._pid != os.getpid():
+            # Forked: these sockets are the parent's.
+            self._fans, self._pid = deque(), os.getpid()
+        try:
+            fan = self._fans.pop()
+        except IndexError:
+            fan = Fan(self._nodes)
+        try:
+            yield fan
+        except BaseException:
+            fan.close()
+            raise
+        self._fans.append(fan)
+
+    def _unavailable(self, errors: dict[int, str]) -> LockUnavailable:
+        """Say what was wrong with which node; one that is not among the errors did not answer in time, or did."""
+        told = "; ".join(f"{self._nodes[index].server}: {error}" for index, error in sorted(errors.items()))
+        return LockUnavailable(
+            self.server, f"no majority: {self._quorum} of {len(self._nodes)} nodes are needed; {told or 'no answer'}"
+        )
+
+
+class _NodesBell(RedisBell):
+    """A bell on the first node that is well, in an order that is the same for all who wait for a lock."""
+
+    def __init__(self, key: str, nodes: Sequence[Node], shown: str) -> None:
+        super().__init__(key, lambda: self._node().server, shown)
+        first = zlib.crc32(key.encode()) % len(nodes)
+        self._order = [*nodes[first:], *nodes[:first]]
+
+    def wait(self, timeout: float) -> None:
+        node = self._node()
+        try:
+            super().wait(timeout)
+        except LockUnavailable as error:
+            # The next look finds another node, or that there is no majority.
+            node.failed(error)
+            clock.sleep(min(timeout, MIN_ANSWER))
+
+    def _node(self) -> Node:
+        return next((node for node in self._order if not node.is_resting), self._order[0])
+
+
+def _patience(ttl: float) -> float:
+    """Seconds that the nodes get to answer."""
+    return min(max(ttl * ANSWER_SHARE, MIN_ANSWER), MAX_ANSWER)
+
+
+def _delay() -> float:
+    return RETRY_DELAY * random.uniform(0.5, 1.0)

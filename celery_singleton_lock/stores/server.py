@@ -38,6 +38,10 @@ class Server:
         self._free: deque[Stream] = deque()
         self._pid = os.getpid()
 
+    def __str__(self) -> str:
+        at = self._pool.connection_kwargs
+        return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
+
     def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
         """Run a script; one round trip. See `Stream.run`.
 
@@ -154,5 +158,3 @@ def _read(stream: Stream) -> Any:
         return stream.read()
     except ResponseError as error:
         return error
-
-

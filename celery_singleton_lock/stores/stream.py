@@ -8,13 +8,14 @@ costs two thirds less than through the client.
 from __future__ import annotations
 
 import socket
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import hiredis
 from redis.connection import Connection, DefaultParser
 from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, TimeoutError
 
-from celery_singleton_lock.stores.calls import Call
+from celery_singleton_lock.stores.calls import Call, Command
 
 _NOTHING = object()
 
@@ -44,10 +45,10 @@ class Stream:
     """
 
     def __init__(self, connection: Connection) -> None:
-        connection.connect()
+        connection.connect()  # type: ignore[no-untyped-call]
         self._connection = connection
         # Private, and there in every version: what else could be the point of a connection?
-        self._socket: Any = connection._sock  # type: ignore[attr-defined]
+        self._socket = cast("Any", connection)._sock
         self._timeout = self._socket.gettimeout()
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=_NOTHING
@@ -59,7 +60,7 @@ class Stream:
         """The socket's descriptor, to wait on."""
         return int(self._socket.fileno())
 
-    def send(self, command: tuple[Any, ...]) -> None:
+    def send(self, command: Command) -> None:
         """Send a command; `read` gives its answer, after those to what was sent before."""
         self.send_packed(hiredis.pack_command(command))
 
@@ -101,7 +102,7 @@ class Stream:
         except NoScriptError:
             return self._run(call, call.by_text, asking)
 
-    def _run(self, call: Call, command: tuple[object, ...], asking: bool) -> Any:
+    def _run(self, call: Call, command: Command, asking: bool) -> Any:
         if asking:
             self.send(("ASKING",))
         self.send(command)
@@ -121,15 +122,22 @@ class Stream:
             self.read()
         return self.read()
 
-    def arrived(self) -> list[Any]:
-        """The answers that are there, errors among them; does not wait for more, in non-blocking mode."""
-        answers = []
-        try:
-            while True:
-                self._drain(answers)
+    def arrived(self) -> Iterator[Any]:
+        """The answers that are there, errors among them, without waiting for more; in non-blocking mode.
+
+        Raises:
+            ConnectionError: after the last of them.
+        """
+        while True:
+            while (answer := self._reader.gets()) is not _NOTHING:
+                self.unanswered -= 1
+                yield answer
+            if not self.unanswered:
+                return
+            try:
                 self._receive()
-        except TimeoutError:
-            return answers
+            except TimeoutError:
+                return
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step of sending or reading may take from now on; 0: no step waits."""
@@ -139,12 +147,7 @@ class Stream:
 
     def close(self) -> None:
         """End the conversation, whatever is still under way."""
-        self._connection.disconnect()
-
-    def _drain(self, answers: list[Any]) -> None:
-        while (answer := self._reader.gets()) is not _NOTHING:
-            self.unanswered -= 1
-            answers.append(answer)
+        self._connection.disconnect()  # type: ignore[no-untyped-call]
 
     def _receive(self) -> None:
         try:
@@ -161,5 +164,3 @@ def _as_redis_py_says(error: OSError, doing: str) -> Exception:
     if isinstance(error, (socket.timeout, BlockingIOError)) or type(error).__name__.startswith("SSLWant"):
         return TimeoutError(f"timeout while {doing}")
     return ConnectionError(f"{type(error).__name__} while {doing}: {error}")
-
-

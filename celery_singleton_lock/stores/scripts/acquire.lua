@@ -1,11 +1,11 @@
 -- KEYS fence, waiting, done, lock...: one lock, or the slots of a semaphore
--- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), task (what the holders of copies begin
---      with; '' where there is none), once (1: look whether this message has been carried out), slots
+-- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), task (how the holder of a copy begins,
+--      behind the 32 characters of the owner; '' where there is none), once (1: look whether this message has been carried out), slots, slot ('': any)
 -- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
 local owner, heir, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local task, once, slots = ARGV[7], ARGV[8], tonumber(ARGV[9])
+local task, once, slots, wanted = ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 
 if once == '1' then
   local record = redis.pcall('GET', done)
@@ -19,17 +19,19 @@ for slot = 0, slots - 1 do
   local lock = KEYS[4 + slot]
   local value = redis.call('GET', lock)
   if not value then
-    free = free or slot
+    if not wanted or slot == wanted then
+      free = free or slot
+    end
   else
     local holds = string.sub(value, 1, #owner)
     if holds == owner then
-      redis.call('PEXPIRE', lock, ttl)
+      redis.call('SET', lock, owner .. holder, 'PX', ttl)
       return {1, tonumber(redis.call('GET', fence) or 0), slot}
-    elseif holds == heir then
+    elseif holds == heir and (not wanted or slot == wanted) then
       kept = slot
     else
       local pttl = redis.call('PTTL', lock)
-      if task ~= '' and string.sub(value, #owner + 1, #owner + #task) == task then
+      if task ~= '' and string.sub(value, 33, 32 + #task) == task then
         copy = {0, value, pttl}
       elseif not first or pttl < first_pttl then
         first, first_pttl = value, pttl
@@ -44,7 +46,7 @@ if not slot then
   if waiting_ms ~= '0' then
     redis.call('SET', waiting, 1, 'PX', waiting_ms)
   end
-  return copy or {0, first, first_pttl}
+  return copy or {0, first or '', first_pttl or 0}
 end
 
 local number = redis.call('INCR', fence)
