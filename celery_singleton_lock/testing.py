@@ -38,18 +38,19 @@ class RedisServer:
     Args:
         arguments: more arguments for the server, such as `["--requirepass", "secret"]`.
         password: what to log in with, where the arguments ask for that.
+        port: to listen on; 0 for a free one.
 
     Raises:
         RuntimeError: there is no such program, or it does not start.
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, password: str | None = None) -> None:
+    def __init__(self, arguments: Sequence[str] = (), *, password: str | None = None, port: int = 0) -> None:
         self._arguments = tuple(arguments)
         self._password = password
         self._directory = Path(tempfile.mkdtemp(prefix="singleton-lock-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._program = _find_program()
-        self.port = 0
+        self.port = port
         _servers.add(self)
         self.start()
 
@@ -91,18 +92,25 @@ class RedisServer:
             if self._answers(port):
                 self.port = port
                 return
-            self._end()
+            self.kill()
         raise RuntimeError(f"{self._program} did not start:\n{self._log_tail()}")
 
     def stop(self) -> None:
         """End it and remove its files."""
-        self._end()
+        self.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def restart(self) -> None:
         """Kill it and start it again, empty, at the same address."""
-        self._end()
+        self.kill()
         self.start()
+
+    def kill(self) -> None:
+        """Kill it; `start` starts it again."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def pause(self) -> None:
         """Make it silent, as a network does that drops packets: connections stay open, nothing is answered."""
@@ -119,7 +127,9 @@ class RedisServer:
 
     def _launch(self, port: int) -> None:
         command = [self._program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        command += ["--dir", str(self._directory), "--unixsocket", self.unix_socket, *self._arguments]
+        self._run([*command, "--dir", str(self._directory), "--unixsocket", self.unix_socket, *self._arguments])
+
+    def _run(self, command: Sequence[str]) -> None:
         with (self._directory / "log").open("wb") as log:
             # A session of its own: Ctrl-C is for us, and we stop it.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -141,12 +151,6 @@ class RedisServer:
         if self._process is None:
             raise RuntimeError("the Redis server is stopped")
         self._process.send_signal(number)
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     def _log_tail(self) -> str:
         log = self._directory / "log"

@@ -7,14 +7,20 @@ import ssl
 import threading
 from contextlib import suppress
 
+from celery_singleton_lock import clock
+
 
 class LossyProxy:
-    """Forwards to a port; `lose(n)` swallows the next n replies and cuts those connections. Speaks TLS if asked to."""
+    """Forwards to a port; `lose(n)` swallows the next n replies and cuts those connections. Speaks TLS if asked to.
+
+    `delay(seconds)` keeps every reply back for so long.
+    """
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._target = port
         self._tls = tls
         self._to_lose = 0
+        self._delay = 0.0
         self.lost = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -35,6 +41,9 @@ class LossyProxy:
 
     def lose(self, replies: int) -> None:
         self._to_lose = replies
+
+    def delay(self, seconds: float) -> None:
+        self._delay = seconds
 
     def cut(self) -> None:
         """End all connections; new ones are welcome."""
@@ -68,6 +77,8 @@ class LossyProxy:
                     self._to_lose -= 1
                     self.lost += 1
                     break
+                if is_reply and self._delay:
+                    clock.sleep(self._delay)
                 sink.sendall(data)
         for one in (source, sink):
             with suppress(OSError):

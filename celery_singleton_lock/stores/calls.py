@@ -87,6 +87,9 @@ class Call:
 _ACQUIRE, _RELEASE, _RENEW = Script("acquire"), Script("release"), Script("renew")
 _VOTE, _HEAL, _RAISE, _WAKE = Script("vote", "acquire"), Script("heal"), Script("raise"), Script("wake")
 
+#: The scripts that the nodes of a Redlock run.
+OF_A_NODE = (_VOTE, _RELEASE, _HEAL, _RAISE, _WAKE)
+
 
 def run_key(key: str, slot: int = 0) -> str:
     """Where a lock is, or a slot of a semaphore: one of one slot is a plain lock."""
@@ -156,24 +159,24 @@ def _acquire_args(owner: str, ttl: float, holder: Holder, waiting: bool, once: b
 
 
 def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
-    """As `release`, on one node of a Redlock: in whatever attempt it was taken, and for good."""
-    return _released(lease, lease.owner[:PERSON], mark, heir, over=lease.ttl)
+    """As `release`, on one node of a Redlock: in whatever attempt it was taken, and for good. Wakes nobody."""
+    return _released(lease, lease.owner[:PERSON], mark, heir, over=lease.ttl, wake=0)
 
 
 def undo_vote(lease: Lease, attempt: str) -> Call:
     """Take back one attempt, on one node of a Redlock; what is left of it comes too late from now on."""
-    return _released(lease, attempt, None, None, over=lease.ttl)
+    return _released(lease, attempt, None, None, over=lease.ttl, wake=0)
 
 
 def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
     """See `Store.release`."""
-    return _released(lease, lease.owner, mark, heir, over=0)
+    return _released(lease, lease.owner, mark, heir, over=0, wake=WAKE_TTL)
 
 
-def _released(lease: Lease, owner: str, mark: Mark | None, heir: Heir | None, *, over: float) -> Call:
+def _released(lease: Lease, owner: str, mark: Mark | None, heir: Heir | None, *, over: float, wake: float) -> Call:
     key, done = lease.key, mark.message if mark else ""
     keys = [f"{key}:waiting", wake_key(key), f"{key}:done:{done}", _over_key(key, owner)]
-    args: list[object] = [owner, _ms(WAKE_TTL), "", 0, "", 0, _ms(over) if over else 0, lease.limit]
+    args: list[object] = [owner, _ms(wake) if wake else 0, "", 0, "", 0, _ms(over) if over else 0, lease.limit]
     if mark is not None:
         args[2:4] = mark.record, _ms(mark.seconds)
     if heir is not None:

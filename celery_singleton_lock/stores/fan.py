@@ -17,7 +17,7 @@ import hiredis
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.calls import Call
+from celery_singleton_lock.stores.calls import OF_A_NODE, Call
 from celery_singleton_lock.stores.server import Server
 from celery_singleton_lock.stores.stream import Stream
 
@@ -90,8 +90,8 @@ class Fan:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         self._streams: list[Stream | None] = [None] * len(nodes)
-        #: For each request that a node has not answered: the round in which it was asked.
-        self._unanswered: list[deque[int]] = [deque() for _ in nodes]
+        #: What a node has not answered, and in which round it was asked.
+        self._unanswered: list[deque[tuple[int, Call]]] = [deque() for _ in nodes]
         self._round = _UNHEARD
         self._selector = selectors.DefaultSelector()
 
@@ -122,11 +122,11 @@ class Fan:
             if len(self._unanswered[index]) >= SILENT:
                 answers[index] = TimeoutError("it has not answered for some time")
             else:
-                self._send(index, command, self._round, answers)
+                self._send(index, call, command, self._round, answers)
         until = clock.now() + seconds
         while len(answers) < len(self._nodes) and not enough(answers) and (left := until - clock.now()) > 0:
             for ready, _ in self._selector.select(left):
-                self._read(ready.data, call, answers)
+                self._read(ready.data, answers)
         if owed_for:
             self.tell(call, [index for index, answer in answers.items() if _is_none(answer)], seconds=owed_for)
         return answers
@@ -140,7 +140,7 @@ class Fan:
         for index in indexes:
             if len(self._unanswered[index]) >= MUTE:
                 self._drop(index)
-            self._send(index, command, _UNHEARD, {})
+            self._send(index, call, command, _UNHEARD, {})
             if self._streams[index] is None:
                 self._nodes[index].owe(call, seconds)
 
@@ -153,14 +153,19 @@ class Fan:
     def _open(self, index: int, step: float) -> None:
         node = self._nodes[index]
         stream = node.server.open(step)
+        # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
+        for script in OF_A_NODE:
+            stream.send(("SCRIPT", "LOAD", script.text))
+        for _ in OF_A_NODE:
+            stream.read()
         stream.wait_at_most(0.0)
         self._streams[index] = stream
         self._selector.register(stream, selectors.EVENT_READ, index)
         node.connected()
         for owed in node.owed():
-            self._send(index, hiredis.pack_command(owed.by_text), _UNHEARD, {})
+            self._send(index, owed, hiredis.pack_command(owed.by_text), _UNHEARD, {})
 
-    def _send(self, index: int, command: bytes, number: int, answers: dict[int, Any]) -> None:
+    def _send(self, index: int, call: Call, command: bytes, number: int, answers: dict[int, Any]) -> None:
         stream = self._streams[index]
         if stream is None:
             answers[index] = self._nodes[index].error
@@ -171,18 +176,20 @@ class Fan:
             self._drop(index)
             answers[index] = error
         else:
-            self._unanswered[index].append(number)
+            self._unanswered[index].append((number, call))
 
-    def _read(self, index: int, call: Call, answers: dict[int, Any]) -> None:
+    def _read(self, index: int, answers: dict[int, Any]) -> None:
         if (stream := self._streams[index]) is None:
             return
         try:
             for answer in stream.arrived():
-                if self._unanswered[index].popleft() != self._round:
-                    continue
+                number, call = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
-                    self._send(index, hiredis.pack_command(call.by_text), self._round, answers)
-                else:
+                    # Also where nobody waits for it any more: it may be a release.
+                    self._send(index, call, hiredis.pack_command(call.by_text), number, answers)
+                    if self._streams[index] is None:
+                        return
+                elif number == self._round:
                     answers[index] = answer
         except (RedisError, OSError) as error:
             self._drop(index)

@@ -42,6 +42,9 @@ TRIES, RETRY_DELAY = 3, 0.2
 #: What share of the ttl the nodes get to answer, and the seconds at least and at most.
 ANSWER_SHARE, MIN_ANSWER, MAX_ANSWER = 1 / 20, 0.05, 0.5
 
+#: What a release is answered where it has freed the lock and woken nobody.
+_SOMEBODY_WAITS = 2
+
 #: Seconds that one step of connecting to a node may take.
 CONNECT = 0.25
 
@@ -108,7 +111,7 @@ class _Votes:
 
     def _add(self, index: int, answer: Any) -> None:
         if isinstance(answer, Exception):
-            self.errors[index] = f"{type(answer).__name__}: {answer}"
+            self.errors[index] = _told(answer)
         elif answer[0] == 1:
             self.granted[index] = answer[1]
         elif answer[0] == 0:
@@ -181,8 +184,8 @@ class RedlockStore:
         most = len(self._nodes) - self._quorum
 
         def is_decided(answers: Answers) -> bool:
-            given = list(answers.values())
-            return given.count(1) >= self._quorum or given.count(0) > most
+            ours, gone = _released(answers)
+            return ours >= self._quorum or gone > most
 
         answers: Answers = {}
         for tries in range(TRIES):
@@ -191,12 +194,14 @@ class RedlockStore:
             with self._fan() as fan:
                 fan.connect(step=CONNECT)
                 answers = fan.ask(call, is_decided, seconds=_patience(lease.ttl), owed_for=lease.ttl)
-            given = list(answers.values())
-            ours, gone = given.count(1), given.count(0)
+                if _SOMEBODY_WAITS in answers.values():
+                    # Only now: who wakes while most nodes still hold the lock would find it held.
+                    fan.tell(calls.wake(lease.key), range(len(self._nodes)), seconds=calls.WAKE_TTL)
+            ours, gone = _released(answers)
             if ours + gone >= self._quorum:
                 # Gone on a repeated release: the first one worked.
                 return tries > 0 or (ours > 0 and gone <= most)
-        raise self._unavailable(_Votes.of(answers, self._quorum).errors)
+        raise self._unavailable(_errors(answers))
 
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
@@ -209,7 +214,7 @@ class RedlockStore:
                 for key, held in holds(node.server, prefix):
                     found[key, held.slot, calls.attempt_of(held.owner, 0)].append(held)
             except (RedisError, OSError) as error:
-                errors[index] = f"{type(error).__name__}: {error}"
+                errors[index] = _told(error)
         if len(self._nodes) - len(errors) < self._quorum:
             raise self._unavailable(errors)
         for (key, slot, owner), each in found.items():
@@ -309,7 +314,7 @@ class RedlockStore:
 
         sent_at = clock.now()
         answers = fan.ask(calls.heal(batch), lambda given: len(count(given)) == len(batch), seconds=timeout)
-        errors.update(_Votes.of({i: a for i, a in answers.items() if isinstance(a, Exception)}, self._quorum).errors)
+        errors.update(_errors(answers))
         renewed = count(answers)
         for lease, ours in renewed.items():
             if ours:
@@ -360,6 +365,20 @@ class _NodesBell(RedisBell):
 
     def _node(self) -> Node:
         return next((node for node in self._order if not node.is_resting), self._order[0])
+
+
+def _released(answers: Answers) -> tuple[int, int]:
+    """On how many nodes a release found the lock, and on how many it did not."""
+    given = [answer for answer in answers.values() if not isinstance(answer, Exception)]
+    return sum(answer != 0 for answer in given), given.count(0)
+
+
+def _errors(answers: Answers) -> dict[int, str]:
+    return {index: _told(answer) for index, answer in answers.items() if isinstance(answer, Exception)}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _patience(ttl: float) -> float:

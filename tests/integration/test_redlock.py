@@ -1,0 +1,365 @@
+"""Redlock on five real servers that die, hang, are slow, or come back empty."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.testing import RedisServer
+from tests.proxy import LossyProxy
+from tests.servers import Nodes, until
+
+KEY = "redlock:{job:1}"
+RUN = f"{KEY}:run"
+TTL = 10.0
+ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
+
+#: They forget nothing in these tests, or are to be believed all the same.
+BELIEVED = {"restart_delay": False}
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with Nodes(5) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def store(nodes: Nodes) -> Iterator[RedlockStore]:
+    store = open_url(nodes.url, BELIEVED)
+    yield store
+    store.close()
+
+
+def acquire(store: RedlockStore, *, ttl: float = TTL, owner: str | None = None, **options: object) -> object:
+    return store.acquire(KEY, owner or new_owner(), ttl=ttl, holder=options.pop("holder", ME), **options)
+
+
+def taken(store: RedlockStore, **options: object) -> Lease:
+    lease = acquire(store, **options)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def taken_on_all(nodes: Nodes, store: RedlockStore) -> Lease:
+    lease = taken(store)
+    until(lambda: len(nodes.holding(RUN)) == 5, "the last ones have heard of it")
+    return lease
+
+
+def hang(server: RedisServer) -> None:
+    server.pause()
+
+
+def die(server: RedisServer) -> None:
+    server.kill()
+
+
+@pytest.fixture(params=[False, True], ids=["new connections", "old connections"])
+def connected(request: pytest.FixtureRequest, store: RedlockStore) -> None:
+    """Some failures look different to who was connected already."""
+    if request.param:
+        store.release(taken(store))
+
+
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("fail", [die, hang])
+class TestFailedNodes:
+    @pytest.mark.parametrize("failed", [0, 1, 2])
+    def test_minority_does_not_matter(self, nodes: Nodes, store: RedlockStore, fail: Callable, failed: int) -> None:
+        for server in nodes.servers[:failed]:
+            fail(server)
+        for _ in range(20):
+            lease = taken(store)
+            assert isinstance(acquire(store), Held)
+            assert store.renew([lease], timeout=0.5) == [True]
+            assert store.release(lease)
+        resume(nodes)
+        began = clock.now()
+        until(lambda: nodes.holding(RUN) == [], "the nodes that came back have carried out the releases as well")
+        assert clock.now() - began < TTL / 2, "by the releases, not by the ttl"
+
+    def test_majority_does(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
+        for server in nodes.servers[:3]:
+            fail(server)
+        began = clock.now()
+        with pytest.raises(LockUnavailable, match="3 of 5 nodes are needed"):
+            acquire(store)
+        assert clock.now() - began < TTL / 2
+        resume(nodes)
+        until(lambda: nodes.holding(RUN) == [], "nothing is left of the attempts")
+        until(lambda: isinstance(acquire_or_none(store), Lease), "it is available again")
+
+    def test_holder_is_told_when_it_loses_the_majority(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
+        lease, told = taken(store, ttl=2.0), Told()
+        Heartbeat(store).start(lease, told.lost)
+        for server in nodes.servers[:3]:
+            fail(server)
+        assert told.event.wait(10)
+        assert lease.remaining > 0, "before anybody else could have it"
+        resume(nodes)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def lost(self) -> None:
+        self.event.set()
+
+
+def resume(nodes: Nodes) -> None:
+    for server in nodes.servers:
+        if server.pid is None:
+            server.start()
+        server.resume()
+
+
+def acquire_or_none(store: RedlockStore) -> object:
+    try:
+        return acquire(store)
+    except LockUnavailable:
+        return None
+
+
+class TestReach:
+    def test_holder_on_the_majority_is_named(self, nodes: Nodes, store: RedlockStore) -> None:
+        taken(store)
+        found = acquire(open_url(nodes.url, BELIEVED))
+        assert isinstance(found, Held)
+        assert found.holder == ME
+        assert 0 < found.remaining <= TTL
+
+    def test_what_the_acquire_took_and_the_clocks_may_differ_is_not_trusted(self, store: RedlockStore) -> None:
+        before = clock.now()
+        lease = taken(store)
+        assert lease.trusted_until <= before + (clock.now() - before) + TTL - TTL * 0.01 - 0.002
+
+    def test_slow_node_is_not_waited_for(self, nodes: Nodes) -> None:
+        with ExitStack() as exits:
+            slow = exits.enter_context(LossyProxy(nodes.servers[0].port))
+            store = open_url(";".join([f"redis://127.0.0.1:{slow.port}", *nodes.url.split(";")[1:]]), BELIEVED)
+            store.release(taken(store))
+            slow.delay(1.0)
+            began = clock.now()
+            for _ in range(20):
+                store.release(taken(store))
+            assert clock.now() - began < 1.0, "no round has waited for it"
+            store.close()
+
+    def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
+        with ExitStack() as exits:
+            proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
+            store = open_url(";".join(f"redis://127.0.0.1:{proxy.port}" for proxy in proxies), BELIEVED)
+            store.release(taken(store))
+            for proxy in proxies[:2]:
+                proxy.lose(1)
+            lease = taken(store)
+            assert store.release(lease)
+            until(lambda: nodes.holding(RUN) == [], "the nodes whose replies were lost are told on a new connection")
+            store.close()
+
+    def test_error_of_one_node_is_no_error(self, nodes: Nodes, store: RedlockStore) -> None:
+        nodes.servers[0].client().execute_command("ACL", "SETUSER", "default", "-@scripting")
+        lease = taken(store)
+        assert store.release(lease)
+
+    def test_reasons_of_all_nodes_are_told(self, nodes: Nodes, store: RedlockStore) -> None:
+        for server in nodes.servers[:3]:
+            server.client().execute_command("ACL", "SETUSER", "default", "-@scripting")
+        with pytest.raises(LockUnavailable, match=r"(?s)(NoPermission.*){3}"):
+            acquire(store)
+
+    def test_release_that_reaches_no_majority_says_so(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken(store)
+        for server in nodes.servers[:4]:
+            server.kill()
+        with pytest.raises(LockUnavailable):
+            store.release(lease)
+
+    def test_no_threads_and_few_connections(self, nodes: Nodes, store: RedlockStore) -> None:
+        nodes.servers[0].pause()
+        threads = threading.active_count()
+        for _ in range(50):
+            store.release(taken(store))
+        assert threading.active_count() == threads
+        nodes.servers[0].resume()
+        assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
+
+    def test_seeded_random_numbers_make_no_equal_owners(self, store: RedlockStore) -> None:
+        owners = []
+        for _ in range(2):
+            random.seed(0)
+            owners.append(taken(store, ttl=0.2).owner)
+            clock.sleep(0.25)
+        assert owners[0] != owners[1]
+
+
+class TestForgetfulNodes:
+    def hold_on_first_three(self, nodes: Nodes, options: dict[str, object]) -> tuple[RedlockStore, Lease]:
+        store = open_url(nodes.url, options)
+        for server in nodes.servers[3:]:
+            server.kill()
+        lease = taken(store)
+        assert nodes.holding(RUN) == [0, 1, 2]
+        for server in nodes.servers[3:]:
+            server.start()
+        return store, lease
+
+    def remember(self, nodes: Nodes) -> None:
+        """Have the nodes know that they have been there for long."""
+        for server in nodes.servers:
+            server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
+
+    def test_two_get_the_lock_where_they_are_believed(self, nodes: Nodes) -> None:
+        """What the rest of this class is about."""
+        store, lease = self.hold_on_first_three(nodes, BELIEVED)
+        nodes.servers[0].restart()
+        assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Lease)
+        assert lease.held
+
+    def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
+        self.remember(nodes)
+        store, lease = self.hold_on_first_three(nodes, {})
+        nodes.servers[0].restart()
+        other = open_url(nodes.url)
+        assert not isinstance(acquire_for(other, 2.0), Lease)
+        assert lease.held
+        until(lambda: isinstance(acquire_for(other, 2.0), (Lease, Held)), "they vote again after one ttl")
+
+    def test_so_does_one_that_was_flushed(self, nodes: Nodes) -> None:
+        self.remember(nodes)
+        lease = taken_on_all(nodes, open_url(nodes.url))
+        for server in nodes.servers[:3]:
+            server.flush()
+        assert not isinstance(acquire_or_none(open_url(nodes.url)), Lease)
+        for server in nodes.servers[3:]:
+            server.flush()
+        with pytest.raises(LockUnavailable, match="it came back without what it knew, and has no vote for"):
+            acquire(open_url(nodes.url))
+        assert lease.held
+
+    def test_minority_of_them_does_not_matter(self, nodes: Nodes) -> None:
+        self.remember(nodes)
+        store = open_url(nodes.url)
+        store.release(taken(store))
+        for server in nodes.servers[:2]:
+            server.restart()
+        lease = taken(open_url(nodes.url))
+        assert set(nodes.holding(RUN)) >= {2, 3, 4}
+        store.release(lease)
+
+    def test_renewal_puts_the_lock_back_on_them(self, nodes: Nodes, store: RedlockStore) -> None:
+        """Or a rolling restart of the nodes would cost every long lease its majority."""
+        lease = taken_on_all(nodes, store)
+        for server in nodes.servers:
+            server.restart()
+            until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
+        assert lease.held
+        assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Held)
+        assert store.release(lease)
+        until(lambda: nodes.holding(RUN) == [], "it is free")
+
+    def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken_on_all(nodes, store)
+        store.release(lease)
+        assert store.renew([lease], timeout=0.5) == [False]
+        until(lambda: nodes.holding(RUN) == [], "it is free")
+
+    def test_renewal_without_a_majority_is_no_renewal(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken_on_all(nodes, store)
+        for server in nodes.servers[:3]:
+            server.flush()
+        assert store.renew([lease], timeout=0.5) == [False]
+
+
+def renewed(store: RedlockStore, lease: Lease) -> bool:
+    try:
+        return store.renew([lease], timeout=0.5) == [True]
+    except LockUnavailable:
+        return False
+
+
+def acquire_for(store: RedlockStore, ttl: float) -> object:
+    try:
+        return acquire(store, ttl=ttl)
+    except LockUnavailable:
+        return None
+
+
+class TestMarks:
+    def test_record_is_found_by_any_majority(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken(store, once=True)
+        for server in nodes.servers[:2]:
+            server.kill()
+        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+        for server in nodes.servers[:2]:
+            server.start()
+        for server in nodes.servers[3:]:
+            server.kill()
+        # The one that is left of those with the record, and two that were not there.
+        assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Done)
+        until(lambda: nodes.holding(RUN) == [], "the two have been told to take it back")
+
+    def test_lock_is_passed_on_to_the_next_attempt(self, nodes: Nodes, store: RedlockStore) -> None:
+        following = Holder("my-task", 1)
+        store.release(taken(store), heir=Heir(following, TTL))
+        assert isinstance(acquire(store, holder=Holder("another")), Held)
+        lease = taken(store, holder=following)
+        assert store.release(lease)
+
+
+class TestWaiting:
+    def wait_for(self, store: RedlockStore) -> tuple[threading.Thread, list[float]]:
+        got: list[float] = []
+
+        def wait() -> None:
+            with store.bell(KEY) as bell:
+                while not isinstance(found := acquire(store, waiting=True), Lease):
+                    bell.wait(found.remaining + 0.002)
+            got.append(clock.now())
+            store.release(found)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread, got
+
+    @pytest.mark.parametrize("dead", range(-1, 5))
+    def test_release_wakes_a_waiter(self, nodes: Nodes, store: RedlockStore, dead: int) -> None:
+        """Also where the node is dead on which the bell would hang."""
+        if dead >= 0:
+            nodes.servers[dead].kill()
+        lease = taken(store, ttl=60)
+        thread, got = self.wait_for(open_url(nodes.url, BELIEVED))
+        until(lambda: blocked(nodes) == 1, "it waits")
+        released_at = clock.now()
+        store.release(lease)
+        thread.join(30)
+        assert got[0] - released_at < 3.0, "not by the end of a slice"
+
+    def test_nothing_is_left_of_waiters(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken(store)
+        waiters = [self.wait_for(store) for _ in range(3)]
+        until(lambda: blocked(nodes) == 3, "all wait")
+        store.release(lease)
+        for thread, _ in waiters:
+            thread.join(30)
+        eternal = [key for server in nodes.servers for key in server.client().scan_iter() if pttl(server, key) == -1]
+        assert eternal == []
+
+
+def pttl(server: RedisServer, key: str) -> int:
+    return int(server.client().pttl(key))
+
+
+def blocked(nodes: Nodes) -> int:
+    return sum(server.client().info("clients")["blocked_clients"] for server in nodes.servers if server.pid)
