@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -133,7 +134,7 @@ class _SentinelServer(RedisServer):
     def __init__(self, name: str, port: int) -> None:
         self._watched = (
             f"sentinel monitor {name} 127.0.0.1 {port} 2\nsentinel down-after-milliseconds {name} 700\n"
-            f"sentinel failover-timeout {name} 4000\nsentinel parallel-syncs {name} 1\n"
+            f"sentinel failover-timeout {name} 1000\nsentinel parallel-syncs {name} 1\n"
         )
         super().__init__()
 
@@ -151,8 +152,7 @@ class Cluster(Group):
     def __init__(self, *, masters: int = 3, replicas: int = 1, node_timeout: float = 1.0) -> None:
         super().__init__()
         arguments = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(round(node_timeout * 1000)))
-        # The bus is on a port 10000 higher.
-        ports = random.sample(range(20_000, 30_000), masters * (1 + replicas))
+        ports = [_port_with_bus() for _ in range(masters * (1 + replicas))]
         self.servers = self._start(*[lambda port=port: RedisServer(arguments, port=port) for port in ports])
         share = self.SLOTS // masters + 1
         for index, server in enumerate(self.servers):
@@ -192,7 +192,12 @@ class Cluster(Group):
         ids = {server: server.client().execute_command("CLUSTER", "MYID") for server in (old, new)}
         new.client().execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[old])
         old.client().execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
-        during()
+        try:
+            during()
+        except BaseException:
+            for server in (new, old):
+                server.client().execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+            raise
         while keys := old.client().execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
             old.client().execute_command("MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "KEYS", *keys)
         for server in (new, old):
@@ -234,11 +239,21 @@ class Cluster(Group):
         return all(info["role"] == "slave" and info["master_link_status"] == "up" for info in replicas)
 
 
+def _port_with_bus() -> int:
+    """A free port whose bus, 10000 higher, is free as well; from a source that no test seeds."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with (
+            suppress(OSError),
+            socket.create_server(("127.0.0.1", port)),
+            socket.create_server(("127.0.0.1", port + 10_000)),
+        ):
+            return port
+
+
 def until(true: Callable[[], object], what: str) -> None:
     """Wait for what no event tells."""
     deadline = clock.now() + SECONDS
     while not true():
         assert clock.now() < deadline, f"waited {SECONDS:g} s in vain until {what}"
         clock.sleep(0.05)
-
-

@@ -23,7 +23,6 @@ from redis.exceptions import (
     TimeoutError,
     TryAgainError,
 )
-from redis.retry import Retry
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -39,6 +38,10 @@ T = TypeVar("T")
 
 #: Tries of an acquire or release; with `server.STEP_TIMEOUT` a hung server costs a few seconds, not minutes.
 TRIES = 3
+
+#: Seconds for which a call is repeated while a cluster moves the slot or replaces a master: scripts with several keys are
+#: refused until that is over.
+RESHAPING = 4.0
 
 #: Seconds that replicas get at most to have a lock.
 REPLICATION = 0.5
@@ -174,16 +177,15 @@ class RedisStore:
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         """Run `attempt`, again if the server did not answer, and say so if it never does."""
-        try:
+        began, failures = clock.now(), 0
+        while True:
             try:
                 return attempt()
-            except _TRANSIENT as error:
-                _give_up_if_refused(error)
-            clock.sleep(_BACKOFF.compute(1))
-            retry = Retry(_BACKOFF, TRIES - 2, supported_errors=_TRANSIENT)
-            return retry.call_with_retry(attempt, _give_up_if_refused)
-        except (RedisError, OSError) as error:
-            raise self._unavailable(error) from error
+            except (RedisError, OSError) as error:
+                failures += 1
+                if not _is_worth_another_try(error, failures, clock.now() - began):
+                    raise self._unavailable(error) from error
+            clock.sleep(_BACKOFF.compute(failures))
 
     def _unavailable(self, error: BaseException) -> LockUnavailable:
         return LockUnavailable(self.server, f"{type(error).__name__}: {error}")
@@ -192,10 +194,15 @@ class RedisStore:
 _BACKOFF = FullJitterBackoff(cap=0.5, base=0.02)
 
 #: Errors after which the same command may succeed. READONLY: a failover is under way, reconnect.
-_TRANSIENT = (ConnectionError, TimeoutError, ReadOnlyError, ClusterDownError, TryAgainError, OSError)
+_TRANSIENT = (ConnectionError, TimeoutError, ReadOnlyError, OSError)
+
+#: Those that end when a slot has moved, or a replica has taken over.
+_RESHAPING = (ClusterDownError, TryAgainError)
 
 
-def _give_up_if_refused(error: Exception) -> None:
-    """Between two tries: a wrong password is not a matter of patience."""
+def _is_worth_another_try(error: Exception, failures: int, seconds: float) -> bool:
     if isinstance(error, (AuthenticationError, AuthorizationError)):
-        raise error
+        return False  # A wrong password is not a matter of patience.
+    if isinstance(error, _RESHAPING):
+        return seconds < RESHAPING
+    return isinstance(error, _TRANSIENT) and failures < TRIES

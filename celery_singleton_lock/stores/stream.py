@@ -7,6 +7,7 @@ costs two thirds less than through the client.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any, cast
@@ -20,6 +21,8 @@ from celery_singleton_lock.stores.calls import Call, Command
 _NOTHING = object()
 
 _READ = 65_536
+
+_WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
 
 
 class TooFewReplicas(RedisError):
@@ -51,7 +54,7 @@ class Stream:
         self._socket = cast("Any", connection)._sock
         self._timeout = self._socket.gettimeout()
         self._reader = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=_NOTHING
+            protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING
         )
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
@@ -157,6 +160,13 @@ class Stream:
         if not received:
             raise ConnectionError("the server closed the connection")
         self._reader.feed(received)
+
+
+def _error(text: str) -> Exception:
+    """An error of the server as redis-py's exception; that of a command within a script (Redis 6) as the command's."""
+    within = _WITHIN_SCRIPT.search(text)
+    found: Exception = DefaultParser.parse_error(within.group(1) if within else text)
+    return found
 
 
 def _as_redis_py_says(error: OSError, doing: str) -> Exception:

@@ -1,0 +1,340 @@
+"""Locks on a master that Sentinels replace, and on a cluster whose slots move and whose masters die."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from celery_singleton_lock import InvalidOption, LockUnavailable, clock
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.testing import RedisServer
+from tests.proxy import LossyProxy
+from tests.servers import Cluster, SentinelGroup, until
+
+KEY = "topology:{job:1}"
+TTL = 10.0
+ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
+
+
+def acquire(store: Store, key: str = KEY, **options: object) -> object:
+    return store.acquire(key, new_owner(), ttl=TTL, holder=ME, **options)
+
+
+def taken(store: Store, key: str = KEY, **options: object) -> Lease:
+    lease = acquire(store, key, **options)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def patiently_taken(store: Store, key: str = KEY) -> Lease:
+    """As a task does whose message is put back while the lock server is away."""
+    found: list[object] = []
+
+    def is_taken() -> bool:
+        try:
+            found.append(acquire(store, key))
+        except LockUnavailable:
+            return False
+        return isinstance(found[-1], Lease)
+
+    until(is_taken, "the lock can be had")
+    lease = found[-1]
+    assert isinstance(lease, Lease)
+    return lease
+
+
+class Kept:
+    """A lease under a heartbeat."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self.lease = lease
+        self.told = threading.Event()
+        self.heartbeat = Heartbeat(store)
+        self.heartbeat.start(lease, self.lost)
+
+    def lost(self) -> None:
+        self.told.set()
+
+
+@pytest.fixture
+def sentinels() -> Iterator[SentinelGroup]:
+    with SentinelGroup() as group:
+        yield group
+
+
+class TestSentinel:
+    @pytest.fixture
+    def store(self, sentinels: SentinelGroup) -> Iterator[Store]:
+        store = open_url(sentinels.url, sentinels.options)
+        yield store
+        store.close()
+
+    def test_lock_is_on_the_master(self, sentinels: SentinelGroup, store: Store) -> None:
+        lease = taken(store)
+        assert sentinels.master().client().exists(f"{KEY}:run")
+        assert isinstance(acquire(store), Held)
+        assert store.renew([lease], timeout=1.0) == [True]
+        assert store.release(lease)
+
+    def test_lock_outlives_a_failover(self, sentinels: SentinelGroup, store: Store) -> None:
+        kept = Kept(store, taken(store, waiting=True))
+        master = sentinels.master()
+        assert master.client().wait(2, 5000) == 2
+        sentinels.fail_over()
+        fence = kept.lease.fence
+        until(lambda: renewed(store, kept.lease), "it is renewed on the new master")
+        assert not kept.told.is_set()
+        assert isinstance(acquire(store), Held)
+        assert store.release(kept.lease)
+        lease = taken(store)
+        assert lease.fence > fence
+        assert store.release(lease)
+
+    def test_old_connections_find_the_new_master(self, sentinels: SentinelGroup, store: Store) -> None:
+        """The old one lives, and refuses to write."""
+        store.release(taken(store))
+        old = sentinels.master()
+        sentinels.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", sentinels.NAME)
+        until(lambda: sentinels.master() is not old, "another one is master")
+        # As the Sentinels do a few seconds later.
+        old.client().replicaof("127.0.0.1", sentinels.master().port)
+        lease = patiently_taken(store)
+        assert sentinels.master().client().exists(f"{KEY}:run")
+        assert store.release(lease)
+
+    def test_waiter_survives_a_failover(self, sentinels: SentinelGroup, store: Store) -> None:
+        lease, got = taken(store), []
+
+        def wait() -> None:
+            with store.bell(KEY) as bell:
+                while True:
+                    try:
+                        found = acquire(store, waiting=True)
+                        if isinstance(found, Lease):
+                            got.append(found)
+                            return
+                        bell.wait(found.remaining)
+                    except LockUnavailable:
+                        clock.sleep(0.1)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: sentinels.master().client().info("clients")["blocked_clients"] == 1, "it waits")
+        assert sentinels.master().client().wait(2, 5000) == 2
+        sentinels.fail_over()
+        until(lambda: released(store, lease), "it is freed")
+        thread.join(30)
+        assert store.release(got[0])
+
+    def test_master_name_is_needed(self, sentinels: SentinelGroup) -> None:
+        with pytest.raises(InvalidOption, match="master_name"):
+            open_url(sentinels.url)
+
+    def test_unknown_master_is_said(self, sentinels: SentinelGroup) -> None:
+        store = open_url(sentinels.url, {"master_name": "nobody"})
+        with pytest.raises(LockUnavailable, match="nobody"):
+            acquire(store)
+
+    def test_one_sentinel_is_enough(self, sentinels: SentinelGroup) -> None:
+        dead = "sentinel://127.0.0.1:1"
+        store = open_url(f"{dead};{sentinels.url.split(';')[2]}", sentinels.options)
+        assert store.release(taken(store))
+        store.close()
+
+
+def renewed(store: Store, lease: Lease) -> bool:
+    try:
+        return store.renew([lease], timeout=0.5) == [True]
+    except LockUnavailable:
+        return False
+
+
+def released(store: Store, lease: Lease) -> bool:
+    try:
+        return store.release(lease)
+    except LockUnavailable:
+        return False
+
+
+class TestReplicas:
+    """`singleton_lock_replicas`: a lock that only the master has can be lost with it, and given twice."""
+
+    @pytest.fixture
+    def pair(self) -> Iterator[tuple[RedisServer, RedisServer]]:
+        with RedisServer() as master, RedisServer(["--replicaof", "127.0.0.1", str(master.port)]) as replica:
+            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
+            yield master, replica
+
+    def test_lock_that_reached_the_replica_counts(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        store = open_url(pair[0].url, replicas=1)
+        lease = taken(store)
+        assert pair[1].client().exists(f"{KEY}:run")
+        assert store.release(lease)
+
+    def test_lock_that_did_not_is_taken_back(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        store = open_url(pair[0].url, replicas=1)
+        store.release(taken(store))
+        pair[1].pause()
+        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
+            acquire(store)
+        assert not pair[0].client().exists(f"{KEY}:run")
+        pair[1].resume()
+
+    def test_held_lock_is_said_to_be_held_all_the_same(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        taken(open_url(pair[0].url))
+        pair[1].pause()
+        assert isinstance(acquire(open_url(pair[0].url, replicas=1), waiting=True), Held)
+        pair[1].resume()
+
+    def test_two_holders_after_a_failover_without_it(self) -> None:
+        """Probe 19; what the rest of this class is about."""
+        with RedisServer() as master, LossyProxy(master.port) as link:
+            with RedisServer(["--replicaof", "127.0.0.1", str(link.port)]) as replica:
+                until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
+                link.delay(60)
+                lease = taken(open_url(master.url))
+                replica.client().replicaof("NO", "ONE")
+                assert isinstance(acquire(open_url(replica.url)), Lease)
+                assert lease.held
+
+    def test_redlock_has_none(self) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
+            open_url("redis://a;redis://b;redis://c", replicas=1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+class TestCluster:
+    @pytest.fixture
+    def store(self, cluster: Cluster) -> Iterator[Store]:
+        store = open_url(cluster.url)
+        yield store
+        store.close()
+
+    def test_locks_are_all_over_it(self, cluster: Cluster, store: Store) -> None:
+        leases = [taken(store, f"many:{{job:{number}}}", waiting=True) for number in range(60)]
+        masters = {cluster.master_of(lease.key).port for lease in leases}
+        assert len(masters) == 3
+        assert store.renew(leases, timeout=2.0) == [True] * 60
+        assert {key for key, _ in store.holds("many")} == {lease.key for lease in leases}
+        assert all([store.release(lease, mark=Mark(ME.message, b"record", 60)) for lease in leases])
+        assert isinstance(acquire(store, leases[7].key, once=True), Done)
+
+    def test_release_wakes_a_waiter(self, store: Store) -> None:
+        lease, got = taken(store), []
+
+        def wait() -> None:
+            with store.bell(KEY) as bell:
+                while not isinstance(found := acquire(store, waiting=True), Lease):
+                    bell.wait(found.remaining)
+            got.append(clock.now())
+            store.release(found)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        clock.sleep(0.3)
+        released_at = clock.now()
+        store.release(lease)
+        thread.join(30)
+        assert got[0] - released_at < 3.0
+
+    def test_lock_moves_with_its_slot(self, cluster: Cluster, store: Store) -> None:
+        lease = taken(store)
+        new = cluster.migrate_slot(KEY)
+        assert new.client().exists(f"{KEY}:run")
+        assert isinstance(acquire(store), Held)
+        assert store.renew([lease], timeout=1.0) == [True]
+        assert store.release(lease)
+
+    def test_lock_is_kept_while_its_slot_moves(self, cluster: Cluster, store: Store) -> None:
+        """Its keys are at the old place, and those that are not there yet would be made at the new one."""
+        lease, other, released_ = taken(store), [taken(store, f"other:{{job:{number}}}") for number in range(20)], []
+        releasing = threading.Thread(target=lambda: released_.append(store.release(lease)))
+
+        def during() -> None:
+            assert store.renew([lease, *other], timeout=1.0) == [True] * 21
+            assert not isinstance(acquire_or_none(store), Lease)
+            releasing.start()
+            clock.sleep(0.2)
+            assert not released_, "it waits for the end of the move"
+
+        cluster.migrate_slot(KEY, during)
+        releasing.join(30)
+        assert released_ == [True]
+        assert all([store.release(lease) for lease in other])
+
+    def test_free_lock_can_be_taken_when_its_slot_has_moved(self, cluster: Cluster, store: Store) -> None:
+        leases: list[Lease] = []
+        taking = threading.Thread(target=lambda: leases.append(taken(store, "free:{job:2}")))
+
+        def during() -> None:
+            taking.start()
+            clock.sleep(0.2)
+            assert not leases, "Redis refuses scripts with several keys meanwhile"
+
+        cluster.migrate_slot("free:{job:2}", during)
+        taking.join(30)
+        assert isinstance(acquire(store, "free:{job:2}"), Held)
+        assert store.release(leases[0])
+
+    def test_lock_outlives_its_master(self, cluster: Cluster, store: Store) -> None:
+        kept = Kept(store, taken(store))
+        others = [taken(store, f"other:{{job:{number}}}") for number in range(20)]
+        assert cluster.master_of(KEY).client().wait(1, 5000) == 1
+        fence, dead = kept.lease.fence, cluster.fail_over(KEY)
+        until(lambda: renewed(store, kept.lease), "it is renewed on the new master")
+        assert not kept.told.is_set()
+        kept.heartbeat.stop(kept.lease)
+        assert isinstance(acquire(store), Held)
+        assert store.release(kept.lease)
+        lease = patiently_taken(store)
+        assert lease.fence > fence
+        assert store.release(lease)
+        until(lambda: all([released(store, other) or other.reason for other in others]), "the others are freed")
+        dead.start()
+        until(lambda: dead.client().info("replication")["role"] == "slave", "the dead one is a replica now")
+
+    def test_leases_on_other_nodes_are_renewed_when_one_is_dead(self, cluster: Cluster, store: Store) -> None:
+        leases = [taken(store, f"many:{{job:{number}}}") for number in range(30)]
+        server = cluster.master_of(leases[0].key)
+        elsewhere = [lease for lease in leases if cluster.master_of(lease.key) is not server]
+        before = {lease: lease.trusted_until for lease in leases}
+        server.pause()
+        with pytest.raises(LockUnavailable):
+            store.renew(leases, timeout=0.3)
+        server.resume()
+        assert all(lease.trusted_until > before[lease] for lease in elsewhere)
+        assert all([patiently_released(store, lease) for lease in leases])
+
+    def test_other_database_is_refused(self) -> None:
+        with pytest.raises(InvalidOption, match="database 0 only"):
+            open_url("redis+cluster://h:6379/1")
+
+    def test_any_node_will_do_to_begin_with(self, cluster: Cluster) -> None:
+        store = open_url(f"redis+cluster://127.0.0.1:1;{cluster.url}")
+        assert store.release(taken(store))
+        store.close()
+
+    def test_no_node_is_said(self) -> None:
+        with pytest.raises(LockUnavailable, match="Connection"):
+            acquire(open_url("redis+cluster://127.0.0.1:1"))
+
+
+def acquire_or_none(store: Store) -> object:
+    try:
+        return acquire(store)
+    except LockUnavailable:
+        return None
+
+
+def patiently_released(store: Store, lease: Lease) -> bool:
+    until(lambda: released(store, lease), "it is freed")
+    return True
