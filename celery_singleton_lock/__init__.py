@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from celery_singleton_lock.errors import (
     Aborted,
     InvalidKey,
@@ -17,15 +19,21 @@ from celery_singleton_lock.signals import lock_acquired, lock_conflict, lock_los
 from celery_singleton_lock.task import SingletonTask
 from celery_singleton_lock.worker import install
 
+if TYPE_CHECKING:
+    from celery_singleton_lock.lock import Lock, Redlock, Semaphore
+
 __all__ = [
     "Aborted",
     "InvalidKey",
     "InvalidOption",
     "Lease",
+    "Lock",
     "LockConflict",
     "LockLost",
     "LockUnavailable",
+    "Redlock",
     "ResultLost",
+    "Semaphore",
     "SingletonLockError",
     "SingletonTask",
     "install",
@@ -34,3 +42,12 @@ __all__ = [
     "lock_lost",
     "lock_released",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Locks outside of tasks, loaded when they are first used: tasks do without."""
+    if name in ("Lock", "Redlock", "Semaphore"):
+        from celery_singleton_lock import lock
+
+        return getattr(lock, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

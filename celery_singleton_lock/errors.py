@@ -32,7 +32,7 @@ class LockConflict(SingletonLockError):
     """
 
     def __init__(self, key: str, task_id: str | None = None, remaining: float = 0.0) -> None:
-        super().__init__(key, task_id, remaining)
+        Exception.__init__(self, key, task_id, remaining)
         self.key = key
         self.task_id = task_id
         self.remaining = remaining
@@ -51,7 +51,7 @@ class LockLost(SingletonLockError):
     """
 
     def __init__(self, key: str, reason: str = "") -> None:
-        super().__init__(key, reason)
+        Exception.__init__(self, key, reason)
         self.key = key
         self.reason = reason
 
@@ -68,7 +68,7 @@ class LockUnavailable(SingletonLockError):
     """
 
     def __init__(self, server: str, reason: str = "") -> None:
-        super().__init__(server, reason)
+        Exception.__init__(self, server, reason)
         self.server = server
         self.reason = reason
 

@@ -1,9 +1,10 @@
 """The thread that renews every lease of this process.
 
-One thread and one connection, whatever the number of leases; started with the first lease, again after a fork, and
-never ended by an error. The ttl is spent in thirds: after the first one a lease is renewed; in the second one that is
-tried again and again while no answer comes; with the last one the lease counts as lost, and the task is stopped in it,
-before anybody else can hold the lock. A lease is lost at once when the store says that it is no longer ours.
+One thread and one connection, whatever the number of leases; started with the first lease, again after a fork or a long
+time without leases, and never ended by an error. The ttl is spent in thirds: after the first one a lease is renewed; in
+the second one that is tried again and again while no answer comes; with the last one the lease counts as lost, and the
+task is stopped in it, before anybody else can hold the lock. A lease is lost at once when the store says that it is no
+longer ours.
 
 A renewal that arrives after the release does no harm: it renews what is ours and never creates anything.
 """
@@ -47,6 +48,9 @@ MAX_STRIKE_INTERVAL = 0.25
 #: suspended, and a lease does.
 MAX_SLEEP = 1.0
 
+#: Seconds without a lease after which the thread ends.
+IDLE = 60.0
+
 #: Why a lease was lost that the store no longer has.
 GONE = "it is no longer ours in the store: it ended, was taken over, or was deleted"
 
@@ -77,10 +81,8 @@ class Heartbeat:
         self._thread: threading.Thread | None
         #: When the thread looks next; infinite while it sleeps until it is notified.
         self._wakes_at: float
-        self._begin()
-        reset = weakref.WeakMethod(self._begin)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: (method := reset()) and method())
+        self.begin()
+        _heartbeats.add(self)
 
     def start(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         """Renew `lease` from now on; call `on_lost` when it is lost, and again until it is stopped.
@@ -104,7 +106,7 @@ class Heartbeat:
         with self._changed:
             self._watched.pop(lease.owner, None)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose leases and thread are the parent's."""
         self._changed = threading.Condition(threading.Lock())
         self._watched = {}
@@ -115,6 +117,8 @@ class Heartbeat:
         while True:
             try:
                 due = self._wait_for_due()
+                if due is None:
+                    return
                 self._renew([watched for watched in due if _is_held(watched)])
                 self._strike(due)
             except Exception:
@@ -122,8 +126,8 @@ class Heartbeat:
                 logger.exception("heartbeat: unexpected error; going on")
                 clock.sleep(MAX_STRIKE_INTERVAL)
 
-    def _wait_for_due(self) -> list[_Watched]:
-        """Sleep until something is due."""
+    def _wait_for_due(self) -> list[_Watched] | None:
+        """Sleep until something is due; None when there has been nothing to renew for long, and the thread may end."""
         idle = False
         with self._changed:
             while True:
@@ -134,10 +138,13 @@ class Heartbeat:
                 if any(watched.due_at <= now for watched in due):
                     return due
                 # One more short sleep after the last lease is gone: in a row of short tasks nobody has to be woken.
-                sleep = None if idle and not self._watched else self._seconds_to_sleep(now)
+                sleep = IDLE if idle and not self._watched else self._seconds_to_sleep(now)
                 idle = not self._watched
-                self._wakes_at = float("inf") if sleep is None else now + sleep
-                self._changed.wait(sleep)
+                self._wakes_at = now + sleep
+                woken = self._changed.wait(sleep)
+                if sleep == IDLE and not woken and not self._watched:
+                    self._thread = None
+                    return None
 
     def _seconds_to_sleep(self, now: float) -> float:
         next_at = min((watched.due_at for watched in self._watched.values()), default=now + MAX_SLEEP)
@@ -209,3 +216,16 @@ def _try_again_or_give_up(watched: _Watched, lease: Lease, error: LockUnavailabl
     else:
         pause = min(0.5, lease.ttl / 20) * random.uniform(0.5, 1.0)
         watched.due_at = min(now + pause, give_up_at)
+
+
+#: All of this process, for the child of a fork to begin anew with.
+_heartbeats: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for heartbeat in _heartbeats:
+        heartbeat.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

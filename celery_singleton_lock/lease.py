@@ -26,6 +26,24 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 FIRST = (0, 0)
 
 
+class Name(str):
+    """The key of a lock outside of tasks: the lock is at this very key, as that of `redis.lock.Lock` is.
+
+    Attributes:
+        base: what the keys beside it begin with; in the same slot of a cluster.
+    """
+
+    __slots__ = ("base",)
+
+    base: str
+
+    def __new__(cls, name: str) -> Name:
+        """Make it of a name."""
+        made = super().__new__(cls, name)
+        made.base = name if "{" in name or "}" in name else f"{{{name}}}"
+        return made
+
+
 def new_owner() -> str:
     """A random owner: new for every delivery of a message, since a redelivery has the same task id."""
     return secrets.token_hex(OWNER_LENGTH // 2)

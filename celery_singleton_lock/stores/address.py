@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.stores.server import connection
+from celery_singleton_lock.stores.server import Server
 
 #: Options for finding the master, which are none of the connection to it.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
@@ -108,7 +108,7 @@ def _checked(make: Callable[[], ConnectionPool], url: str, options: Mapping[str,
     """What `make` makes, if redis-py can make a connection from it."""
     try:
         pool = make()
-        connection(pool)
+        Server(pool).connection()
     except (ValueError, TypeError, AttributeError, RedisError) as error:
         raise InvalidOption(
             f"setting singleton_lock_backend is {shown!r}, with the transport options "

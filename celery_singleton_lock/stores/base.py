@@ -94,6 +94,13 @@ class Store(Protocol):
     def bell(self, key: str) -> Bell:
         """A place in the queue of those who wait for the lock; close it (`with`) after the last look."""
 
+    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+        """Who holds the key now.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
+
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
         """The locks that are held, with their keys: those whose key begins with `prefix` and a colon.
 

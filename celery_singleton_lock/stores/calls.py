@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, heir_of
+from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
 
 #: Seconds that ":waiting" outlives the look that set it: longer than `bell.SLICE`, so that it is never missed.
 WAITING_TTL = 6.0
@@ -93,12 +93,14 @@ OF_A_NODE = (_VOTE, _RELEASE, _HEAL, _RAISE, _WAKE)
 
 def run_key(key: str, slot: int = 0) -> str:
     """Where a lock is, or a slot of a semaphore: one of one slot is a plain lock."""
-    return f"{key}:run:{slot}" if slot else f"{key}:run"
+    if slot:
+        return _beside(key, f"run:{slot}")
+    return key if isinstance(key, Name) else _beside(key, "run")
 
 
 def wake_key(key: str) -> str:
     """The list whose elements wake waiters."""
-    return f"{key}:wake"
+    return _beside(key, "wake")
 
 
 def acquire(
@@ -113,7 +115,8 @@ def acquire(
     replicas: tuple[int, float] | None = None,
 ) -> Call:
     """See `Store.acquire`, for some slots of a semaphore."""
-    keys = [f"{key}:fence", f"{key}:waiting", f"{key}:done:{holder.message}", *(run_key(key, slot) for slot in slots)]
+    beside = (_beside(key, "fence"), _beside(key, "waiting"), _beside(key, f"done:{holder.message}"))
+    keys = [*beside, *(run_key(key, slot) for slot in slots)]
     return Call(_ACQUIRE, keys, _acquire_args(owner, ttl, holder, waiting, once, len(slots)), replicas)
 
 
@@ -175,7 +178,7 @@ def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None)
 
 def _released(lease: Lease, owner: str, mark: Mark | None, heir: Heir | None, *, over: float, wake: float) -> Call:
     key, done = lease.key, mark.message if mark else ""
-    keys = [f"{key}:waiting", wake_key(key), f"{key}:done:{done}", _over_key(key, owner)]
+    keys = [_beside(key, "waiting"), wake_key(key), _beside(key, f"done:{done}"), _over_key(key, owner)]
     args: list[object] = [owner, _ms(wake) if wake else 0, "", 0, "", 0, _ms(over) if over else 0, lease.limit]
     if mark is not None:
         args[2:4] = mark.record, _ms(mark.seconds)
@@ -212,7 +215,7 @@ def heal(leases: Sequence[Lease]) -> Call:
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
     """Lift the counter of fencing tokens on one node to `fence`, if the lock is ours there."""
-    return Call(_RAISE, [f"{key}:fence", run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
+    return Call(_RAISE, [_beside(key, "fence"), run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
 
 
 def wake(key: str) -> Call:
@@ -246,7 +249,11 @@ def _places(lease: Lease) -> list[str]:
 
 
 def _over_key(key: str, owner: str) -> str:
-    return f"{key}:over:{owner}"
+    return _beside(key, f"over:{owner}")
+
+
+def _beside(key: str, what: str) -> str:
+    return f"{key.base if isinstance(key, Name) else key}:{what}"
 
 
 def _ms(seconds: float) -> int:

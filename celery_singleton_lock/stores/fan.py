@@ -46,8 +46,8 @@ class Node:
         self._pause = PAUSE
         self._rests_until = 0.0
         self._owed: list[tuple[float, Call]] = []
-        #: Why there is no connection.
-        self.error: Exception = ConnectionError("not connected yet")
+        #: Why there is no connection; a text, since an exception would keep all alive that its traceback refers to.
+        self.reason = "not connected yet"
 
     @property
     def is_resting(self) -> bool:
@@ -57,7 +57,7 @@ class Node:
     def failed(self, error: Exception) -> None:
         """Leave it alone for a while, twice as long each time."""
         with self._mutex:
-            self.error = error
+            self.reason = f"{type(error).__name__}: {error}"
             self._rests_until = clock.now() + self._pause
             self._pause = min(2 * self._pause, MAX_PAUSE)
 
@@ -168,7 +168,7 @@ class Fan:
     def _send(self, index: int, call: Call, command: bytes, number: int, answers: dict[int, Any]) -> None:
         stream = self._streams[index]
         if stream is None:
-            answers[index] = self._nodes[index].error
+            answers[index] = ConnectionError(self._nodes[index].reason)
             return
         try:
             stream.send_packed(command)

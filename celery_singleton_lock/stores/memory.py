@@ -100,6 +100,11 @@ class MemoryStore:
             if not waiting:
                 self._waiting.pop(bell.key, None)
 
+    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+        with self._mutex:
+            now = clock.now()
+            return [Held(it.holder, it.owner, it.expires_at - now, slot) for slot, it in self._live(key).items()]
+
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
         with self._mutex:
             now, keys = clock.now(), [key for key in self._entries if key.startswith(f"{prefix}:")]

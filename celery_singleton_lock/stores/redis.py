@@ -30,7 +30,7 @@ from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
-from celery_singleton_lock.stores.scan import holds
+from celery_singleton_lock.stores.scan import holds, look
 from celery_singleton_lock.stores.server import Server
 from celery_singleton_lock.stores.stream import TooFewReplicas
 
@@ -39,8 +39,8 @@ T = TypeVar("T")
 #: Tries of an acquire or release; with `server.STEP_TIMEOUT` a hung server costs a few seconds, not minutes.
 TRIES = 3
 
-#: Seconds for which a call is repeated while a cluster moves the slot or replaces a master: scripts with several keys are
-#: refused until that is over.
+#: Seconds for which a call is repeated while a cluster moves the slot or replaces a master: it refuses scripts with
+#: several keys until that is over.
 RESHAPING = 4.0
 
 #: Seconds that replicas get at most to have a lock.
@@ -135,6 +135,9 @@ class RedisStore:
 
     def bell(self, key: str) -> RedisBell:
         return RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server)
+
+    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+        return self._patiently(lambda: look(self._servers.server_of(calls.run_key(key)), key, limit))
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
         try:

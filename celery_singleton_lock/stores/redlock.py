@@ -20,7 +20,7 @@ import os
 import random
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +33,7 @@ from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node
-from celery_singleton_lock.stores.scan import holds
+from celery_singleton_lock.stores.scan import holds, look
 from celery_singleton_lock.stores.server import Server
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
@@ -206,12 +206,26 @@ class RedlockStore:
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
 
+    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+        found = self._from_each(lambda server: [(key, held) for held in look(server, key, limit)])
+        return [held for _, held in found]
+
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        yield from self._from_each(lambda server: holds(server, prefix))
+
+    def close(self) -> None:
+        while self._fans:
+            self._fans.pop().close()
+        for node in self._nodes:
+            node.server.close()
+
+    def _from_each(self, ask: Callable[[Server], Iterable[tuple[str, Held]]]) -> Iterator[tuple[str, Held]]:
+        """What a majority of the nodes shows; one node after the other."""
         found: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
         errors: dict[int, str] = {}
         for index, node in enumerate(self._nodes):
             try:
-                for key, held in holds(node.server, prefix):
+                for key, held in ask(node.server):
                     found[key, held.slot, calls.attempt_of(held.owner, 0)].append(held)
             except (RedisError, OSError) as error:
                 errors[index] = _told(error)
@@ -221,12 +235,6 @@ class RedlockStore:
             if len(each) >= self._quorum:
                 told = next((held.holder for held in each if held.holder is not None), None)
                 yield key, Held(told, owner, max(held.remaining for held in each), slot)
-
-    def close(self) -> None:
-        while self._fans:
-            self._fans.pop().close()
-        for node in self._nodes:
-            node.server.close()
 
     def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
         """What was found; the last votes where that is not clear."""

@@ -1,4 +1,4 @@
-"""A look at all locks that one server holds."""
+"""A look at the locks that one server holds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ from celery_singleton_lock.stores.server import Server
 _STEP = 500
 
 
+def look(server: Server, key: str, limit: int) -> list[Held]:
+    """Who holds the key.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
+    found = ((slot, _hold(server, calls.run_key(key, slot))) for slot in range(limit))
+    return [replace(held, slot=slot) for slot, held in found if held is not None]
+
+
 def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
     """The locks whose key begins with `prefix` and a colon; does not block the server.
 
@@ -25,18 +35,25 @@ def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
     while True:
         cursor, names = server.command("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)
         for name in names:
-            yield from _hold(server, name.decode(errors="replace"))
+            key, found, slot = name.decode(errors="replace").rpartition(":run")
+            if not found or (slot and not slot[1:].isdigit()):
+                continue
+            try:
+                held = _hold(server, name)
+            except ResponseError:
+                continue  # A foreign key of another type.
+            if held is not None:
+                yield key, replace(held, slot=int(slot[1:] or 0))
         if cursor == b"0":
             return
 
 
-def _hold(server: Server, name: str) -> Iterator[tuple[str, Held]]:
-    key, found, slot = name.rpartition(":run")
-    if not found or (slot and not slot[1:].isdigit()):
-        return
-    try:
-        value, pttl = server.command("GET", name), server.command("PTTL", name)
-    except ResponseError:
-        return  # A foreign key of another type.
-    if value is not None:
-        yield key, replace(calls.held(value, pttl), slot=int(slot[1:] or 0))
+def _hold(server: Server, name: str | bytes) -> Held | None:
+    with server.stream() as stream:
+        stream.send(("GET", name))
+        stream.send(("PTTL", name))
+        try:
+            value = stream.read()
+        finally:
+            pttl = stream.read()
+    return None if value is None else calls.held(value, pttl)

@@ -19,8 +19,13 @@ from celery_singleton_lock.stores.stream import Stream, TooFewReplicas
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
 STEP_TIMEOUT = 1.0
 
-#: What our parsing depends on, whatever the URL or the client says.
-_FIXED_OPTIONS: Mapping[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+#: What our parsing and our own retries depend on, whatever the URL or the client says.
+_FIXED_OPTIONS: Mapping[str, Any] = {
+    "protocol": 2,
+    "decode_responses": False,
+    "health_check_interval": 0,
+    "retry_on_error": [],
+}
 
 
 class Server:
@@ -33,13 +38,14 @@ class Server:
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-        self.step = min(STEP_TIMEOUT, pool.connection_kwargs.get("socket_timeout") or STEP_TIMEOUT)
+        self._class: type[Connection] = pool.connection_class
+        self._options: Mapping[str, Any] = {**pool.connection_kwargs, **_FIXED_OPTIONS}
+        self.step = min(STEP_TIMEOUT, self._options.get("socket_timeout") or STEP_TIMEOUT)
         self._free: deque[Stream] = deque()
         self._pid = os.getpid()
 
     def __str__(self) -> str:
-        at = self._pool.connection_kwargs
+        at = self._options
         return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
 
     def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
@@ -94,10 +100,14 @@ class Server:
     def open(self, step: float | None = None) -> Stream:
         """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds."""
         step = step or self.step
-        connect = min(step, self._pool.connection_kwargs.get("socket_connect_timeout") or STEP_TIMEOUT)
-        stream = Stream(connection(self._pool, socket_timeout=step, socket_connect_timeout=connect))
+        connect = min(step, self._options.get("socket_connect_timeout") or STEP_TIMEOUT)
+        stream = Stream(self.connection(socket_timeout=step, socket_connect_timeout=connect))
         stream.wait_at_most(step)
         return stream
+
+    def connection(self, **options: Any) -> Connection:
+        """A connection of redis-py that retries nothing, not connected yet."""
+        return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
 
     def close(self) -> None:
         """Close what is not in use."""
@@ -129,13 +139,6 @@ class Server:
             stream.close()
         else:
             self._free.append(stream)
-
-
-def connection(pool: ConnectionPool, **options: Any) -> Connection:
-    """A connection as `pool` would make it, outside of its books: it is not counted, and nothing is retried."""
-    once = {"retry": Retry(NoBackoff(), 0), "retry_on_error": []}
-    made: Connection = pool.connection_class(**{**pool.connection_kwargs, **_FIXED_OPTIONS, **once, **options})
-    return made
 
 
 def _run_each(stream: Stream, calls: Sequence[Call]) -> list[Any]:

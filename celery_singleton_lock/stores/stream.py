@@ -53,9 +53,7 @@ class Stream:
         # Private, and there in every version: what else could be the point of a connection?
         self._socket = cast("Any", connection)._sock
         self._timeout = self._socket.gettimeout()
-        self._reader = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING
-        )
+        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
 
@@ -87,7 +85,12 @@ class Stream:
             self._receive()
         self.unanswered -= 1
         if isinstance(answer, Exception):
-            raise answer
+            try:
+                raise answer
+            finally:
+                # It refers to this frame from now on, and so to the leases of its callers, which must not live on in a
+                # cycle: the heartbeat renews what somebody refers to.
+                del answer
         return answer
 
     def run(self, call: Call, *, asking: bool = False) -> Any:
@@ -165,7 +168,7 @@ class Stream:
 def _error(text: str) -> Exception:
     """An error of the server as redis-py's exception; that of a command within a script (Redis 6) as the command's."""
     within = _WITHIN_SCRIPT.search(text)
-    found: Exception = DefaultParser.parse_error(within.group(1) if within else text)
+    found: Exception = DefaultParser.parse_error(within.group(1) if within else text)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -301,7 +301,7 @@ class TestConnections:
 
     def test_kombus_spelling_of_certificate_checks(self) -> None:
         store = open_url("rediss://h?ssl_cert_reqs=CERT_NONE")
-        assert store._servers._pool.connection_kwargs["ssl_cert_reqs"] == "none"
+        assert store._servers._options["ssl_cert_reqs"] == "none"
 
     def test_child_of_a_fork_does_not_use_the_parents_connection(self, store: RedisStore) -> None:
         lease = taken(store)

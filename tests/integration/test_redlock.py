@@ -222,14 +222,14 @@ class TestForgetfulNodes:
 
     def test_two_get_the_lock_where_they_are_believed(self, nodes: Nodes) -> None:
         """What the rest of this class is about."""
-        store, lease = self.hold_on_first_three(nodes, BELIEVED)
+        _, lease = self.hold_on_first_three(nodes, BELIEVED)
         nodes.servers[0].restart()
         assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Lease)
         assert lease.held
 
     def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
         self.remember(nodes)
-        store, lease = self.hold_on_first_three(nodes, {})
+        _, lease = self.hold_on_first_three(nodes, {})
         nodes.servers[0].restart()
         other = open_url(nodes.url)
         assert not isinstance(acquire_for(other, 2.0), Lease)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -192,14 +193,16 @@ class TestReplicas:
 
     def test_two_holders_after_a_failover_without_it(self) -> None:
         """Probe 19; what the rest of this class is about."""
-        with RedisServer() as master, LossyProxy(master.port) as link:
-            with RedisServer(["--replicaof", "127.0.0.1", str(link.port)]) as replica:
-                until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
-                link.delay(60)
-                lease = taken(open_url(master.url))
-                replica.client().replicaof("NO", "ONE")
-                assert isinstance(acquire(open_url(replica.url)), Lease)
-                assert lease.held
+        with ExitStack() as exits:
+            master = exits.enter_context(RedisServer())
+            link = exits.enter_context(LossyProxy(master.port))
+            replica = exits.enter_context(RedisServer(["--replicaof", "127.0.0.1", str(link.port)]))
+            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
+            link.delay(60)
+            lease = taken(open_url(master.url))
+            replica.client().replicaof("NO", "ONE")
+            assert isinstance(acquire(open_url(replica.url)), Lease)
+            assert lease.held
 
     def test_redlock_has_none(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
@@ -225,7 +228,7 @@ class TestCluster:
         assert len(masters) == 3
         assert store.renew(leases, timeout=2.0) == [True] * 60
         assert {key for key, _ in store.holds("many")} == {lease.key for lease in leases}
-        assert all([store.release(lease, mark=Mark(ME.message, b"record", 60)) for lease in leases])
+        assert all(store.release(lease, mark=Mark(ME.message, b"record", 60)) for lease in leases)
         assert isinstance(acquire(store, leases[7].key, once=True), Done)
 
     def test_release_wakes_a_waiter(self, store: Store) -> None:
@@ -269,7 +272,7 @@ class TestCluster:
         cluster.migrate_slot(KEY, during)
         releasing.join(30)
         assert released_ == [True]
-        assert all([store.release(lease) for lease in other])
+        assert all(store.release(lease) for lease in other)
 
     def test_free_lock_can_be_taken_when_its_slot_has_moved(self, cluster: Cluster, store: Store) -> None:
         leases: list[Lease] = []
@@ -298,7 +301,7 @@ class TestCluster:
         lease = patiently_taken(store)
         assert lease.fence > fence
         assert store.release(lease)
-        until(lambda: all([released(store, other) or other.reason for other in others]), "the others are freed")
+        until(lambda: all(released(store, other) or other.reason for other in others), "the others are freed")
         dead.start()
         until(lambda: dead.client().info("replication")["role"] == "slave", "the dead one is a replica now")
 
@@ -312,7 +315,7 @@ class TestCluster:
             store.renew(leases, timeout=0.3)
         server.resume()
         assert all(lease.trusted_until > before[lease] for lease in elsewhere)
-        assert all([patiently_released(store, lease) for lease in leases])
+        assert all(patiently_released(store, lease) for lease in leases)
 
     def test_other_database_is_refused(self) -> None:
         with pytest.raises(InvalidOption, match="database 0 only"):

@@ -1,0 +1,463 @@
+"""Locks outside of tasks, on a real server: what redis-py's lock does, and what it does not."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis.lock
+from redis import Redis
+from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
+
+from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Redlock, Semaphore, clock
+from celery_singleton_lock.lock import NotAcquired, NotHeld, NotOwned, Unavailable
+from celery_singleton_lock.testing import RedisServer
+from tests.proxy import LossyProxy
+from tests.servers import Cluster, until
+
+NAME = "nightly report"
+
+
+@pytest.fixture
+def client(own_redis: RedisServer) -> Iterator[Redis]:
+    with Redis(port=own_redis.port) as client:
+        yield client
+
+
+@pytest.fixture(params=["Lock", "Redlock", "Semaphore"])
+def make(request: pytest.FixtureRequest, client: Redis, own_redis: RedisServer) -> Callable[..., Lock]:
+    """Each kind, as a lock that one may hold."""
+    if request.param == "Lock":
+        return lambda **options: Lock(client, NAME, **options)
+    if request.param == "Semaphore":
+        return lambda **options: Semaphore(client, NAME, 1, **options)
+    clients = [Redis(port=own_redis.port, db=number) for number in range(3)]
+    return lambda **options: Redlock(clients, NAME, restart_delay=False, **options)
+
+
+class TestDropIn:
+    def test_constructor_takes_what_redis_pys_takes(self) -> None:
+        theirs, ours = (inspect.signature(cls.__init__).parameters for cls in (redis.lock.Lock, Lock))
+        assert [*theirs] == [*ours][: len(theirs)]
+        assert {name: it.default for name, it in theirs.items()} == {name: ours[name].default for name in theirs}
+
+    def test_methods_take_what_redis_pys_take(self) -> None:
+        for name in ("acquire", "release", "extend", "reacquire", "owned", "locked"):
+            theirs, ours = (inspect.signature(getattr(cls, name)).parameters for cls in (redis.lock.Lock, Lock))
+            assert [(it.name, it.default) for it in theirs.values()] == [(it.name, it.default) for it in ours.values()]
+
+    def test_clients_make_it(self, client: Redis) -> None:
+        with client.lock(NAME, timeout=5, lock_class=Lock) as lock:
+            assert isinstance(lock, Lock)
+            assert lock.owned()
+
+    def test_it_and_redis_pys_exclude_each_other(self, client: Redis) -> None:
+        """In a rolling deploy both are in use."""
+        ours, theirs = Lock(client, NAME), client.lock(NAME, timeout=5)
+        assert ours.acquire()
+        assert not theirs.acquire(blocking=False)
+        ours.release()
+        assert theirs.acquire()
+        assert not ours.acquire(blocking=False)
+        with pytest.raises(NotAcquired), Lock(client, NAME, blocking=False):
+            pass
+        theirs.release()
+
+    def test_cluster_client_makes_it(self) -> None:
+        with Cluster() as cluster, cluster.client() as client:
+            for number in range(10):
+                with Lock(client, f"{NAME} {number}") as lock:
+                    assert client.exists(lock.name)
+                    assert not Lock(client, lock.name).acquire(blocking=False)
+
+    def test_decoding_client_makes_it(self, own_redis: RedisServer) -> None:
+        with own_redis.client() as client, Lock(client, NAME) as lock:
+            assert lock.owned()
+
+    def test_errors_are_redis_pys_too(self) -> None:
+        assert issubclass(NotHeld, LockError)
+        assert issubclass(NotAcquired, (LockConflict, LockError))
+        assert issubclass(NotOwned, LockNotOwnedError)
+        assert issubclass(NotOwned, LockLost)
+        assert issubclass(Unavailable, ConnectionError)
+        assert issubclass(Unavailable, LockUnavailable)
+
+    @pytest.mark.parametrize("error", [NotHeld("x"), NotOwned("k", "r"), NotAcquired("k", "t", 1.0), Unavailable("s")])
+    def test_errors_survive_pickle(self, error: Exception) -> None:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.args) == (type(error), str(error), error.args)
+
+
+class TestHolding:
+    def test_one_holds_it(self, make: Callable[..., Lock]) -> None:
+        one, other = make(), make()
+        assert one.acquire()
+        assert one.owned()
+        assert one.locked()
+        assert not other.owned()
+        assert other.locked()
+        assert not other.acquire(blocking=False)
+        assert not other.acquire(blocking_timeout=0.1)
+        one.release()
+        assert not other.locked()
+        assert other.acquire()
+        other.release()
+
+    def test_fences_grow(self, make: Callable[..., Lock]) -> None:
+        fences = []
+        for _ in range(5):
+            with make() as lock:
+                fences.append(lock.fence)
+        assert fences == sorted(set(fences))
+        assert lock.fence == 0
+
+    def test_it_is_renewed_while_held(self, make: Callable[..., Lock]) -> None:
+        with make(timeout=0.3) as lock:
+            clock.sleep(1.0)
+            lock.check()
+            assert not make().acquire(blocking=False)
+        assert not lock.locked()
+
+    def test_it_can_end_by_itself(self, make: Callable[..., Lock]) -> None:
+        lock = make(timeout=0.3, renew=False)
+        lock.acquire()
+        with make() as other:
+            assert lock.lost
+            with pytest.raises(NotOwned):
+                lock.check()
+            with pytest.raises(LockNotOwnedError):
+                lock.release()
+            assert other.owned()
+
+    def test_extend_and_reacquire(self, make: Callable[..., Lock]) -> None:
+        lock = make(timeout=0.3, renew=False)
+        lock.acquire()
+        assert lock.extend(60)
+        clock.sleep(0.4)
+        assert lock.owned()
+        assert lock.reacquire()
+        assert make().acquire(blocking_timeout=5)
+        for method in (lambda: lock.extend(1), lock.reacquire, lock.release):
+            with pytest.raises(LockNotOwnedError):
+                method()
+
+    def test_unheld_lock_is_not_released(self, make: Callable[..., Lock]) -> None:
+        lock = make()
+        for method in (lock.release, lambda: lock.extend(1), lock.reacquire, lock.check):
+            with pytest.raises(NotHeld, match="this thread does not hold it"):
+                method()
+
+    def test_another_thread_does_not_hold_it(self, make: Callable[..., Lock]) -> None:
+        lock = make()
+        lock.acquire()
+        assert in_thread(lambda: (lock.owned(), lock.fence)) == (False, 0)
+        assert in_thread(lambda: error_of(lock.release)) is NotHeld
+        lock.release()
+
+    def test_another_thread_may_release_it_where_that_is_wanted(self, make: Callable[..., Lock]) -> None:
+        lock = make(thread_local=False)
+        lock.acquire()
+        assert in_thread(lambda: error_of(lock.release)) is None
+        assert not lock.locked()
+
+    def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
+        """Or it would be renewed for ever."""
+        lock = make(timeout=0.3)
+        assert in_thread(lock.acquire)
+        assert lock.acquire(blocking_timeout=10)
+        lock.release()
+
+    def test_with_block_raises_what_it_raised(self, make: Callable[..., Lock]) -> None:
+        with pytest.raises(ZeroDivisionError), make() as lock:
+            raise ZeroDivisionError
+        assert not lock.locked()
+
+    def test_lost_lock_raises_at_the_end_unless_told_not_to(self, make: Callable[..., Lock], client: Redis) -> None:
+        with pytest.raises(NotOwned), make():
+            client.flushall()
+        with make(raise_on_release_error=False):
+            client.flushall()
+
+    def test_loss_is_told_at_once(self, make: Callable[..., Lock], client: Redis) -> None:
+        lost = threading.Event()
+        lock = make(timeout=0.5, on_lost=lambda lock: lost.set())
+        lock.acquire()
+        client.flushall()
+        assert lost.wait(5)
+        assert lock.lost
+        with pytest.raises(NotOwned, match="no longer ours"):
+            lock.check()
+
+    @pytest.mark.parametrize("timeout", [0, 0.0004, -1, float("nan")])
+    def test_timeout_that_cannot_be_renewed_is_refused(self, make: Callable[..., Lock], timeout: float) -> None:
+        with pytest.raises(ValueError, match=r"allowed: 0\.1 seconds or more"):
+            make(timeout=timeout)
+
+    @pytest.mark.parametrize("timeout", [0.5, 1.9, None])
+    def test_timeout_is_kept_exactly(self, make: Callable[..., Lock], client: Redis, timeout: float | None) -> None:
+        with make(timeout=timeout):
+            assert 0 <= (timeout or 30) - client.pttl(NAME) / 1000 < 0.2
+
+    def test_every_key_has_a_time_to_live(self, make: Callable[..., Lock], client: Redis) -> None:
+        with make():
+            make().acquire(blocking_timeout=0.1)
+        assert [key for key in client.scan_iter() if client.pttl(key) == -1] == []
+
+    def test_token_of_the_callers_choice(self, client: Redis) -> None:
+        lock = Lock(client, NAME)
+        assert lock.acquire(token="task-12")
+        assert not Lock(client, NAME).acquire(blocking=False, token="tas")
+        assert Lock(client, NAME).acquire(blocking=False, token="task-12")
+        lock.release()
+
+    def test_seeded_random_numbers_make_no_equal_tokens(self, client: Redis) -> None:
+        tokens = []
+        for _ in range(2):
+            random.seed(0)
+            with Lock(client, NAME) as lock:
+                tokens.append(lock.local.token)
+        assert tokens[0] != tokens[1]
+
+
+def in_thread(call: Callable[[], object]) -> object:
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(call()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+def error_of(call: Callable[[], object]) -> type[BaseException] | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        return type(error)
+    return None
+
+
+class TestSemaphore:
+    def test_so_many_hold_it(self, client: Redis) -> None:
+        made = [Semaphore(client, NAME, 3, timeout=5) for _ in range(4)]
+        assert [one.acquire(blocking=False) for one in made] == [True, True, True, False]
+        made[1].release()
+        assert made[3].acquire(blocking=False)
+        assert len({one.fence for one in made}) == 4
+
+    def test_one_that_ended_makes_room(self, client: Redis) -> None:
+        Semaphore(client, NAME, 2, timeout=0.3, renew=False).acquire()
+        with Semaphore(client, NAME, 2):
+            assert not Semaphore(client, NAME, 2).acquire(blocking=False)
+            assert Semaphore(client, NAME, 2).acquire(blocking_timeout=5)
+
+    def test_limit_of_one_is_a_lock(self, client: Redis) -> None:
+        with Semaphore(client, NAME, 1):
+            assert not Lock(client, NAME).acquire(blocking=False)
+
+    def test_higher_limit_counts_those_who_hold_it(self, client: Redis) -> None:
+        with Lock(client, NAME), Semaphore(client, NAME, 2):
+            assert not Semaphore(client, NAME, 2).acquire(blocking=False)
+
+    def test_limit_is_checked(self, client: Redis) -> None:
+        with pytest.raises(ValueError, match="limit of semaphore"):
+            Semaphore(client, NAME, 0)
+
+    def test_never_more_hold_it(self, client: Redis) -> None:
+        holding, most, mutex = [0], [0], threading.Lock()
+
+        def work() -> None:
+            for _ in range(20):
+                with Semaphore(client, NAME, 3):
+                    with mutex:
+                        holding[0] += 1
+                        most[0] = max(most[0], holding[0])
+                    clock.sleep(0.001)
+                    with mutex:
+                        holding[0] -= 1
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert most == [3]
+
+
+class TestWaiting:
+    def queue(self, make: Callable[..., Lock], count: int, client: Redis, got: list[int]) -> list[threading.Thread]:
+        """Start waiters one after the other."""
+        threads = []
+        for number in range(count):
+
+            def wait(number: int = number) -> None:
+                with make():
+                    got.append(number)
+
+            threads.append(threading.Thread(target=wait))
+            threads[-1].start()
+            until(lambda expected=number + 1: client.info("clients")["blocked_clients"] == expected, "it waits")
+        return threads
+
+    def test_waiters_are_woken_in_their_order(self, make: Callable[..., Lock], client: Redis) -> None:
+        got: list[int] = []
+        lock = make()
+        lock.acquire()
+        threads = self.queue(make, 8, client, got)
+        lock.release()
+        for thread in threads:
+            thread.join()
+        assert got == [*range(8)]
+
+    @pytest.mark.slow
+    def test_they_keep_their_order_over_their_looks(self, client: Redis) -> None:
+        """They look every four seconds, and would come back behind those who came later."""
+        got: list[int] = []
+        lock = Lock(client, NAME)
+        lock.acquire()
+        threads: list[threading.Thread] = []
+        for number in range(4):
+            threads += self.one(client, number, got)
+            clock.sleep(1.0)
+        clock.sleep(2.5)
+        lock.release()
+        for thread in threads:
+            thread.join()
+        assert got == [*range(4)]
+
+    def one(self, client: Redis, number: int, got: list[int]) -> list[threading.Thread]:
+        def wait() -> None:
+            with Lock(client, NAME):
+                got.append(number)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return [thread]
+
+    def test_they_cost_next_to_nothing(self, client: Redis) -> None:
+        got: list[int] = []
+        lock = Lock(client, NAME)
+        lock.acquire()
+        threads = self.queue(lambda: Lock(client, NAME), 10, client, got)
+        before = client.info("stats")["total_commands_processed"]
+        clock.sleep(1.5)
+        assert client.info("stats")["total_commands_processed"] - before <= 10, "each looks at most once meanwhile"
+        lock.release()
+        for thread in threads:
+            thread.join()
+
+    def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
+        """Probes 8 and 9: not for the waiter's own timeout, and not for ever."""
+        assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
+        began = clock.now()
+        with Lock(client, NAME, timeout=60):
+            assert clock.now() - began < 2.0
+
+    def test_waiting_outlasts_the_clients_socket_timeout(self, own_redis: RedisServer) -> None:
+        client = Redis(port=own_redis.port, socket_timeout=0.2)
+        lock, other = Lock(client, NAME), Lock(client, NAME)
+        lock.acquire()
+        timer = threading.Timer(1.0, lambda: client.delete(NAME))
+        timer.start()
+        assert not other.acquire(blocking_timeout=0.6)
+        timer.join()
+
+    def test_nothing_is_left_of_them(self, client: Redis) -> None:
+        got: list[int] = []
+        lock = Lock(client, NAME)
+        lock.acquire()
+        threads = self.queue(lambda: Lock(client, NAME), 5, client, got)
+        lock.release()
+        for thread in threads:
+            thread.join()
+        until(lambda: {*client.scan_iter()} <= {f"{{{NAME}}}:fence".encode()}, "only the counter is kept")
+        assert client.info("clients")["blocked_clients"] == 0
+
+
+class TestProbes:
+    """What breaks other locks: the numbers are those of the list of probes."""
+
+    def test_2_lost_reply_of_a_release_is_a_success(self, own_redis: RedisServer) -> None:
+        with LossyProxy(own_redis.port) as proxy:
+            lock = Lock(Redis(port=proxy.port), NAME)
+            lock.acquire()
+            proxy.lose(1)
+            lock.release()
+
+    def test_1_lost_reply_of_an_acquire_locks_nobody_out(self, own_redis: RedisServer) -> None:
+        with LossyProxy(own_redis.port) as proxy:
+            lock = Lock(Redis(port=proxy.port), NAME)
+            lock.acquire()
+            lock.release()
+            proxy.lose(1)
+            assert lock.acquire(blocking=False)
+
+    def test_3_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, client: Redis) -> None:
+        lock = Lock(client, NAME, timeout=60)
+        lock.acquire()
+        own_redis.pause()
+        with pytest.raises(Unavailable):
+            lock.release()
+        own_redis.resume()
+        lock.release()
+        assert not lock.locked()
+
+    def test_6_child_of_a_fork_does_not_hold_it(self, client: Redis) -> None:
+        lock = Lock(client, NAME)
+        lock.acquire()
+        if not (pid := os.fork()):
+            os._exit(0 if error_of(lock.release) is NotHeld and lock.locked() else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        lock.release()
+
+    def test_7_renewal_survives_a_read_only_server(self, client: Redis) -> None:
+        with Lock(client, NAME, timeout=3):
+            client.replicaof("127.0.0.1", 1)
+            clock.sleep(1.5)
+            client.replicaof("NO", "ONE")
+            clock.sleep(2.0)
+
+    def test_12_and_20_many_locks_take_one_thread_and_few_connections(self, client: Redis) -> None:
+        threads, before = threading.active_count(), client.info("clients")["connected_clients"]
+        locks = [Lock(client, f"lock {number}", timeout=1.0) for number in range(1000)]
+        assert all(lock.acquire() for lock in locks)
+        clock.sleep(1.5)
+        assert all(not lock.lost for lock in locks)
+        assert threading.active_count() <= threads + 1
+        assert client.info("clients")["connected_clients"] <= before + 2
+        for lock in locks:
+            lock.release()
+
+    def test_14_no_number_of_extensions_is_the_last(self, client: Redis) -> None:
+        with Lock(client, NAME) as lock:
+            assert all(lock.extend(1, replace_ttl=True) for _ in range(20))
+
+    def test_15_lost_lock_does_not_hide_the_works_own_error(self, client: Redis) -> None:
+        with pytest.raises(NotOwned) as caught, Lock(client, NAME):
+            client.flushall()
+            raise ZeroDivisionError
+        assert isinstance(caught.value.__context__, ZeroDivisionError)
+
+    def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, client: Redis) -> None:
+        own_redis.pause()
+        began = clock.now()
+        with pytest.raises(Unavailable):
+            Lock(client, NAME).acquire()
+        assert clock.now() - began < 20
+        own_redis.resume()
+
+
+class TestRedlock:
+    @pytest.mark.parametrize("count", [0, 1, 2, 4])
+    def test_number_of_nodes_is_checked(self, client: Redis, count: int) -> None:
+        with pytest.raises(ValueError, match="an odd number of at least 3"):
+            Redlock([client] * count, NAME)
+
+    def test_nodes_that_came_back_empty_have_no_vote(self, own_redis: RedisServer) -> None:
+        clients = [Redis(port=own_redis.port, db=number) for number in range(3)]
+        with pytest.raises(Unavailable, match="has no vote"):
+            Redlock(clients, NAME, timeout=60).acquire()
+        assert Redlock(clients, NAME, timeout=60, restart_delay=False).acquire()
