@@ -171,7 +171,7 @@ class Cluster(Group):
 
     @property
     def url(self) -> str:
-        return f"redis+cluster://127.0.0.1:{self.servers[0].port}"
+        return ";".join(f"redis+cluster://127.0.0.1:{server.port}" for server in self.servers[:2])
 
     def client(self) -> RedisCluster:
         return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", server.port) for server in self._running()])

@@ -31,12 +31,13 @@ class Cluster:
     """
 
     def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
-        self._start = tuple(start)
+        #: Nodes to ask for the map: at first the ones that were told, later all.
+        self._known = tuple(start)
         self._pool_of = pool_of
         self._servers: dict[Address, Server] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
         self._slots: dict[int, Address] = {}
-        self.step = self._server(self._start[0]).step
+        self.step = self._server(self._known[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
         """Run a script where its keys are; see `Server.run`."""
@@ -127,16 +128,21 @@ class Cluster:
 
     def _read_map(self) -> dict[int, Address]:
         error: Exception | None = None
-        for address in dict.fromkeys((*self._servers, *self._start)):
+        for address in self._known:
             try:
                 ranges = self._server(address).command("CLUSTER", "SLOTS")
             except (RedisError, OSError) as failed:
                 error = failed
                 continue
-            # A node that does not know its own name leaves it out.
+            everybody = [_named(node, address) for _, _, *nodes in ranges for node in nodes]
+            self._known = tuple(dict.fromkeys((*everybody, *self._known)))
             return {
-                slot: (master[0].decode() if master[0] else address[0], master[1])
-                for first, last, master, *_ in ranges
-                for slot in range(first, last + 1)
+                slot: _named(master, address) for first, last, master, *_ in ranges for slot in range(first, last + 1)
             }
         raise error or ConnectionError("the cluster has no nodes")
+
+
+def _named(node: Sequence[Any], asked: Address) -> Address:
+    """The address of a node in the map; one that does not know its own name leaves it out."""
+    host, port, *_ = node
+    return (host.decode() if host else asked[0]), port

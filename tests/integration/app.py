@@ -272,3 +272,13 @@ def decide(task: Any, conflict: LockConflict) -> str:
 @app.task(bind=True, base=Exclusive, on_conflict=decide)
 def deciding(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, lock_limit=2, lock_wait=60)
+def paired(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, lock_limit=2, acks_late=True)
+def late_paired(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
