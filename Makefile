@@ -13,7 +13,7 @@ help:
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      check the links and run the code blocks of the documentation"
-	@echo "make bench     what a lock costs"
+	@echo "make bench     what a lock costs, beside other libraries (about 10 min; BENCH=--quick: 3 min)"
 
 setup: .venv/.dev
 
@@ -49,8 +49,12 @@ lint: .venv/.dev
 docs: .venv/.dev
 	$(PYTEST) tests/unit/test_docs.py tests/integration/test_examples.py -k "docs or readme or quickstart"
 
-bench: .venv/.dev
-	$(BIN)/python -m benchmarks.acquire_release
+.venv/.bench: .venv/.dev
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
+	@touch $@
+
+bench: .venv/.bench
+	$(BIN)/python -m benchmarks $(BENCH)
 
 coverage: .venv/.dev
 	$(BIN)/coverage erase

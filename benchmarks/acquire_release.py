@@ -1,74 +1,93 @@
-"""What one lock costs: acquire + release, as a ratio to redis-py's bare `SET NX PX` + `EVALSHA` in the same run.
-
-    make bench
-
-Both sides take turns in short rounds, so that what the machine does meanwhile hits both; the figure is the median of
-the rounds' ratios. Ours also gives an owner per delivery, who holds the lock, a fencing token, a record
-that the message was carried out, and wakes waiters.
-"""
+"""What one uncontended lock costs: acquire + release, in one process, on one server."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from redis import Redis
-
-from celery_singleton_lock import process
-from celery_singleton_lock.lease import Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import open_url
+from benchmarks import ours, peers
+from benchmarks.locks import Maker, Opener
+from benchmarks.measure import Result, Rounds, Row, Table, apart, made, seconds_per_call
 from celery_singleton_lock.testing import RedisServer
 
-ROUNDS, PAIRS = 40, 400
-KEY = "bench:{key}"
-RECORD = b'["SUCCESS", 3600.0, true]\nnull'
-COMPARE_AND_DELETE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+BARE = "bare SET NX PX + EVALSHA"
+
+CONTESTANTS: Mapping[str, Opener] = {
+    BARE: peers.bare,
+    "ours: as a task locks": ours.store,
+    "ours: Lock": ours.lock,
+    "redis-py Lock": peers.redis_py,
+    "python-redis-lock": peers.python_redis_lock,
+    "pottery, 1 master": peers.pottery_redlock,
+    "redlock-py, 1 server": peers.redlock_py,
+    **peers.TEXTBOOK,
+}
+
+#: What each holds back from, or does more, than the bare one.
+GIVES: Mapping[str, str] = {
+    BARE: "owner, expiry",
+    "ours: as a task locks": "owner, expiry, holder, fence, record of the message, wake-up",
+    "ours: Lock": "owner, expiry, renewal, wake-up",
+    "redis-py Lock": "owner, expiry",
+    "python-redis-lock": "owner, expiry in whole seconds, wake-up",
+    "pottery, 1 master": "owner, expiry",
+    "redlock-py, 1 server": "owner, expiry",
+    "INCR + EXPIRE + DEL": "no owner; stuck for ever if it dies in between",
+    "SETNX + EXPIRE + WATCH/MULTI/DEL": "owner; stuck for ever if it dies in between",
+    "SET NX EX + DEL": "no owner: deletes a lock that others hold",
+    "SET NX PX + EVAL": "owner, expiry",
+}
 
 
-def ours(server: RedisServer) -> Callable[[], None]:
-    store = open_url(server.url)
+def run(*, quick: bool = False) -> Result:
+    """Each contestant makes a new lock object per pair, on connections that stay open."""
+    rounds, budget = (15, 0.02) if quick else (60, 0.04)
+    with RedisServer() as server, apart(server):
+        makers = {name: lambda opener=opener: opener([server.url]) for name, opener in CONTESTANTS.items()}
+        contestants, skipped = made(makers)
+        pairs = {name: pair(maker, f"bench:{number}") for number, (name, maker) in enumerate(contestants.items())}
+        for call in pairs.values():
+            call()
+        cpu: dict[str, list[float]] = {name: [] for name in pairs}
 
-    def pair() -> None:
-        # As a task does: each message has another id, and leaves a record.
-        holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process.identity())
-        lease = store.acquire(KEY, new_owner(), ttl=30.0, holder=holder, once=True)
-        assert isinstance(lease, Lease)
-        store.release(lease, mark=Mark(holder.message, RECORD, 60.0))
+        def turn(name: str) -> float:
+            passed, used = seconds_per_call(pairs[name], budget)
+            cpu[name].append(used)
+            return passed
 
-    return pair
-
-
-def bare(server: RedisServer) -> Callable[[], None]:
-    client = Redis.from_url(server.url)
-    sha = client.script_load(COMPARE_AND_DELETE)
-
-    def pair() -> None:
-        owner = new_owner()
-        client.set("bench:bare", owner, nx=True, px=30_000)
-        client.evalsha(sha, 1, "bench:bare", owner)
-
-    return pair
-
-
-def seconds(pair: Callable[[], None]) -> float:
-    begun = time.perf_counter()
-    for _ in range(PAIRS):
-        pair()
-    return (time.perf_counter() - begun) / PAIRS
-
-
-def main() -> None:
-    with RedisServer() as server:
-        one, other = ours(server), bare(server)
-        seconds(one), seconds(other)
-        rounds = [(seconds(one), seconds(other)) for _ in range(ROUNDS)]
-    ratios = sorted(mine / theirs for mine, theirs in rounds)
-    mine, theirs = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
-    low, high = ratios[ROUNDS // 10], ratios[-ROUNDS // 10]
-    print(f"acquire + release: {mine:.0f} µs; bare SET NX PX + EVALSHA by redis-py: {theirs:.0f} µs")
-    print(f"ratio: {statistics.median(ratios):.2f} (10 % to 90 % of the rounds: {low:.2f} to {high:.2f})")
+        passed = Rounds(BARE).run(rounds, {name: lambda name=name: turn(name) for name in pairs})
+        used = Rounds(BARE).adopt(cpu)
+    return Result(
+        "acquire_release",
+        "Acquire and release, uncontended",
+        [
+            Table("One acquire + release, nobody else wants it", BARE, [*_rows(passed, GIVES), *skipped]),
+            Table("CPU time of the client for that", BARE, [*_rows(used), *skipped]),
+        ],
+        [
+            f"{rounds} rounds; each contestant {budget * 1000:.0f} ms per round, a new lock object per pair.",
+            "Client and server are kept on different cores. Most of the time is that of waking each other, the same for"
+            " all, which evens the ratios out; the CPU time shows what the libraries do.",
+        ],
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _rows(measured: Rounds, gives: Mapping[str, str] | None = None) -> list[Row]:
+    return [
+        Row(
+            name,
+            measured.ratio(name),
+            {"µs": f"{measured.median(name) * 1e6:.0f}", **({"gives": gives[name]} if gives else {})},
+        )
+        for name in measured.figures
+    ]
+
+
+def pair(maker: Maker, name: str) -> Callable[[], None]:
+    """One acquire and one release of a new lock object."""
+
+    def call() -> None:
+        lock = maker(name)
+        assert lock.acquire(0)
+        lock.release()
+
+    return call

@@ -17,7 +17,7 @@ def now() -> float:
 
 
 def wall() -> float:
-    """Seconds since the epoch; for people to read, never to decide by."""
+    """Seconds since the epoch; for people to read, and to number things by, never to decide by."""
     return time.time()
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
 
 #: Seconds that ":waiting" outlives the look that set it: longer than `bell.SLICE`, so that it is never missed.
@@ -141,7 +142,9 @@ def vote(
     call = acquire(key, owner[:PERSON], ttl=ttl, holder=holder, waiting=waiting, once=once, slots=range(limit))
     person, heir, about, *rest = call.args
     over = (_over_key(key, owner[:PERSON]), _over_key(key, owner))
-    args = [person, str(heir)[:PERSON], owner[PERSON:] + str(about), *rest[:-1], slot, _ms(MEMORY_TTL) if memory else 0]
+    # One seed for all nodes, or their counters would differ, and had to be made equal before a token is given out.
+    only = (slot, round(clock.wall() * 1_000_000), _ms(MEMORY_TTL) if memory else 0)
+    args = [person, str(heir)[:PERSON], owner[PERSON:] + str(about), *rest[:-2], *only]
     return Call(_VOTE, [*call.keys, *over, memory or over[0]], args)
 
 
@@ -158,7 +161,7 @@ def _acquire_args(owner: str, ttl: float, holder: Holder, waiting: bool, once: b
     heir = heir_of(holder) if holder.attempt > FIRST else ""
     task = f"[{json.dumps(holder.task_id)}," if slots > 1 and holder.task_id is not None else ""
     waiting_ms = _ms(WAITING_TTL) if waiting else 0
-    return [owner, heir, holder.dumps(), _ms(ttl), fence_ms(ttl), waiting_ms, task, int(once), slots, ""]
+    return [owner, heir, holder.dumps(), _ms(ttl), fence_ms(ttl), waiting_ms, task, int(once), slots, "", ""]
 
 
 def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:

@@ -1,6 +1,7 @@
 -- KEYS fence, waiting, done, lock...: one lock, or the slots of a semaphore
 -- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), task (how the holder of a copy begins,
---      behind the 32 characters of the owner; '' where there is none), once (1: look whether this message has been carried out), slots, slot ('': any)
+--      behind the 32 characters of the owner; '' where there is none), once (1: look whether this message has been carried out), slots, slot ('': any),
+--      seed of the counter of fences ('': the server's time)
 -- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
@@ -55,8 +56,10 @@ if number == 1 then
   -- lost (restart, flush, expiry). TIME lies outside of +@read +@write; where it is refused, a stream id tells the time
   -- to the millisecond.
   redis.call('DEL', fence)
-  local time = redis.pcall('TIME')
-  if time.err then
+  local time = ARGV[11] == '' and redis.pcall('TIME')
+  if not time then
+    number = tonumber(ARGV[11])
+  elseif time.err then
     number = tonumber(string.match(redis.call('XADD', fence, '*', 't', ''), '^%d+')) * 1000
     redis.call('DEL', fence)
   else

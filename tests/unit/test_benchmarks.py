@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from benchmarks import measure, report
+from benchmarks.measure import Result, Rounds, Row, Spread, Table
+
+
+def test_a_ratio_is_made_within_its_round() -> None:
+    noise = [1.0, 10.0, 100.0]
+    figures = {"base": cycle(value for value in noise for _ in range(2)), "twice": cycle(2 * value for value in noise)}
+    measured = Rounds("base").run(3, {name: lambda name=name: next(figures[name]) for name in figures})
+    assert measured.ratio("twice") == Spread(2.0, 2.0, 2.0)
+    assert measured.ratio("base") == Spread(1.0, 1.0, 1.0)
+
+
+def test_figures_of_the_same_turns_are_compared_in_their_rounds() -> None:
+    measured = Rounds("base").adopt({"base": [1.0, 2.0, 10.0, 20.0], "other": [3.0, 30.0]})
+    assert measured.ratio("other") == Spread(3.0, 3.0, 3.0)
+    assert measured.ratio("base") == Spread(0.5, 0.5, 0.5)
+
+
+def test_the_page_shows_ratio_and_spread_and_who_was_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    rows = [Row("base", Spread(1.0, 0.9, 1.1)), Row("ours", Spread(0.5, 0.4, 0.6), {"ms": "3"})]
+    table = Table("A table", "base", [*rows, Row("absent", None, {"skipped": "not there"})])
+    path = measure.save(Result("worker", "A title", [table], ["a note"]), quick=True, server_version="7.0")
+    assert json.loads(path.read_text())["machine"]["redis server"] == "7.0"
+    page = report.write(tmp_path).read_text()
+    assert "| **ours** | **0.50** (0.40 – 0.60) | 3 |" in page  # noqa: RUF001
+    assert "| absent | not measured: not there |  |" in page
+    assert "A quick run" in page
