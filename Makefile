@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+# Most tests wait for something most of the time.
+JOBS ?= 3
 
 .PHONY: help setup demo test lint test-all versions docs bench coverage clean
 
@@ -30,10 +32,10 @@ demo: .venv/.demo
 	@$(BIN)/python -m examples.demo
 
 test: .venv/.dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n $(JOBS) -m "not slow"
 
 test-all: .venv/.dev
-	$(PYTEST)
+	$(PYTEST) -n $(JOBS)
 
 versions: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions

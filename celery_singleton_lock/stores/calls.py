@@ -86,10 +86,10 @@ class Call:
 
 
 _ACQUIRE, _RELEASE, _RENEW = Script("acquire"), Script("release"), Script("renew")
-_VOTE, _HEAL, _RAISE, _WAKE = Script("vote", "acquire"), Script("heal"), Script("raise"), Script("wake")
+_VOTE, _PUT_BACK, _RAISE, _WAKE = Script("vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
 
 #: The scripts that the nodes of a Redlock run.
-OF_A_NODE = (_VOTE, _RELEASE, _HEAL, _RAISE, _WAKE)
+OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE)
 
 
 def run_key(key: str, slot: int = 0) -> str:
@@ -198,22 +198,21 @@ def renew(leases: Sequence[Lease]) -> Call:
 
 
 def renewed(leases: Sequence[Lease], answer: Any) -> list[bool]:
-    """Which of the leases in a `renew` or `heal` are still ours."""
+    """Which of the leases in a `renew` are still ours."""
     answers = iter(answer)
     return [1 in [next(answers) for _ in _places(lease)] for lease in leases]
 
 
-def heal(leases: Sequence[Lease]) -> Call:
-    """Renew on one node of a Redlock, and put back there what it has lost; see `renewed` for the answer."""
-    places = [(place, lease) for lease in leases for place in _places(lease)]
-    keys = [key for place, lease in places for key in (place, _over_key(lease.key, lease.owner[:PERSON]))]
-    # Only who knows the slot may put it back.
-    args = [
-        arg
-        for _, lease in places
-        for arg in (lease.owner[:PERSON], attempt_of(lease.owner, 0) if lease.slot is not None else "", _ms(lease.ttl))
-    ]
-    return Call(_HEAL, keys, args)
+def renew_vote(leases: Sequence[Lease]) -> Call:
+    """As `renew`, on one node of a Redlock: in whatever attempt they were taken."""
+    call = renew(leases)
+    return Call(call.script, call.keys, [arg[:PERSON] if isinstance(arg, str) else arg for arg in call.args])
+
+
+def put_back(leases: Sequence[Lease]) -> Call:
+    """Give one node of a Redlock what it has lost; the slots of the leases must be known."""
+    keys = [key for it in leases for key in (run_key(it.key, it.slot or 0), _over_key(it.key, it.owner[:PERSON]))]
+    return Call(_PUT_BACK, keys, [arg for it in leases for arg in (attempt_of(it.owner, 0), _ms(it.ttl))])
 
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:

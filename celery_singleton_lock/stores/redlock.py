@@ -20,7 +20,7 @@ import os
 import random
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, heir_of
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node
@@ -65,7 +65,9 @@ class _Wanted:
         return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
 
     def is_copy(self, held: Held) -> bool:
-        """Whether it is this task that holds the lock."""
+        """Whether it is this task that holds the lock, and it is not just kept for it."""
+        if held.owner == calls.attempt_of(heir_of(self.holder), 0):
+            return False
         return held.holder is not None and held.holder.task_id == self.holder.task_id is not None
 
 
@@ -253,7 +255,7 @@ class RedlockStore:
                 elif wanted.is_copy(holder):
                     return holder
                 else:
-                    holders.append(holder)
+                    holders.append(holder)  # Or it is kept for this message, in another slot.
             if unclear is None:
                 return min(holders, key=lambda held: held.remaining)
         return unclear or _Votes(self._quorum)
@@ -307,27 +309,42 @@ class RedlockStore:
 
     def _renew(self, fan: Fan, batch: Sequence[Lease], timeout: float, errors: dict[int, str]) -> dict[Lease, bool]:
         """Which leases are still ours and which are not; those for which that is not clear are left out."""
+        most = len(self._nodes) - self._quorum
 
         def count(answers: Answers) -> dict[Lease, bool]:
             each = [calls.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
             if len(each) < self._quorum:
                 return {}
-            ours = {lease: sum(ours) for lease, *ours in zip(batch, *each, strict=True)}
-            most = len(self._nodes) - self._quorum
+            votes = {lease: sum(ours) for lease, *ours in zip(batch, *each, strict=True)}
             return {
-                lease: known >= self._quorum
-                for lease, known in ours.items()
-                if known >= self._quorum or len(each) - known > most
+                lease: ours >= self._quorum
+                for lease, ours in votes.items()
+                if ours >= self._quorum or len(each) - ours > most
             }
 
         sent_at = clock.now()
-        answers = fan.ask(calls.heal(batch), lambda given: len(count(given)) == len(batch), seconds=timeout)
+        answers = fan.ask(calls.renew_vote(batch), lambda given: len(count(given)) == len(batch), seconds=timeout)
         errors.update(_errors(answers))
         renewed = count(answers)
         for lease, ours in renewed.items():
             if ours:
                 lease.extend(sent_at)
+        for index, answer in answers.items():
+            if isinstance(answer, list):
+                self._put_back(fan, index, batch, calls.renewed(batch, answer), renewed)
         return renewed
+
+    def _put_back(
+        self, fan: Fan, index: int, batch: Sequence[Lease], there: Sequence[bool], renewed: Mapping[Lease, bool]
+    ) -> None:
+        """Give a node the leases that it lacks and a majority has, for the next time."""
+        lost = [
+            lease
+            for lease, ours in zip(batch, there, strict=True)
+            if not ours and renewed.get(lease) and lease.slot is not None
+        ]
+        if lost:
+            fan.tell(calls.put_back(lost), [index], seconds=min(lease.ttl for lease in lost))
 
     @contextmanager
     def _fan(self) -> Iterator[Fan]:

@@ -1,0 +1,239 @@
+"""Random histories of every store, compared with a model that fits on a page; and fences over changing majorities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, heir_of, new_owner
+from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.stores.calls import PERSON
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing import RedisServer
+
+KEY = "model:{job:1}"
+TTL = 60.0
+NODES = 5
+
+WHO = st.integers(0, 4)
+
+
+@dataclass
+class Client:
+    """A process that takes the lock for one message after the other."""
+
+    number: int
+    message: int = 0
+    retries: int = 0
+    owner: str = field(default_factory=new_owner)
+    #: What it believes to hold; the model knows whether that is so.
+    lease: Lease | None = None
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(f"task-{self.number}-{self.message}", self.retries)
+
+
+class Histories(RuleBasedStateMachine):
+    """Rules with one answer: there is one for each state of the model."""
+
+    open_store: Callable[[], Store]
+    end: Callable[[Store, str], object]
+    wipe: Callable[[], object] | None = None
+
+    @initialize(limit=st.sampled_from([1, 1, 2, 3]))
+    def begin(self, limit: int) -> None:
+        self.store, self.limit = self.open_store(), limit
+        self.clients = [Client(number) for number in range(5)]
+        #: Owner of each place that is taken: by a client, or kept for the next attempt of a message.
+        self.taken: dict[str, Holder] = {}
+        self.done: set[str] = set()
+        self.fence = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+
+    def ask(self, owner: str, holder: Holder, *, once: bool = False) -> Lease | Held | Done:
+        return self.store.acquire(KEY, owner, ttl=TTL, holder=holder, once=once, limit=self.limit)
+
+    @rule(who=WHO, once=st.booleans())
+    def acquire(self, who: int, once: bool) -> None:
+        client = self.clients[who]
+        holder, heir = client.holder, heir_of(client.holder)
+        found = self.ask(client.owner, holder, once=once)
+        copies = [owner for owner, other in self.taken.items() if other.task_id == holder.task_id]
+        if once and holder.message in self.done:
+            assert isinstance(found, Done)
+        elif client.owner in self.taken:
+            assert isinstance(found, Lease)
+            assert found.fence >= client.lease.fence if client.lease else True
+        elif heir in self.taken or (len(self.taken) < self.limit and not copies):
+            assert isinstance(found, Lease)
+            assert found.fence > self.fence, "a later holder has a higher token"
+            self.taken.pop(heir, None)
+            self.taken[client.owner], client.lease, self.fence = holder, found, found.fence
+        else:
+            assert isinstance(found, Held)
+            assert found.holder in self.taken.values()
+            assert not copies or found.holder.task_id == holder.task_id, "its own copy is what it is told about"
+
+    @rule(who=WHO)
+    def acquire_as_another_copy(self, who: int) -> None:
+        """The broker delivers the message of a holder again."""
+        client = self.clients[who]
+        if client.owner in self.taken:
+            assert isinstance(self.ask(new_owner(), client.holder), Held)
+
+    @rule(who=WHO, marked=st.booleans())
+    def release(self, who: int, marked: bool) -> None:
+        client = self.clients[who]
+        if client.lease is not None:
+            mark = Mark(client.holder.message, b"record", 60) if marked else None
+            assert self.store.release(client.lease, mark=mark) == (client.owner in self.taken)
+            if marked:
+                self.done.add(client.holder.message)
+            self.taken.pop(client.owner, None)
+            self.begin_next(client)
+
+    @rule(who=WHO)
+    def retry(self, who: int) -> None:
+        """The lock is kept for the next attempt."""
+        client = self.clients[who]
+        if client.lease is not None:
+            following = replace(client.holder, retries=client.retries + 1)
+            released = self.store.release(client.lease, heir=Heir(following, 60))
+            assert released == (client.owner in self.taken)
+            if self.taken.pop(client.owner, None):
+                self.taken[heir_of(following)] = following
+            client.retries, client.owner, client.lease = following.retries, new_owner(), None
+
+    @rule(who=WHO)
+    def end_by_itself(self, who: int) -> None:
+        """The lease ends, and its holder does not know."""
+        client = self.clients[who]
+        if client.lease is not None and self.taken.pop(client.owner, None):
+            type(self).end(self.store, client.owner)
+
+    @rule()
+    def renew(self) -> None:
+        leases = {client.owner: client.lease for client in self.clients if client.lease is not None}
+        renewed = self.store.renew([*leases.values()], timeout=5.0)
+        assert renewed == [owner in self.taken for owner in leases]
+
+    @precondition(lambda self: self.wipe is not None)
+    @rule()
+    def lose_a_node(self) -> None:
+        """It comes back empty; the renewals put back what it had."""
+        assert self.wipe is not None
+        type(self).wipe()
+        self.renew()
+
+    @invariant()
+    def holders_are_those_of_the_model(self) -> None:
+        if hasattr(self, "store"):
+            held = {seen.holder for seen in self.store.look(KEY, limit=self.limit)}
+            assert held == set(self.taken.values())
+            assert len(self.taken) <= self.limit
+
+    def begin_next(self, client: Client) -> None:
+        client.message, client.retries, client.owner, client.lease = client.message + 1, 0, new_owner(), None
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis", "redlock"])
+def test_histories(kind: str, redis_server: RedisServer) -> None:
+    urls = [redis_server.url_of(database) for database in range(NODES if kind == "redlock" else 1)]
+
+    def open_store() -> Store:
+        redis_server.flush()
+        return MemoryStore() if kind == "memory" else open_url(";".join(urls), {"restart_delay": False})
+
+    class Histories_(Histories):
+        pass
+
+    def end(store: Store, owner: str) -> None:
+        if isinstance(store, MemoryStore):
+            store._entries[KEY] = {slot: it for slot, it in store._entries[KEY].items() if it.owner != owner}
+            return
+        for client in clients:
+            for place in client.scan_iter(f"{KEY}:run*"):
+                if (client.get(place) or "").startswith(owner[:PERSON]):
+                    client.delete(place)
+
+    clients = [redis_server.client(database) for database in range(len(urls))]
+    Histories_.open_store = staticmethod(open_store)
+    Histories_.end = staticmethod(end)
+    if kind == "redlock":
+        Histories_.wipe = staticmethod(lambda: wipe(redis_server))
+    run_state_machine_as_test(
+        Histories_,
+        settings=settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[*HealthCheck]),
+    )
+    redis_server.flush()
+
+
+def wipe(server: RedisServer) -> None:
+    with server.client(0) as client:
+        client.flushdb()
+
+
+MAJORITIES = st.lists(st.permutations(range(NODES)), min_size=2, max_size=12)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
+@given(up=MAJORITIES, counts=st.integers(3, NODES), bumps=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 10**6))))
+def test_fences_grow_over_changing_majorities(
+    redis_server: RedisServer, up: list[list[int]], counts: int, bumps: list[tuple[int, int]]
+) -> None:
+    """Also where the nodes' counters were far apart before: as by attempts that got no majority."""
+    fences = [0]
+    redis_server.flush()
+    for order in up:
+        alive = set(order[:counts])
+        for node, by in bumps:
+            bump(redis_server, node, by)
+        urls = [redis_server.url_of(node) if node in alive else f"redis://127.0.0.1:1/{node}" for node in range(NODES)]
+        store = open_url(";".join(urls), {"restart_delay": False})
+        # Three tries: what the last round released has gone to those that were up then.
+        lease = store.acquire(KEY, new_owner(), ttl=TTL, holder=Holder("a"))
+        assert isinstance(lease, Lease)
+        fences.append(lease.fence)
+        store.release(lease)
+        store.close()
+    redis_server.flush()
+    assert fences == sorted(set(fences))
+
+
+def bump(server: RedisServer, node: int, by: int) -> None:
+    with server.client(node) as client:
+        if client.exists(f"{KEY}:fence"):
+            client.incrby(f"{KEY}:fence", by)
+
+
+def test_model_can_fail(redis_server: RedisServer) -> None:
+    """A store that gives the lock to everybody."""
+
+    class Generous(MemoryStore):
+        def acquire(self, key: str, owner: str, **options: Any) -> Lease | Held | Done:
+            return super().acquire(key, owner, **{**options, "limit": 9})
+
+    class Histories_(Histories):
+        open_store = staticmethod(Generous)
+        end = staticmethod(lambda store, owner: None)
+
+    found = settings(max_examples=50, deadline=None, print_blob=False, report_multiple_bugs=False)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(Histories_, settings=found)
