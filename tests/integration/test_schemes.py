@@ -1,0 +1,39 @@
+"""The harness that races the textbook ways finds what they lack."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import race
+from benchmarks.schemes import all_schemes
+from celery_singleton_lock.testing import RedisServer
+
+
+def course(name: str, server: RedisServer) -> race.Course:
+    return race.Course(all_schemes()[name], [server])
+
+
+@pytest.mark.parametrize("name", all_schemes())
+def test_each_excludes_where_nothing_goes_wrong(own_redis: RedisServer, name: str) -> None:
+    assert race.race(course(name, own_redis)).startswith("0 of")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("SETNX + EXPIRE", "stuck"), ("INCR + EXPIRE", "stuck"), ("SET NX PX + Lua", "–")]
+)
+def test_holder_dies_between_two_commands(own_redis: RedisServer, name: str, found: str) -> None:
+    assert race.killed_within_acquire(course(name, own_redis)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("SET NX PX + DEL", "deletes the other's"), ("SET NX PX + Lua", "leaves it alone"),
+                        ("ours", "leaves it alone")],
+)  # fmt: skip
+def test_late_holder_frees(own_redis: RedisServer, name: str, found: str) -> None:
+    assert race.paused_holder(course(name, own_redis))["its release then"] == found
+
+
+def test_ours_is_kept_by_who_works_on(own_redis: RedisServer) -> None:
+    assert race.long_work(course("SET NX PX + Lua", own_redis)) == "second holder in"
+    own_redis.flush()
+    assert race.long_work(course("ours", own_redis)) == "kept"
