@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import pickle
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis.lock
@@ -21,6 +24,8 @@ from tests.proxy import LossyProxy
 from tests.servers import Cluster, until
 
 NAME = "nightly report"
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -91,6 +96,16 @@ class TestDropIn:
     def test_errors_survive_pickle(self, error: Exception) -> None:
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy), copy.args) == (type(error), str(error), error.args)
+
+
+def test_code_of_the_documentation_runs(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "Redis", functools.partial(Redis, port=own_redis.port))
+    fences: list[int] = []
+    for page in ("README.md", "docs/locks.md"):
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+            if "Lock" in block:
+                exec(block, {"write_report": lambda fence: fences.append(fence), "export": lambda: None})
+    assert len(fences) == 2
 
 
 class TestHolding:

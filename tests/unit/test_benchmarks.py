@@ -31,6 +31,6 @@ def test_the_page_shows_ratio_and_spread_and_who_was_skipped(tmp_path: Path, mon
     path = measure.save(Result("worker", "A title", [table], ["a note"]), quick=True, server_version="7.0")
     assert json.loads(path.read_text())["machine"]["redis server"] == "7.0"
     page = report.write(tmp_path).read_text()
-    assert "| **ours** | **0.50** (0.40 – 0.60) | 3 |" in page  # noqa: RUF001
+    assert "| **ours** | **0.50** (0.40 – 0.60) | 3 |" in page
     assert "| absent | not measured: not there |  |" in page
     assert "A quick run" in page
