@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from celery.utils.log import get_logger
 
@@ -67,7 +68,9 @@ class _Watched:
     """
 
     lease: weakref.ref[Lease]
-    on_lost: weakref.WeakMethod[Callable[[], None]]
+    #: The method `on_lost` in two parts: `weakref.WeakMethod` takes half a kilobyte.
+    subject: weakref.ref[Any]
+    on_lost: Callable[[Any], None]
     due_at: float
 
 
@@ -93,8 +96,10 @@ class Heartbeat:
         """
         due_at = lease.acquired_at + lease.ttl * RENEW_AFTER
         lease.ask = self._ask
+        method: Any = on_lost
+        watched = _Watched(weakref.ref(lease), weakref.ref(method.__self__), method.__func__, due_at)
         with self._changed:
-            self._watched[lease.owner] = _Watched(weakref.ref(lease), weakref.WeakMethod(on_lost), due_at)
+            self._watched[lease.owner] = watched
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-heartbeat", daemon=True)
                 self._thread.start()
@@ -187,8 +192,8 @@ class Heartbeat:
                 continue
             watched.due_at = clock.now() + min(MAX_STRIKE_INTERVAL, lease.ttl * STRIKE_SHARE)
             try:
-                if (on_lost := watched.on_lost()) is not None:
-                    on_lost()
+                if (subject := watched.subject()) is not None:
+                    watched.on_lost(subject)
             except Exception:
                 logger.exception("heartbeat: %s: could not be told that it is lost", lease.key)
 

@@ -99,7 +99,7 @@ class Lock:
 
     def __init__(
         self,
-        redis: Redis | RedisCluster,
+        redis: Any,
         name: str | bytes,
         timeout: float | None = None,
         sleep: float = 0.1,
@@ -111,35 +111,22 @@ class Lock:
         renew: bool = True,
         on_lost: Callable[[Lock], object] | None = None,
     ) -> None:
-        self.redis = redis
-        self._set_up(_kept_by(redis), name, timeout, blocking, blocking_timeout, thread_local, renew, on_lost)
-        self.sleep = sleep
-        self.raise_on_release_error = raise_on_release_error
-
-    def _set_up(
-        self,
-        keeper: _Keeper,
-        name: str | bytes,
-        timeout: float | None,
-        blocking: bool,
-        blocking_timeout: float | None,
-        thread_local: bool,
-        renew: bool,
-        on_lost: Callable[[Lock], object] | None,
-    ) -> None:
         if timeout is not None and not timeout >= MIN_TIMEOUT:
             raise ValueError(
                 f"timeout of lock {name!r} is {timeout!r}; allowed: {MIN_TIMEOUT:g} seconds or more, or None for "
                 f"{DEFAULT_TIMEOUT:g} (a lock that never ends would be stuck after a crash)"
             )
+        self.redis = redis
         self.name = name.decode() if isinstance(name, bytes) else name
         self.timeout = timeout
+        self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.local: Any = threading.local() if self.thread_local else SimpleNamespace()
         self.local.token = None
-        self._keeper = keeper
+        self.raise_on_release_error = raise_on_release_error
+        self._keeper = self._kept(redis)
         self._key = Name(self.name)
         self._limit = 1
         self._renews = renew
@@ -265,6 +252,9 @@ class Lock:
     def _ttl(self) -> float:
         return DEFAULT_TIMEOUT if self.timeout is None else float(self.timeout)
 
+    def _kept(self, redis: Redis | RedisCluster) -> _Keeper:
+        return _kept_by(redis)
+
     def _ask(self, owner: str, *, waiting: bool) -> Lease | Held:
         holder = Holder(None, 0, socket.gethostname(), os.getpid(), clock.wall(), process=process.identity())
         found = self._keeper.store.acquire(
@@ -316,26 +306,15 @@ class Redlock(Lock):
     """
 
     def __init__(
-        self,
-        redis: Sequence[Redis],
-        name: str | bytes,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-        *,
-        renew: bool = True,
-        on_lost: Callable[[Lock], object] | None = None,
-        restart_delay: bool = True,
+        self, redis: Sequence[Redis], name: str | bytes, *arguments: Any, restart_delay: bool = True, **options: Any
     ) -> None:
         if len(redis) % 2 == 0 or len(redis) < 3:
             raise ValueError(f"lock {name!r} has {len(redis)} clients; allowed: an odd number of at least 3 (Redlock)")
-        keeper = _kept_by_each(redis, restart_delay)
-        self._set_up(keeper, name, timeout, blocking, blocking_timeout, thread_local, renew, on_lost)
-        self.sleep = sleep
-        self.raise_on_release_error = raise_on_release_error
+        self._restart_delay = restart_delay
+        super().__init__(redis, name, *arguments, **options)
+
+    def _kept(self, redis: Any) -> _Keeper:
+        return _kept_by_each(redis, self._restart_delay)
 
 
 class Semaphore(Lock):

@@ -42,6 +42,9 @@ TRIES, RETRY_DELAY = 3, 0.2
 #: What share of the ttl the nodes get to answer, and the seconds at least and at most.
 ANSWER_SHARE, MIN_ANSWER, MAX_ANSWER = 1 / 20, 0.05, 0.5
 
+#: Leases in one call: it must fit into a socket's buffer, since nobody waits for a node to read.
+RENEW_BATCH = 25
+
 #: What a release is answered where it has freed the lock and woken nobody.
 _SOMEBODY_WAITS = 2
 
@@ -174,8 +177,8 @@ class RedlockStore:
         errors: dict[int, str] = {}
         with self._fan() as fan:
             fan.connect(step=min(timeout, CONNECT))
-            for start in range(0, len(leases), calls.RENEW_BATCH):
-                batch = leases[start : start + calls.RENEW_BATCH]
+            for start in range(0, len(leases), RENEW_BATCH):
+                batch = leases[start : start + RENEW_BATCH]
                 renewed.update(self._renew(fan, batch, timeout, errors))
         if len(renewed) < len(leases):
             raise self._unavailable(errors)

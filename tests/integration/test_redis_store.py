@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -386,3 +387,33 @@ class TestTLS:
         store = open_url(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_NONE")
         assert store.release(taken(store))
         store.close()
+
+    def test_client_certificate_is_shown(self, own_redis: RedisServer, certificate: Path) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificate))
+        context.load_cert_chain(certificate, certificate.with_name("pem"))
+        context.verify_mode = ssl.CERT_REQUIRED
+        trust = {"ssl_ca_certs": str(certificate)}
+        own = {"ssl_certfile": str(certificate), "ssl_keyfile": str(certificate.with_name("pem"))}
+        with LossyProxy(own_redis.port, tls=context) as proxy:
+            url = f"rediss://127.0.0.1:{proxy.port}/0"
+            store = open_url(url, {**trust, **own})
+            assert store.release(taken(store))
+            store.close()
+            with pytest.raises(LockUnavailable):
+                acquire(open_url(url, trust))
+
+    def test_redlock_on_tls(self, certificate: Path) -> None:
+        """Its connections do not wait, which TLS has words of its own for."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, certificate.with_name("pem"))
+        with ExitStack() as exits:
+            servers = [exits.enter_context(RedisServer()) for _ in range(3)]
+            proxies = [exits.enter_context(LossyProxy(server.port, tls=context)) for server in servers]
+            url = ";".join(f"rediss://127.0.0.1:{proxy.port}/0" for proxy in proxies)
+            store = open_url(url, {"ssl_ca_certs": str(certificate), "restart_delay": False})
+            for _ in range(20):
+                lease = taken(store)
+                assert isinstance(acquire(store), Held)
+                assert store.renew([lease], timeout=1.0) == [True]
+                assert store.release(lease)
+            store.close()

@@ -195,6 +195,21 @@ class TestReach:
         nodes.servers[0].resume()
         assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
 
+    def test_minimal_acl_is_enough(self, nodes: Nodes) -> None:
+        rights = ("~singleton_lock:*", "~redlock:*", "+@read", "+@write", "+@scripting")
+        for server in nodes.servers:
+            server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rights)
+            server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
+        store = open_url(";".join(f"redis://locks:secret@127.0.0.1:{server.port}/0" for server in nodes.servers))
+        lease = taken(store, waiting=True, once=True)
+        assert isinstance(acquire(store, waiting=True), Held)
+        with store.bell(KEY) as bell:
+            bell.wait(0.1)
+        assert store.renew([lease], timeout=0.5) == [True]
+        assert [held.holder for held in store.look(KEY)] == [ME]
+        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+        store.close()
+
     def test_seeded_random_numbers_make_no_equal_owners(self, store: RedlockStore) -> None:
         owners = []
         for _ in range(2):

@@ -254,10 +254,44 @@ class TestBackend:
         with pytest.raises(InvalidOption, match="singleton_lock_backend is not set"):
             settings(broker_url="redis://a;redis://b")
 
-    def test_several_servers_are_refused_until_there_is_redlock(self) -> None:
-        with pytest.raises(InvalidOption, match="Redlock") as caught:
-            settings(singleton_lock_backend="redis://:s3cret@a;redis://:s3cret@b")
+    @pytest.mark.parametrize(
+        "urls",
+        [
+            "redis://:s3cret@a;redis://:s3cret@b",
+            "redis://:s3cret@a;redis://:s3cret@a;redis://:s3cret@b",
+            "redis://:s3cret@a;sentinel://:s3cret@b;redis://:s3cret@c",
+            "sentinel://:s3cret@a;redis+cluster://:s3cret@b",
+            ";".join(f"redis://:s3cret@{number}" for number in range(11)),
+            "memory://;memory://;memory://",
+        ],
+    )
+    def test_several_servers_that_are_no_redlock_are_refused(self, urls: str) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_backend") as caught:
+            settings(singleton_lock_backend=urls)
         assert "s3cret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "urls",
+        [
+            "redis://a;redis://b;redis://c",
+            "redis://a;rediss://b;unix:///c",
+            "sentinel://a;sentinel://b",
+            "redis+cluster://a;redis+cluster://b",
+        ],
+    )
+    def test_several_servers(self, urls: str) -> None:
+        assert settings(singleton_lock_backend=urls).backend == urls
+
+    def test_sentinels_of_the_broker_come_with_the_masters_name(self) -> None:
+        options = {"master_name": "mymaster", "visibility_timeout": 60}
+        made = settings(broker_url="sentinel://a;sentinel://b", broker_transport_options=options)
+        assert made.backend == "sentinel://a;sentinel://b"
+        assert made.transport_options == {"master_name": "mymaster"}
+
+    def test_number_of_replicas_is_checked(self) -> None:
+        assert settings(singleton_lock_replicas=2).replicas == 2
+        with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
+            settings(singleton_lock_replicas=-1)
 
     @pytest.mark.parametrize("url", ["localhost", "http://:s3cret@x", "amqp://a", "redis:/x", "", "redis"])
     def test_other_schemes_are_refused(self, url: str) -> None:
