@@ -18,6 +18,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -256,7 +257,7 @@ class Lock:
         return _kept_by(redis)
 
     def _ask(self, owner: str, *, waiting: bool) -> Lease | Held:
-        holder = Holder(None, 0, socket.gethostname(), os.getpid(), clock.wall(), process=process.identity())
+        holder = Holder(None, 0, _node(), os.getpid(), clock.wall(), process=process.identity())
         found = self._keeper.store.acquire(
             self._key, owner, ttl=self._ttl, holder=holder, waiting=waiting, limit=self._limit
         )
@@ -366,8 +367,8 @@ def _kept_by(client: Redis | RedisCluster) -> _Keeper:
     if isinstance(client, RedisCluster):
         nodes = client.nodes_manager
         return _keeper(nodes, None, lambda: RedisStore(_cluster(nodes), "the cluster"))
-    server = Server(client.connection_pool)
-    return _keeper(client.connection_pool, None, lambda: RedisStore(server, str(server)))
+    pool = client.connection_pool
+    return _keeper(pool, None, lambda: RedisStore(server := Server(pool), str(server)))
 
 
 def _kept_by_each(clients: Sequence[Redis], restart_delay: bool) -> _Keeper:
@@ -382,7 +383,9 @@ def _kept_by_each(clients: Sequence[Redis], restart_delay: bool) -> _Keeper:
 
 def _keeper(of: object, variant: object, open_store: Callable[[], Store]) -> _Keeper:
     with _making:
-        variants = _keepers.setdefault(of, {})
+        variants = _keepers.get(of)
+        if variants is None:
+            variants = _keepers[of] = {}
         if variant not in variants:
             variants[variant] = _Keeper(open_store())
         return variants[variant]
@@ -395,6 +398,11 @@ def _cluster(nodes: NodesManager) -> Cluster:
         return ConnectionPool(host=host, port=port, **options)
 
     return Cluster([(node.host, node.port) for node in nodes.startup_nodes.values()], pool_of)
+
+
+@cache
+def _node() -> str:
+    return socket.gethostname()
 
 
 def _owner_of(token: str | bytes) -> str:
