@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from tests.integration.workers import Worker
 from tests.proxy import LossyProxy
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import Run, overlaps
+from tests.servers import Nodes
 
 #: Of the locks in these tests (see `shop_on`).
 TTL = 2.0
@@ -68,6 +70,63 @@ def test_no_overlap_and_nothing_stuck_whatever_breaks(
     shop.start("heir", pool=pool, concurrency=3)
     for result in [shop.send("exclusive", job, 0.0, singleton_lock=CALLS[2]) for job in JOBS]:
         result.get(timeout=TTL + 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_no_overlap_on_a_redlock_whose_nodes_die_hang_and_forget(
+    redis_server: RedisServer, shop_on: Callable[..., Shop], pool: str
+) -> None:
+    """Any of the nodes at any time: one that comes back empty has no vote until what it forgot has ended."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with Nodes(5) as nodes:
+        for server in nodes.servers:
+            server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
+        shop = shop_on(redis_server, singleton_lock_backend=nodes.url)
+        workers = {name: shop.start(name, pool=pool, concurrency=3)[0] for name in ("one", "two", "three")}
+        killed_at: dict[int, float] = {}
+        for number in range(FAULTS):
+            for job in JOBS:
+                for _ in range(3):
+                    shop.send("exclusive", job, chance.choice([0.0, 0.3, 3.0]), singleton_lock=chance.choice(CALLS))
+            clock.sleep(chance.uniform(0.2, 1.0))
+            fault = chance.choice([kill, pause_worker, *[forget, stall, drop_connections, forget_scripts] * 2])
+            if fault is kill:
+                name = chance.choice(sorted(workers))
+                kill(shop, workers[name], killed_at)
+                (workers[name],) = shop.start(f"{name}-{number}", pool=pool, concurrency=3)
+            elif fault is pause_worker:
+                pause_worker(workers[chance.choice(sorted(workers))], chance)
+            else:
+                at_once(fault, chance.sample(nodes.servers, chance.choice([1, 1, 2, 3])), chance)
+        for worker in workers.values():
+            kill(shop, worker, killed_at)
+        runs = [ended(run, killed_at) for run in shop.record.runs() if run.job in JOBS]
+        assert len(runs) > FAULTS
+        assert overlaps(runs) == []
+        redis_server.flush()
+        shop.start("heir", pool=pool, concurrency=3)
+        for result in [shop.send("exclusive", job, 0.0, singleton_lock=CALLS[2]) for job in JOBS]:
+            result.get(timeout=TTL + 10)
+
+
+def at_once(fault: Callable[..., None], servers: list[RedisServer], chance: random.Random) -> None:
+    threads = [threading.Thread(target=fault, args=(server, random.Random(chance.random()))) for server in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def forget(redis: RedisServer, chance: random.Random) -> None:
+    """Restarted empty, or flushed."""
+    if chance.random() < 0.5:
+        redis.restart()
+    else:
+        redis.flush()
 
 
 @pytest.mark.slow
