@@ -102,7 +102,7 @@ def test_no_password_in_report_log_or_errors(
     (worker,) = shop.start("one")
     assert shop.send("exclusive", "report").get(timeout=60) == "report"
     locked_redis.restart()
-    locked_redis._end()
+    locked_redis.kill()
     failed = shop.send("exclusive", "report", singleton_lock={"on_unavailable": "raise"})
     with pytest.raises(Exception, match="no lock from") as caught:
         failed.get(timeout=60)

@@ -112,7 +112,7 @@ def test_short_outage_is_survived(split: Shop, own_redis: RedisServer) -> None:
 
 def test_message_goes_back_while_redis_is_down_and_runs_when_it_is_up(split: Shop, own_redis: RedisServer) -> None:
     (worker,) = split.start("one")
-    own_redis._end()
+    own_redis.kill()
     results = [split.send("exclusive", f"job-{n}") for n in range(5)]
     _wait_for_log(worker, "is put back", 5)
     assert split.record.runs() == []
@@ -125,14 +125,14 @@ def test_message_goes_back_while_redis_is_down_and_runs_when_it_is_up(split: Sho
 
 def test_unavailable_raise(split: Shop, own_redis: RedisServer) -> None:
     split.start("one")
-    own_redis._end()
+    own_redis.kill()
     with pytest.raises(LockUnavailable, match=r"127\.0\.0\.1"):
         split.send("exclusive", "report", singleton_lock={"on_unavailable": "raise"}).get(timeout=60)
 
 
 def test_unavailable_run(split: Shop, own_redis: RedisServer) -> None:
     split.start("one")
-    own_redis._end()
+    own_redis.kill()
     result = split.send("exclusive", "report", singleton_lock={"on_unavailable": "run"})
     assert result.get(timeout=60) == "report"
 
