@@ -153,11 +153,15 @@ class Fan:
     def _open(self, index: int, step: float) -> None:
         node = self._nodes[index]
         stream = node.server.open(step)
-        # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
-        for script in OF_A_NODE:
-            stream.send(("SCRIPT", "LOAD", script.text))
-        for _ in OF_A_NODE:
-            stream.read()
+        try:
+            # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
+            for script in OF_A_NODE:
+                stream.send(("SCRIPT", "LOAD", script.text))
+            for _ in OF_A_NODE:
+                stream.read()
+        except BaseException:
+            stream.close()
+            raise
         stream.wait_at_most(0.0)
         self._streams[index] = stream
         self._selector.register(stream, selectors.EVENT_READ, index)

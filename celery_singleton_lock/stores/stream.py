@@ -2,7 +2,7 @@
 
 redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master); afterwards the
 conversation is ours, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
-costs two thirds less than through the client.
+none of them costs what the client's retries and callbacks do.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores import calls, open_url
 from celery_singleton_lock.stores.redlock import RedlockStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -331,6 +331,21 @@ class TestMarks:
         assert isinstance(acquire(store, holder=Holder("another")), Held)
         lease = taken(store, holder=following)
         assert store.release(lease)
+
+
+class TestSemaphore:
+    def test_what_is_left_of_an_attempt_is_no_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
+        owner, node = new_owner(), store._nodes[0].server
+        asked = {"ttl": TTL, "holder": ME, "waiting": False, "once": False, "limit": 2, "memory": None}
+        assert node.run(calls.vote(KEY, owner, slot=0, **asked))[::2] == [1, 0]
+        assert node.run(calls.vote(KEY, owner, slot=1, **asked))[::2] == [1, 1]
+
+    def test_so_many_hold_it(self, nodes: Nodes, store: RedlockStore) -> None:
+        """Not more, as counting on each node would: three that each admit two admit three with a majority."""
+        leases = [acquire(store, limit=2, holder=Holder(f"task {number}")) for number in range(3)]
+        assert [type(lease) for lease in leases] == [Lease, Lease, Held]
+        assert store.release(leases[0])
+        assert isinstance(acquire(store, limit=2, holder=Holder("task 3")), Lease)
 
 
 class TestWaiting:

@@ -1,7 +1,7 @@
 -- KEYS fence, waiting, done, lock...: one lock, or the slots of a semaphore
 -- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), task (how the holder of a copy begins,
---      behind the 32 characters of the owner; '' where there is none), once (1: look whether this message has been carried out), slots, slot ('': any),
---      seed of the counter of fences ('': the server's time)
+--      behind the 32 characters of the owner; '' where there is none), once (1: look whether this message has been
+--      carried out), slots, slot ('': any), seed of the counter of fences ('': the server's time)
 -- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
@@ -25,12 +25,13 @@ for slot = 0, slots - 1 do
     end
   else
     local holds = string.sub(value, 1, #owner)
-    if holds == owner then
+    local asked_for = not wanted or slot == wanted
+    if holds == owner and asked_for then
       redis.call('SET', lock, owner .. holder, 'PX', ttl)
       return {1, tonumber(redis.call('GET', fence) or 0), slot}
-    elseif holds == heir and (not wanted or slot == wanted) then
+    elseif holds == heir and asked_for then
       kept = slot
-    else
+    elseif holds ~= owner then
       local pttl = redis.call('PTTL', lock)
       if task ~= '' and string.sub(value, 33, 32 + #task) == task then
         copy = {0, value, pttl}
