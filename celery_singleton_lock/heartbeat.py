@@ -82,7 +82,7 @@ class Heartbeat:
         self._changed: threading.Condition
         self._watched: dict[str, _Watched]
         self._thread: threading.Thread | None
-        #: When the thread looks next; infinite while it sleeps until it is notified.
+        #: When the thread looks next, unless it is notified.
         self._wakes_at: float
         self.begin()
         _heartbeats.add(self)

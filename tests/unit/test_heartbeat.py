@@ -104,6 +104,25 @@ def test_one_thread_for_many_leases(store: Store, heartbeat: Heartbeat) -> None:
         heartbeat.stop(lease)
 
 
+def test_thread_ends_when_there_is_nothing_to_renew_for_long(
+    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who makes a client for each request would gather threads; the next lease starts another."""
+    monkeypatch.setattr("celery_singleton_lock.heartbeat.IDLE", 0.05)
+    monkeypatch.setattr("celery_singleton_lock.heartbeat.MAX_SLEEP", 0.05)
+    for _ in range(2):
+        lease, execution = store.take(), Execution()
+        store.renewed.clear()
+        heartbeat.start(lease, execution.when_lost)
+        thread = heartbeat._thread
+        assert store.renewed.wait(LIMIT)
+        heartbeat.stop(lease)
+        store.release(lease)
+        assert thread is not None
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
 def test_no_answer_is_tried_again_and_survived(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(ttl=2.0), Execution()
     store.fail = True
