@@ -90,7 +90,8 @@ class Lock:
         blocking: whether `acquire` waits.
         blocking_timeout: seconds that it waits at most; None: without bound.
         thread_local: whether only the thread that acquired the lock may release it.
-        raise_on_release_error: whether the end of a `with` raises when the lock was lost.
+        raise_on_release_error: whether the end of a `with` block raises when the lock was lost. It never does where the
+            block itself raises.
         renew: False: hold it for `timeout` seconds at most, as redis-py does.
         on_lost: called with the lock, in a thread of ours, when it is lost while it is held; must be quick.
 
@@ -143,10 +144,11 @@ class Lock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             self.release()
-        except LockError:
-            if self.raise_on_release_error:
+        except (LockError, Unavailable) as failed:
+            # What the block raised is told rather than this.
+            if error is None and (self.raise_on_release_error or isinstance(failed, Unavailable)):
                 raise
-            logger.warning("lock %s was no longer held at the end of its with block", self.name)
+            logger.warning("lock %s could not be freed at the end of its with block: %s", self.name, failed)
 
     def acquire(
         self,
