@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import hiredis
 from redis.connection import Connection, DefaultParser
-from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, TimeoutError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    InvalidResponse,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
 
 from celery_singleton_lock.stores.calls import Call, Command
 
@@ -23,6 +33,14 @@ _NOTHING = object()
 _READ = 65_536
 
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
+
+#: redis-py before 6 knows these in its cluster client only.
+_OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
+    "ASK": AskError,
+    "MOVED": MovedError,
+    "TRYAGAIN": TryAgainError,
+    "CLUSTERDOWN": ClusterDownError,
+}
 
 
 class TooFewReplicas(RedisError):
@@ -168,7 +186,11 @@ class Stream:
 def _error(text: str) -> Exception:
     """An error of the server as redis-py's exception; that of a command within a script (Redis 6) as the command's."""
     within = _WITHIN_SCRIPT.search(text)
-    found: Exception = DefaultParser.parse_error(within.group(1) if within else text)  # type: ignore[no-untyped-call]
+    text = within.group(1) if within else text
+    code, _, rest = text.partition(" ")
+    if code in _OF_CLUSTER:
+        return _OF_CLUSTER[code](rest)
+    found: Exception = DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
     return found
 
 
