@@ -65,7 +65,11 @@ class LossyProxy:
                 continue
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                client.close()  # It is dead now, and may come back.
+                continue
             self._sockets += [client, server]
             self._go(self._forward, client, server, False)
             self._go(self._forward, server, client, True)

@@ -4,64 +4,103 @@ from __future__ import annotations
 
 import random
 import socket
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from redis import Redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel
+from redis.sentinel import Sentinel
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests.proxy import LossyProxy
 
+#: How long what should happen is waited for.
 SECONDS = 30.0
+
+#: Seconds that a server of a group has to answer us; one that is paused does not.
+PATIENCE = 2.0
+
+Some = TypeVar("Some", bound="Group")
 
 
 class Group:
-    """Servers that end together."""
+    """Servers that end together, at the end of `with` or when they cannot be set up."""
 
     def __init__(self) -> None:
         self._exits = ExitStack()
+        try:
+            self._set_up()
+        except BaseException:
+            self._exits.close()
+            raise
 
-    def __enter__(self):
+    def __enter__(self: Some) -> Some:  # noqa: PYI019 - Self is not in the library of Python 3.10
         return self
 
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def _start(self, *makers: Callable[[], RedisServer]) -> list[RedisServer]:
-        """Start servers beside each other."""
-        started: list[RedisServer | None] = [None] * len(makers)
+    def _set_up(self) -> None:
+        raise NotImplementedError
 
-        def start(index: int) -> None:
-            started[index] = makers[index]()
-
-        threads = [threading.Thread(target=start, args=(index,)) for index in range(len(makers))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        servers = [self._exits.enter_context(server) for server in started if server is not None]
-        assert len(servers) == len(makers)
-        return servers
+    def _start(self, count: int, make: Callable[[int], RedisServer]) -> list[RedisServer]:
+        """Start servers beside each other; `make` gets the port."""
+        with ThreadPoolExecutor(count) as pool:
+            futures = [pool.submit(_on_free_port, make) for _ in range(count)]
+        # All are noted before the first error is raised: what has started must end.
+        for future in futures:
+            if future.exception() is None:
+                self._exits.enter_context(future.result())
+        return [future.result() for future in futures]
 
 
 class Nodes(Group):
-    """Servers that do not know each other, for Redlock."""
+    """Servers that do not know each other, for Redlock.
 
-    def __init__(self, count: int = 5) -> None:
+    `servers[i].kill()` and `start()` make a node come back empty at its address, `pause()` and `resume()` silent.
+
+    Args:
+        count: of them.
+        proxied: reach them through proxies, which `slow` needs. A dead node then closes connections instead of
+            refusing them.
+    """
+
+    def __init__(self, count: int = 5, *, proxied: bool = False) -> None:
+        self._count = count
+        self._proxied = proxied
         super().__init__()
-        self.servers = self._start(*[RedisServer] * count)
+
+    def _set_up(self) -> None:
+        self.servers = self._start(self._count, lambda port: RedisServer(port=port))
+        proxied = self.servers if self._proxied else []
+        self.proxies = [self._exits.enter_context(LossyProxy(server.port)) for server in proxied]
+
+    @property
+    def ports(self) -> list[int]:
+        """Where clients reach the nodes."""
+        return [node.port for node in self.proxies or self.servers]
 
     @property
     def url(self) -> str:
-        return ";".join(server.url for server in self.servers)
+        return ";".join(f"redis://127.0.0.1:{port}/0" for port in self.ports)
+
+    def clients(self) -> list[Redis]:
+        """A client of each, on the way that `url` names; `servers[i].client()` goes past the proxy."""
+        return [Redis(port=port, decode_responses=True, retry=Retry(NoBackoff(), 0)) for port in self.ports]
+
+    def slow(self, index: int, seconds: float) -> None:
+        """Keep each answer of a node back for so long, on connections that are open as well; 0 ends it."""
+        if not self.proxies:
+            raise RuntimeError("only Nodes(proxied=True) can be slow")
+        self.proxies[index].delay(seconds)
 
     def holding(self, key: str) -> list[int]:
         """Indexes of those that have the key, among the ones that run."""
@@ -71,17 +110,47 @@ class Nodes(Group):
 
 
 class SentinelGroup(Group):
-    """A master with replicas, and Sentinels that replace it when it dies."""
+    """A master with replicas, and Sentinels of which two replace it when it dies.
+
+    Args:
+        name: that the Sentinels know the master by.
+        replicas: number of them.
+        sentinels: number of them.
+        down_after: seconds of silence after which a Sentinel takes a server for dead. Sentinels connect once a second:
+            with less than that they take the new master for dead as well, and replace it at once.
+        failover_timeout: seconds that a failover may take; an election that nobody wins is repeated after twice that.
+    """
 
     NAME = "locks"
 
-    def __init__(self, *, replicas: int = 2, sentinels: int = 3) -> None:
+    def __init__(
+        self,
+        name: str = NAME,
+        *,
+        replicas: int = 2,
+        sentinels: int = 3,
+        down_after: float = 1.5,
+        failover_timeout: float = 1.0,
+    ) -> None:
+        self.name = name
+        self._counts = replicas, sentinels
+        self._timeouts = round(down_after * 1000), round(failover_timeout * 1000)
         super().__init__()
-        (first,) = self._start(RedisServer)
+
+    def _set_up(self) -> None:
+        replicas, sentinels = self._counts
+        (first,) = self._start(1, lambda port: RedisServer(port=port))
         replica_of = ("--replicaof", "127.0.0.1", str(first.port))
-        self.servers = [first, *self._start(*[lambda: RedisServer(replica_of)] * replicas)]
-        self.sentinels = self._start(*[lambda: _SentinelServer(self.NAME, first.port)] * sentinels)
-        until(lambda: self._knows_all(replicas, sentinels), "the Sentinels know each other")
+        self.servers = [first, *self._start(replicas, lambda port: RedisServer(replica_of, port=port))]
+        down_after, failover_timeout = self._timeouts
+        watched = (
+            f"sentinel monitor {self.name} 127.0.0.1 {first.port} 2\n"
+            f"sentinel down-after-milliseconds {self.name} {down_after}\n"
+            f"sentinel failover-timeout {self.name} {failover_timeout}\n"
+            f"sentinel parallel-syncs {self.name} 1\n"
+        )
+        self.sentinels = self._start(sentinels, lambda port: _SentinelServer(watched, port))
+        self.wait_until_ready()
 
     @property
     def url(self) -> str:
@@ -89,54 +158,85 @@ class SentinelGroup(Group):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"master_name": self.NAME}
+        return {"master_name": self.name}
 
     def sentinel(self) -> Sentinel:
-        once = {"socket_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
+        once = {"socket_timeout": PATIENCE, "retry": Retry(NoBackoff(), 0)}
         return Sentinel([("127.0.0.1", sentinel.port) for sentinel in self.sentinels], sentinel_kwargs=once)
 
     def master(self) -> RedisServer:
         """The master by what the Sentinels say."""
-        _, port = self.sentinel().discover_master(self.NAME)
-        return next(server for server in self.servers if server.port == port)
+        _, port = self.sentinel().discover_master(self.name)
+        return self._at(port)
 
     def replicas(self) -> list[RedisServer]:
-        return [server for server in self.servers if server is not self.master()]
+        """All but the master, dead ones too."""
+        master = self.master()
+        return [server for server in self.servers if server is not master]
+
+    def client(self) -> Redis:
+        """Of the one that is master now; it does not follow a failover."""
+        return self.master().client()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the servers that run are a master and its replicas in sync, and all Sentinels know that.
+
+        The Sentinels make an old master that was started again a replica after ten to twenty seconds; `bring_back` at
+        once.
+        """
+        _wait(self._missing, "the Sentinels know each other and all servers")
 
     def fail_over(self) -> RedisServer:
-        """Kill the master, and wait until another one is; the dead one."""
+        """Kill the master, and wait until another one is for all Sentinels and accepts writes; the dead one."""
         dead = self.master()
         dead.kill()
 
-        def is_replaced() -> bool:
-            with suppress(MasterNotFoundError, RedisError):
-                return self.master() is not dead and bool(self.master().client().set("failed-over", 1, px=1))
-            return False
+        def missing() -> str:
+            ports = {int(_info(sentinel, self.name)["port"]) for sentinel in _running(self.sentinels)}
+            if len(ports) != 1 or dead.port in ports:
+                return f"the master is at {ports} for the Sentinels"
+            _ask(self._at(ports.pop()), "SET", "failed-over", 1, "PX", 1)
+            return ""
 
-        until(is_replaced, "another one is master")
+        _wait(missing, "another one is master")
         return dead
 
-    def _knows_all(self, replicas: int, sentinels: int) -> bool:
-        with suppress(RedisError, KeyError):
-            for sentinel in self.sentinels:
-                state = sentinel.client().sentinel_master(self.NAME)
-                others, followers = int(state["num-other-sentinels"]), int(state["num-slaves"])
-                if (others, followers) != (sentinels - 1, replicas):
-                    return False
-            info = self.servers[0].client().info("replication")
-            return all(info[f"slave{index}"]["state"] == "online" for index in range(replicas))
-        return False
+    def bring_back(self, server: RedisServer) -> None:
+        """Start a dead server as a replica of the present master, and wait until it is in sync."""
+        server.start()
+        _ask(server, "REPLICAOF", "127.0.0.1", self.master().port)
+        self.wait_until_ready()
+
+    def _at(self, port: int) -> RedisServer:
+        return next(server for server in self.servers if server.port == port)
+
+    def _missing(self) -> str:
+        """What is not as it should be."""
+        master = self.master()
+        replicas = [server for server in _running(self.servers) if server is not master]
+        ports = {server.port for server in replicas}
+        for sentinel in _running(self.sentinels):
+            state = _info(sentinel, self.name)
+            seen = int(state["port"]), state["flags"], int(state["num-other-sentinels"])
+            if seen != (master.port, "master", len(self.sentinels) - 1):
+                return f"a Sentinel sees {seen} as port, state of the master, and other Sentinels"
+            if not ports <= _healthy_replicas(sentinel, self.name):
+                return "a Sentinel does not see all replicas"
+        # Asked from themselves: the Sentinels ask them every ten seconds only.
+        for replica in replicas:
+            link = _replication(replica)
+            if (link.get("master_port"), link.get("master_link_status")) != (master.port, "up"):
+                return f"the replica {replica.port} is not linked to {master.port}"
+        online = {one["port"] for one in _replication(master).values() if isinstance(one, dict) and _is_online(one)}
+        return "" if ports == online else f"the master has sent everything to {online}, not to {ports}"
 
 
 class _SentinelServer(RedisServer):
     """A Sentinel."""
 
-    def __init__(self, name: str, port: int) -> None:
-        self._watched = (
-            f"sentinel monitor {name} 127.0.0.1 {port} 2\nsentinel down-after-milliseconds {name} 700\n"
-            f"sentinel failover-timeout {name} 1000\nsentinel parallel-syncs {name} 1\n"
-        )
-        super().__init__()
+    def __init__(self, watched: str, port: int) -> None:
+        self._watched = watched
+        super().__init__(port=port)
 
     def _launch(self, port: int) -> None:
         conf: Path = self._directory / "sentinel.conf"
@@ -144,111 +244,229 @@ class _SentinelServer(RedisServer):
         self._run([self._program, str(conf), "--sentinel"])
 
 
+def _info(sentinel: RedisServer, name: str) -> dict[str, Any]:
+    with _client(sentinel) as client:
+        return client.sentinel_master(name)
+
+
+def _healthy_replicas(sentinel: RedisServer, name: str) -> set[int]:
+    """Ports of the replicas that a Sentinel takes for alive."""
+    with _client(sentinel) as client:
+        return {int(one["port"]) for one in client.sentinel_slaves(name) if one["flags"] == "slave"}
+
+
+def _replication(server: RedisServer) -> dict[str, Any]:
+    with _client(server) as client:
+        return client.info("replication")
+
+
+def _is_online(replica: dict[str, Any]) -> bool:
+    return replica.get("state") == "online"
+
+
 class Cluster(Group):
-    """A Redis Cluster."""
+    """A Redis Cluster; the part of it that is alive goes on without the rest.
+
+    Args:
+        masters: number of them; a dead one is replaced while most of them are alive.
+        replicas: of each master.
+        node_timeout: seconds of silence after which a node is taken for dead.
+    """
 
     SLOTS = 16384
 
     def __init__(self, *, masters: int = 3, replicas: int = 1, node_timeout: float = 1.0) -> None:
+        self._masters = masters
+        self._count = masters * (1 + replicas)
+        self._node_timeout = str(round(node_timeout * 1000))
         super().__init__()
-        arguments = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(round(node_timeout * 1000)))
-        ports = [_port_with_bus() for _ in range(masters * (1 + replicas))]
-        self.servers = self._start(*[lambda port=port: RedisServer(arguments, port=port) for port in ports])
-        share = self.SLOTS // masters + 1
+
+    def _set_up(self) -> None:
+        arguments = ("--cluster-enabled", "yes", "--cluster-node-timeout", self._node_timeout)
+        arguments += ("--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no")
+        self.servers = self._start(self._count, lambda port: RedisServer(arguments, port=port))
+        share = self.SLOTS // self._masters + 1
         for index, server in enumerate(self.servers):
-            client = server.client()
-            client.execute_command("CONFIG", "SET", "cluster-require-full-coverage", "no")
-            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
-            if index < masters:
+            _ask(server, "CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+            if index < self._masters:
                 slots = range(index * share, min((index + 1) * share, self.SLOTS))
-                client.execute_command("CLUSTER", "ADDSLOTS", *slots)
-            client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.servers[0].port)
-        ids = [server.client().execute_command("CLUSTER", "MYID") for server in self.servers]
-        for index in range(masters, len(self.servers)):
-            replicate = ("CLUSTER", "REPLICATE", ids[index % masters])
-            until(lambda index=index, replicate=replicate: self._ask(index, *replicate), "a replica knows its master")
-        until(lambda: self._is_complete(masters), "the cluster is complete")
+                _ask(server, "CLUSTER", "ADDSLOTS", *slots)
+            _ask(server, "CLUSTER", "MEET", "127.0.0.1", self.servers[0].port)
+        for index, server in enumerate(self.servers[self._masters :]):
+            self._replicate(server, self.servers[index % self._masters])
+        self.wait_until_ready()
+
+    @property
+    def startup(self) -> list[tuple[str, int]]:
+        """Host and port of each node."""
+        return [("127.0.0.1", server.port) for server in self.servers]
 
     @property
     def url(self) -> str:
         return ";".join(f"redis+cluster://127.0.0.1:{server.port}" for server in self.servers[:2])
 
     def client(self) -> RedisCluster:
-        return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", server.port) for server in self._running()])
+        return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", server.port) for server in _running(self.servers)])
 
     def master_of(self, key: str) -> RedisServer:
-        """Who has the key's slot, by what the nodes say that run."""
+        """Who has the key's slot, by what the first node says that answers."""
         slot = key_slot(key.encode())
-        for first, last, master, *_ in self._running()[0].client().execute_command("CLUSTER", "SLOTS"):
-            if first <= slot <= last:
-                return next(server for server in self.servers if server.port == master[1])
-        raise LookupError(f"nobody has slot {slot}")
+        for server in _running(self.servers):
+            with suppress(RedisError):
+                return self._at(_owner(server, slot))
+        raise LookupError("no node answers")
+
+    def wait_until_ready(self) -> None:
+        """Wait until the nodes that run agree on who has which slots, and all replicas are linked."""
+        _wait(self._missing, "the cluster is complete")
 
     def migrate_slot(self, key: str, during: Callable[[], object] = lambda: None) -> RedisServer:
-        """Move the slot of a key to another master, and call `during` when none of its keys has moved yet."""
+        """Move the slot of a key to another master, which is returned; all nodes know it then.
+
+        `during` is called when none of its keys has moved yet: the old master sends those who ask for a key that it
+        does not have to the new one, with ASK.
+        """
         slot, old = key_slot(key.encode()), self.master_of(key)
-        masters = {entry[2][1] for entry in old.client().execute_command("CLUSTER", "SLOTS")}
+        masters = {entry[2][1] for entry in _ask(old, "CLUSTER", "SLOTS")}
         new = next(server for server in self.servers if server.port in masters and server is not old)
-        ids = {server: server.client().execute_command("CLUSTER", "MYID") for server in (old, new)}
-        new.client().execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[old])
-        old.client().execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
+        old_id, new_id = _ask(old, "CLUSTER", "MYID"), _ask(new, "CLUSTER", "MYID")
+        _ask(new, "CLUSTER", "SETSLOT", slot, "IMPORTING", old_id)
+        _ask(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", new_id)
         try:
             during()
         except BaseException:
             for server in (new, old):
-                server.client().execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+                _ask(server, "CLUSTER", "SETSLOT", slot, "STABLE")
             raise
-        while keys := old.client().execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
-            old.client().execute_command("MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "KEYS", *keys)
+        while keys := _ask(old, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            _ask(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "KEYS", *keys)
         for server in (new, old):
-            server.client().execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[new])
+            _ask(server, "CLUSTER", "SETSLOT", slot, "NODE", new_id)
+        _wait(lambda: self._not_owned(slot, {new.port}), "all nodes know who has the slot")
         return new
 
     def fail_over(self, key: str) -> RedisServer:
-        """Kill the master that has the key, and wait until its replica has taken over; the dead one."""
-        dead = self.master_of(key)
+        """Kill the master that has the key, and wait until all know that its replica has taken over; the dead one."""
+        slot, dead = key_slot(key.encode()), self.master_of(key)
         dead.kill()
-
-        def is_replaced() -> bool:
-            with suppress(RedisError, LookupError):
-                return self.master_of(key) is not dead and all(
-                    server.client().execute_command("CLUSTER INFO")["cluster_state"] == "ok"
-                    for server in self._running()
-                )
-            return False
-
-        until(is_replaced, "the replica has taken over")
+        others = {server.port for server in self.servers if server is not dead}
+        _wait(lambda: self._not_owned(slot, others) or self._not_ok(), "the replica has taken over")
         return dead
 
-    def _running(self) -> Sequence[RedisServer]:
-        return [server for server in self.servers if server.pid is not None]
+    kill_master_of = fail_over
 
-    def _ask(self, index: int, *command: object) -> bool:
-        with suppress(ResponseError):
-            return bool(self.servers[index].client().execute_command(*command))
-        return False
+    def _replicate(self, replica: RedisServer, master: RedisServer) -> None:
+        identity = _ask(master, "CLUSTER", "MYID")
+        # Refused until the replica has heard of the master.
+        _wait(lambda: "" if _ask(replica, "CLUSTER", "REPLICATE", identity) else "no", "a replica knows its master")
 
-    def _is_complete(self, masters: int) -> bool:
-        for server in self.servers:
-            info = server.client().execute_command("CLUSTER INFO")
-            slots = server.client().execute_command("CLUSTER", "SLOTS")
-            known = sum(len(entry) - 2 for entry in slots)
-            if info["cluster_state"] != "ok" or len(slots) != masters or known != len(self.servers):
-                return False
-        replicas = [server.client().info("replication") for server in self.servers[masters:]]
-        return all(info["role"] == "slave" and info["master_link_status"] == "up" for info in replicas)
+    def _at(self, port: int) -> RedisServer:
+        return next(server for server in self.servers if server.port == port)
+
+    def _not_owned(self, slot: int, ports: set[int]) -> str:
+        """Who has the slot, unless all say that it is the same one of these."""
+        owners = {_owner(server, slot) for server in _running(self.servers)}
+        return "" if len(owners) == 1 and owners <= ports else f"{owners} have the slot"
+
+    def _not_ok(self) -> str:
+        bad = [server.port for server in _running(self.servers) if _cluster_state(server) != "ok"]
+        return f"the state of {bad} is not ok" if bad else ""
+
+    def _missing(self) -> str:
+        """What is not as it should be."""
+        running = _running(self.servers)
+        views = {_view(server) for server in running}
+        if len(views) > 1:
+            return f"the nodes see {views}"
+        (view,) = views
+        if sum(last - first + 1 for first, last, _ in view) != self.SLOTS:
+            return f"nobody has some slots: {view}"
+        masters = {ports[0] for *_, ports in view}
+        if {port for *_, ports in view for port in ports} != {server.port for server in running}:
+            return f"not all nodes take part: {view}"
+        for server in running:
+            if server.port not in masters and _replication(server).get("master_link_status") != "up":
+                return f"the replica {server.port} is not linked"
+        return self._not_ok()
+
+
+View = tuple[tuple[int, int, tuple[int, ...]], ...]
+
+
+def _view(server: RedisServer) -> View:
+    """First slot, last slot, and the ports of master and replicas, of each range that a node knows of."""
+    ranges = _ask(server, "CLUSTER", "SLOTS")
+    return tuple(
+        sorted(
+            (first, last, (master[1], *sorted(replica[1] for replica in replicas)))
+            for first, last, master, *replicas in ranges
+        )
+    )
+
+
+def _owner(server: RedisServer, slot: int) -> int:
+    """Port of the master that has the slot, by what a node says."""
+    for first, last, ports in _view(server):
+        if first <= slot <= last:
+            return ports[0]
+    raise LookupError(f"nobody has slot {slot}")
+
+
+def _cluster_state(server: RedisServer) -> str:
+    with _client(server) as client:
+        return client.execute_command("CLUSTER INFO")["cluster_state"]
+
+
+def _running(servers: Sequence[RedisServer]) -> list[RedisServer]:
+    return [server for server in servers if server.pid is not None]
+
+
+def _client(server: RedisServer) -> Redis:
+    return Redis(port=server.port, decode_responses=True, socket_timeout=PATIENCE, retry=Retry(NoBackoff(), 0))
+
+
+def _ask(server: RedisServer, *command: Any) -> Any:
+    with _client(server) as client:
+        return client.execute_command(*command)
+
+
+def _on_free_port(make: Callable[[int], RedisServer]) -> RedisServer:
+    """Make a server on a free port; on another one if somebody was faster."""
+    for _ in range(4):
+        with suppress(RuntimeError):
+            return make(_port_with_bus())
+    return make(_port_with_bus())
 
 
 def _port_with_bus() -> int:
-    """A free port whose bus, 10000 higher, is free as well; from a source that no test seeds."""
+    """A free port whose bus, 10000 higher, is free as well; from a source that no test seeds.
+
+    Both are below what the system gives to connections (32768 and up), so that a server that was killed finds its
+    port still free.
+    """
     while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)
+        port = random.SystemRandom().randrange(12_000, 22_000)
         with (
             suppress(OSError),
             socket.create_server(("127.0.0.1", port)),
             socket.create_server(("127.0.0.1", port + 10_000)),
         ):
             return port
+
+
+def _wait(missing: Callable[[], str], what: str) -> None:
+    """Wait until nothing is missing; what does not answer is missing."""
+    deadline = clock.now() + SECONDS
+    while reason := _reason(missing):
+        assert clock.now() < deadline, f"waited {SECONDS:g} s in vain until {what}: {reason}"
+        clock.sleep(0.05)
+
+
+def _reason(missing: Callable[[], str]) -> str:
+    try:
+        return missing()
+    except (RedisError, LookupError) as error:
+        return repr(error)
 
 
 def until(true: Callable[[], object], what: str) -> None:
