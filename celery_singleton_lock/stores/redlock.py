@@ -68,8 +68,8 @@ class _Wanted:
         return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
 
     def is_copy(self, held: Held) -> bool:
-        """Whether it is this task that holds the lock, and it is not just kept for it."""
-        if held.owner == calls.attempt_of(heir_of(self.holder), 0):
+        """Whether another copy of this task holds the lock: not this owner, nor is it kept for this message."""
+        if held.owner in (self.owner, calls.attempt_of(heir_of(self.holder), 0)):
             return False
         return held.holder is not None and held.holder.task_id == self.holder.task_id is not None
 
@@ -258,7 +258,7 @@ class RedlockStore:
                 elif wanted.is_copy(holder):
                     return holder
                 else:
-                    holders.append(holder)  # Or it is kept for this message, in another slot.
+                    holders.append(holder)  # Or it is ours, or kept for us, in another slot.
             if unclear is None:
                 return min(holders, key=lambda held: held.remaining)
         return unclear or _Votes(self._quorum)

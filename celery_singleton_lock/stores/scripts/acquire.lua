@@ -31,9 +31,9 @@ for slot = 0, slots - 1 do
       return {1, tonumber(redis.call('GET', fence) or 0), slot}
     elseif holds == heir and asked_for then
       kept = slot
-    elseif holds ~= owner then
+    else
       local pttl = redis.call('PTTL', lock)
-      if task ~= '' and string.sub(value, 33, 32 + #task) == task then
+      if holds == owner or task ~= '' and string.sub(value, 33, 32 + #task) == task then
         copy = {0, value, pttl}
       elseif not first or pttl < first_pttl then
         first, first_pttl = value, pttl
@@ -42,7 +42,7 @@ for slot = 0, slots - 1 do
   end
 end
 
--- Two copies of one message must not run beside each other, also where there is room for both.
+-- Neither two copies of one message beside each other, nor one owner in two slots, also where there is room.
 local slot = not copy and (kept or free)
 if not slot then
   if waiting_ms ~= '0' then
