@@ -27,7 +27,7 @@ PAUSE, MAX_PAUSE = 0.5, 4.0
 #: Unanswered requests with which a node counts as silent: it is told to release, and asked for nothing.
 SILENT = 32
 
-#: Unanswered requests with which the connection is given up.
+#: Unanswered requests with which the connection is given up, and calls that are kept for a node without one.
 MUTE = 1000
 
 #: Nobody waits for the answer.
@@ -45,7 +45,8 @@ class Node:
         self._mutex = threading.Lock()
         self._pause = PAUSE
         self._rests_until = 0.0
-        self._owed: list[tuple[float, Call]] = []
+        #: What it is to be told, and until when; the oldest give way, and end by their ttl.
+        self._owed: deque[tuple[float, Call]] = deque(maxlen=MUTE)
         #: Why there is no connection; a text, since an exception would keep all alive that its traceback refers to.
         self.reason = "not connected yet"
 
@@ -69,14 +70,13 @@ class Node:
     def owe(self, call: Call, seconds: float) -> None:
         """Send the call when there is a connection again; it is pointless after so many seconds."""
         with self._mutex:
-            now = clock.now()
-            self._owed = [(until, owed) for until, owed in self._owed if until > now]
-            self._owed.append((now + seconds, call))
+            self._owed.append((clock.now() + seconds, call))
 
     def owed(self) -> list[Call]:
         """What is to be sent on a new connection."""
         with self._mutex:
-            owed, self._owed = self._owed, []
+            owed = list(self._owed)
+            self._owed.clear()
         return [call for until, call in owed if until > clock.now()]
 
 
@@ -136,7 +136,7 @@ class Fan:
 
         A node without a connection is told when there is one again, unless that takes longer than `seconds`.
         """
-        command = hiredis.pack_command(call.by_text)
+        command = hiredis.pack_command(call.by_digest)
         for index in indexes:
             if len(self._unanswered[index]) >= MUTE:
                 self._drop(index)
@@ -167,7 +167,7 @@ class Fan:
         self._selector.register(stream, selectors.EVENT_READ, index)
         node.connected()
         for owed in node.owed():
-            self._send(index, owed, hiredis.pack_command(owed.by_text), _UNHEARD, {})
+            self._send(index, owed, hiredis.pack_command(owed.by_digest), _UNHEARD, {})
 
     def _send(self, index: int, call: Call, command: bytes, number: int, answers: dict[int, Any]) -> None:
         stream = self._streams[index]
