@@ -21,12 +21,17 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.options import MIN_TTL
 from celery_singleton_lock.stores.base import Store
 
 logger = get_logger(__name__)
 
 #: Seconds that a child which is being killed may take to be gone.
 DEATH = 1.0
+
+#: Seconds until it is found out how often a delivery's lock is to be renewed; most are over by then. No ttl is so short
+#: that it would be due before.
+FIRST_LOOK = MIN_TTL * RENEW_AFTER
 
 #: Seconds until the next try when the store did not answer, or something went wrong.
 RETRY_AFTER = 0.5
@@ -54,15 +59,27 @@ class _Child:
         self._renewed_at = 0.0
         self.interval = 0.0
 
-    def begin(self, delivery: Delivery, interval: float) -> None:
+    def begin(self, delivery: Delivery) -> None:
         # Weak: its arguments may be large, and a child may be idle for days.
         self._delivery, self._lease = weakref.ref(delivery), None
-        self._renewed_at, self.interval = clock.now(), interval
+        self._renewed_at, self.interval = clock.now(), FIRST_LOOK
 
     @property
     def due_at(self) -> float:
         """When to renew next; infinite while it does nothing."""
         return self._renewed_at + self.interval if self._running() else float("inf")
+
+    def due(self, now: float) -> Lease | None:
+        """Its lease if that is to be renewed now; the next time is set then."""
+        if self.due_at > now:
+            return None
+        if self.interval == FIRST_LOOK:
+            lease = self.lease()
+            self.interval = lease.ttl * RENEW_AFTER if lease is not None else float("inf")
+            if self.due_at > now:
+                return None
+        self.renew_after(self.interval)
+        return self.lease()
 
     def lease(self) -> Lease | None:
         """The lease of what it carries out; None when it does nothing, or needs no lock."""
@@ -106,13 +123,13 @@ class Children:
         #: When the thread looks next.
         self._wakes_at = 0.0
 
-    def begin(self, pid: int, delivery: Delivery, ttl: float) -> None:
-        """The child with this pid carries out `delivery` from now on; its lock has a ttl of so many seconds."""
+    def begin(self, pid: int, delivery: Delivery) -> None:
+        """The child with this pid carries out `delivery` from now on."""
         with self._mutex:
             child = self._children.get(pid)
             if new := child is None:
                 child = self._children[pid] = _Child(pid)
-            child.begin(delivery, ttl * RENEW_AFTER)
+            child.begin(delivery)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
                 self._thread.start()
@@ -173,10 +190,8 @@ class Children:
         now, pairs = clock.now(), []
         with self._mutex:
             for child in self._children.values():
-                if child.due_at <= now:
-                    child.renew_after(child.interval)
-                    if (lease := child.lease()) is not None:
-                        pairs.append((child, lease))
+                if (lease := child.due(now)) is not None:
+                    pairs.append((child, lease))
         if not pairs:
             return
         leases = [lease for _, lease in pairs]

@@ -176,7 +176,7 @@ class Execution:
 
     def _stand_by(self, holder: Holder, remaining: float) -> NoReturn:
         """This task is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
-        place, own = f"{holder.node} (pid {holder.pid})", self._holder().attempt
+        place, own = f"{holder.node} (pid {holder.pid})", self._holder.attempt
         if holder.attempt > own or (holder.attempt == own and not self._task.acks_late):
             # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
             logger.info("%s is already running on %s; this copy is dropped", self, place)
@@ -186,21 +186,22 @@ class Execution:
 
     def _ask_until_free(self) -> Lease | Held | Done:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
+        found = self._ask()
+        if not isinstance(found, Held):
+            return found
         with self._store.bell(self._key) as bell:
-            while True:
+            while isinstance(found, Held) and found.owner not in _running.owners:
+                if not self._is_left_behind(found):
+                    patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._options.wait
+                    left = self._began + patience - clock.now()
+                    if left <= 0:
+                        break
+                    bell.wait(min(left, found.remaining + 0.002))
                 found = self._ask()
-                if not isinstance(found, Held) or found.owner in _running.owners:
-                    return found
-                if self._is_left_behind(found):
-                    continue
-                patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._options.wait
-                left = self._began + patience - clock.now()
-                if left <= 0:
-                    return found
-                bell.wait(min(left, found.remaining + 0.002))
+            return found
 
     def _ask(self) -> Lease | Held | Done:
-        holder = self._holder()
+        holder = self._holder = holder_of(self._request)
         may_wait = self._options.wait > 0 or holder.attempt > FIRST
         return self._store.acquire(
             *(self._key, self._owner),
@@ -210,9 +211,6 @@ class Execution:
             once=self._is_remembered,
             limit=self._options.limit,
         )
-
-    def _holder(self) -> Holder:
-        return holder_of(self._request)
 
     @property
     def _is_remembered(self) -> bool:
@@ -233,13 +231,13 @@ class Execution:
 
     def _is_own_earlier_attempt(self, found: Held) -> bool:
         holder = found.holder
-        return holder is not None and self._is_of_this_task(holder) and holder.attempt < self._holder().attempt
+        return holder is not None and self._is_of_this_task(holder) and holder.attempt < self._holder.attempt
 
     def _heir(self, error: BaseException) -> Heir | None:
         """The task's own next attempt, if the lock is to be kept for it."""
         if not (self._options.retain_on_retry and isinstance(error, Retry)) or self._request.is_eager:
             return None
-        holder = self._holder()
+        holder = self._holder
         following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
         return Heir(following, seconds_until(error) + self._options.ttl)
 
@@ -306,7 +304,7 @@ class Execution:
     def _mark(self, outcome: done.Outcome | None) -> Mark | None:
         if outcome is None or not self._is_remembered:
             return None
-        return mark_of(self._holder(), outcome, self._done_ttl)
+        return mark_of(self._holder, outcome, self._done_ttl)
 
     def _settle(self) -> None:
         """All that follows on the body was sent."""

@@ -65,10 +65,8 @@ class SingletonRequest(_Request):  # type: ignore[misc]
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool has begun with it."""
         super().on_accepted(pid, time_accepted)
-        children = children_of.get(self.app)
-        ttl = self._ttl() if children is not None else None
-        if children is not None and ttl is not None:
-            children.begin(pid, self, ttl)
+        if (children := children_of.get(self.app)) is not None:
+            children.begin(pid, self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A time limit is over; for a hard one, Celery kills the child after this."""
@@ -148,11 +146,3 @@ class SingletonRequest(_Request):  # type: ignore[misc]
     def _lease(self, lock: tuple[Options, str], owner: str) -> Lease:
         options, key = lock
         return Lease(key, owner, ttl=options.ttl, fence=0, sent_at=clock.now(), limit=options.limit)
-
-    def _ttl(self) -> float | None:
-        """Seconds of the lock's ttl; None if there is no lock."""
-        try:
-            options = self.task.lock_options(self._context)
-        except Exception:  # noqa: BLE001 - the child will say so
-            return None
-        return None if options is None else float(options.ttl)

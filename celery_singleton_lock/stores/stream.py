@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import hiredis
@@ -31,6 +33,13 @@ from celery_singleton_lock.stores.calls import Call, Command
 _NOTHING = object()
 
 _READ = 65_536
+
+#: Seconds for which an answer is looked for before the thread goes to sleep: a server next door has answered by then,
+#: and being woken would take as long again.
+LOOK = 0.00005
+
+#: Answers that are not looked for, at most, after some that took longer: of a server that is far away, or busy.
+MAX_UNLOOKED = 255
 
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
 
@@ -74,6 +83,8 @@ class Stream:
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
+        #: How many answers will not be looked for, and how many it will be after the next one that is late.
+        self._unlooked, self._late = 0, 1
 
     def fileno(self) -> int:
         """The socket's descriptor, to wait on."""
@@ -142,6 +153,7 @@ class Stream:
         return answer
 
     def _read_behind(self, asking: bool) -> Any:
+        self._look()
         if asking:
             self.read()
         return self.read()
@@ -172,6 +184,27 @@ class Stream:
     def close(self) -> None:
         """End the conversation, whatever is still under way."""
         self._connection.disconnect()  # type: ignore[no-untyped-call]
+
+    def _look(self) -> None:
+        """Receive an answer that comes at once, without going to sleep.
+
+        Where answers take longer, this is tried more and more seldom.
+        """
+        if self._unlooked:
+            self._unlooked -= 1
+            return
+        until = time.perf_counter() + LOOK
+        self._socket.setblocking(False)
+        try:
+            while time.perf_counter() < until:
+                with suppress(TimeoutError):
+                    self._receive()
+                    self._late = 1
+                    return
+        finally:
+            self._socket.settimeout(self._timeout)
+        self._unlooked = self._late
+        self._late = min(2 * self._late + 1, MAX_UNLOOKED)
 
     def _receive(self) -> None:
         try:

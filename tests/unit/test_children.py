@@ -93,7 +93,7 @@ def until(true: Callable[[], object]) -> None:
 
 def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, fork: Callable) -> None:
     delivery = Delivery(store)
-    family.begin(fork().pid, delivery, TTL)
+    family.begin(fork().pid, delivery)
     end = clock.now() + 3 * TTL
     while clock.now() < end:
         assert is_held(store)
@@ -102,7 +102,7 @@ def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, f
 
 def test_renewal_goes_on_after_an_error(store: Store, family: Children, fork: Callable) -> None:
     delivery = Delivery(store, ttl=2.0)
-    family.begin(fork().pid, delivery, 2.0)
+    family.begin(fork().pid, delivery)
     store.fail = True
     assert store.failed.wait(LIMIT)
     store.fail = False
@@ -112,7 +112,7 @@ def test_renewal_goes_on_after_an_error(store: Store, family: Children, fork: Ca
 
 def test_lock_of_a_dead_child_is_freed_at_once(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery, 600)
+    family.begin(child.pid, delivery)
     child.kill()
     until(lambda: not is_held(store))
 
@@ -121,14 +121,14 @@ def test_child_that_was_dead_before_it_was_known(store: Store, family: Children,
     child, delivery = fork(), Delivery(store, ttl=600)
     child.kill()
     child.wait()
-    family.begin(child.pid, delivery, 600)
+    family.begin(child.pid, delivery)
     until(lambda: not is_held(store))
 
 
 def test_each_child_has_its_own(store: Store, family: Children, fork: Callable) -> None:
     pairs = [(fork(), Delivery(store, f"k{n}", ttl=600)) for n in range(5)]
     for child, delivery in pairs:
-        family.begin(child.pid, delivery, 600)
+        family.begin(child.pid, delivery)
     pairs[2][0].kill()
     until(lambda: not is_held(store, "k2"))
     assert [is_held(store, f"k{n}") for n in range(5)] == [True, True, False, True, True]
@@ -136,9 +136,9 @@ def test_each_child_has_its_own(store: Store, family: Children, fork: Callable) 
 
 def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Children, fork: Callable) -> None:
     child, first, second = fork(), Delivery(store, "first", ttl=600), Delivery(store, "second", ttl=600)
-    family.begin(child.pid, first, 600)
+    family.begin(child.pid, first)
     first.is_running = False
-    family.begin(child.pid, second, 600)
+    family.begin(child.pid, second)
     child.kill()
     until(lambda: not is_held(store, "second"))
     assert is_held(store, "first"), "whoever holds it now is not the child's concern"
@@ -146,7 +146,7 @@ def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Childre
 
 def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store)
-    family.begin(child.pid, delivery, TTL)
+    family.begin(child.pid, delivery)
     delivery.is_running = False
     until(lambda: not is_held(store))
     assert store.renewed == 0
@@ -155,7 +155,7 @@ def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Ch
 
 def test_forgotten_delivery_ends_by_itself(store: Store, family: Children, fork: Callable) -> None:
     delivery = Delivery(store)
-    family.begin(fork().pid, delivery, TTL)
+    family.begin(fork().pid, delivery)
     del delivery
     until(lambda: not is_held(store))
 
@@ -163,7 +163,7 @@ def test_forgotten_delivery_ends_by_itself(store: Store, family: Children, fork:
 def test_strangers_lock_is_neither_renewed_nor_freed(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store, holds=False)
     stranger = Delivery(store)
-    family.begin(child.pid, delivery, TTL)
+    family.begin(child.pid, delivery)
     child.kill()
     clock.sleep(0.1)
     assert is_held(store)
@@ -174,7 +174,7 @@ def test_strangers_lock_is_neither_renewed_nor_freed(store: Store, family: Child
 def test_doomed_child_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
     """Its end was reported already (a hard time limit), but it still cleans up."""
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery, 600)
+    family.begin(child.pid, delivery)
     delivery.is_running = False
     family.doomed(child.pid)
     del delivery
@@ -185,7 +185,7 @@ def test_doomed_child_keeps_its_lock_until_it_is_gone(store: Store, family: Chil
 
 def test_bury_waits_for_the_end(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery, 600)
+    family.begin(child.pid, delivery)
     threading.Timer(0.1, child.kill).start()
     assert family.bury(child.pid)
     assert child.poll() is not None
@@ -196,7 +196,7 @@ def test_bury_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(children, "DEATH", 0.05)
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery, 600)
+    family.begin(child.pid, delivery)
     assert not family.bury(child.pid)
     assert is_held(store)
     child.kill()
@@ -215,7 +215,7 @@ def test_no_descriptor_is_left(store: Store, family: Children, fork: Callable) -
     before = pidfds()
     for _ in range(5):
         child, delivery = fork(), Delivery(store, ttl=600)
-        family.begin(child.pid, delivery, 600)
+        family.begin(child.pid, delivery)
         child.kill()
         until(lambda: not is_held(store))
     until(lambda: pidfds() <= before)
@@ -226,7 +226,7 @@ def test_without_pidfds_the_pool_is_believed(
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     child, delivery = fork(), Delivery(store)
-    family.begin(child.pid, delivery, TTL)
+    family.begin(child.pid, delivery)
     until(lambda: store.renewed)
     assert family.bury(child.pid)
 
@@ -237,13 +237,13 @@ def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Cal
             raise RuntimeError("as told")
 
     broken, delivery = Broken(store, "broken"), Delivery(store)
-    family.begin(fork().pid, broken, TTL / 4)
-    family.begin(fork().pid, delivery, TTL)
+    family.begin(fork().pid, broken)
+    family.begin(fork().pid, delivery)
     broken.is_running = True
     until(lambda: not is_held(store, "broken"))
     broken.is_running = False
     child, later = fork(), Delivery(store, "later", ttl=600)
-    family.begin(child.pid, later, 600)
+    family.begin(child.pid, later)
     child.kill()
     until(lambda: not is_held(store, "later"))
 
@@ -251,7 +251,7 @@ def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Cal
 def test_one_thread(store: Store, family: Children, fork: Callable) -> None:
     deliveries = [Delivery(store, f"k{n}") for n in range(5)]
     for delivery in deliveries:
-        family.begin(fork().pid, delivery, TTL)
+        family.begin(fork().pid, delivery)
     before = sum(thread.name == "singleton-lock-children" for thread in threading.enumerate())
-    family.begin(fork().pid, deliveries[0], TTL)
+    family.begin(fork().pid, deliveries[0])
     assert sum(thread.name == "singleton-lock-children" for thread in threading.enumerate()) == before
