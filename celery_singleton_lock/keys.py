@@ -72,6 +72,11 @@ def key_of_text(prefix: str, lock_name: str, text: str) -> str:
     return _key(prefix, lock_name, encode(text))
 
 
+def key_of_beat(prefix: str, name: str) -> str:
+    """The key of the lease of a schedule's leader, beside which is what was sent."""
+    return _key(prefix, f"beat:{name}", b"")
+
+
 def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> None:
     """Refuse a `lock_key` that cannot work, when the task is bound.
 

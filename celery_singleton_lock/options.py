@@ -27,6 +27,9 @@ MIN_TTL = 1.0
 #: A longer one would keep a dead worker's lock for more than a day.
 MAX_TTL = 86_400.0
 
+#: Seconds after which another beat takes over from one that died, unless the setting says otherwise.
+DEFAULT_BEAT_TTL = 10.0
+
 #: Seconds for which it is remembered at least that a message was carried out, unless the setting says otherwise.
 MIN_DONE_TTL = 3600.0
 
@@ -95,6 +98,13 @@ _PREFIX = _Rule(
     lambda value: isinstance(value, str) and re.fullmatch(r"[\w.:/-]{1,100}", value, re.ASCII) is not None,
     "1 to 100 letters, digits, or any of _ . : / -",
 )
+_SCHEDULER = _Rule(
+    lambda value: (isinstance(value, str) and value != "") or isinstance(value, type),
+    "a scheduler class, or its name such as 'celery.beat:PersistentScheduler'",
+)
+_CATCH_UP = _Rule(
+    lambda value: _is_seconds(value) and value >= 0, "a number of seconds, 0 or more, or None for no bound"
+)
 _MAPPING = _Rule(lambda value: isinstance(value, Mapping), "a dictionary, as for broker_transport_options")
 _TEXT = _Rule(lambda value: isinstance(value, str) and value != "", "a text that is not empty")
 
@@ -131,6 +141,15 @@ _SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_enabled": _BOOLEAN,
     "singleton_lock_done_ttl": _DONE_TTL,
     "singleton_lock_replicas": _REPLICAS,
+}
+
+#: Settings of beat's exclusive scheduler.
+_BEAT_SETTINGS: Mapping[str, _Rule] = {
+    "singleton_lock_beat_scheduler": _SCHEDULER,
+    "singleton_lock_beat_mode": _one_of("leader", "shared"),
+    "singleton_lock_beat_ttl": _TTL,
+    "singleton_lock_beat_catch_up": _CATCH_UP,
+    "singleton_lock_beat_name": _TEXT,
 }
 
 #: What `broker_transport_options` says about Sentinel.
@@ -215,6 +234,44 @@ class Settings:
             done_ttl=_done_ttl(conf, own["singleton_lock_done_ttl"]),
             replicas=own["singleton_lock_replicas"] or 0,
             defaults={name: _default(conf, option) for name, option in _OPTIONS.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatSettings:
+    """The app's settings for beat's exclusive scheduler, checked.
+
+    Attributes:
+        scheduler: the scheduler that is made exclusive, or its name.
+        mode: "leader": one beat sends, the others stand by; "shared": each sends what no other has claimed.
+        ttl: seconds after which another beat takes over from one that died.
+        catch_up: seconds after which a tick that was missed is not made up for any more; None: it always is.
+        name: of the schedule; beats with the same name and lock server are one.
+    """
+
+    scheduler: str | type
+    mode: Literal["leader", "shared"]
+    ttl: float
+    catch_up: float | None
+    name: str
+
+    @classmethod
+    def from_app(cls, app: Any) -> BeatSettings:
+        """The settings in an app's configuration.
+
+        Raises:
+            InvalidOption: a setting is not allowed.
+        """
+        found = {name: app.conf.get(name) for name in _BEAT_SETTINGS}
+        for name, rule in _BEAT_SETTINGS.items():
+            if found[name] is not None:
+                _require(rule, found[name], f"setting {name}")
+        return cls(
+            scheduler=found["singleton_lock_beat_scheduler"] or "celery.beat:PersistentScheduler",
+            mode=found["singleton_lock_beat_mode"] or "leader",
+            ttl=float(found["singleton_lock_beat_ttl"] or DEFAULT_BEAT_TTL),
+            catch_up=found["singleton_lock_beat_catch_up"],
+            name=found["singleton_lock_beat_name"] or app.main or "default",
         )
 
 
@@ -368,7 +425,7 @@ def _scheme(url: str) -> str:
 
 
 def _refuse_unknown_settings(conf: Any) -> None:
-    known = {*_SETTINGS, *(option.setting for option in _OPTIONS.values())}
+    known = {*_SETTINGS, *_BEAT_SETTINGS, *(option.setting for option in _OPTIONS.values())}
     for name in _setting_names(conf):
         if name not in known:
             raise InvalidOption(f"there is no setting {name}{_instead(name, sorted(known))}")

@@ -8,7 +8,8 @@ is *repeated* was released.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -32,6 +33,46 @@ class Bell(Protocol):
         Raises:
             LockUnavailable: no answer, or an error.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a tick is not ours to send.
+
+    Attributes:
+        last: it was sent, and this is the entry's last run now; None if somebody else is about to send it.
+        remaining: seconds until the other claim ends.
+    """
+
+    last: int | None
+    remaining: float
+
+
+class Ledger(Protocol):
+    """What beat has sent: the last run of each entry of a schedule, in microseconds since the epoch.
+
+    Every call may be repeated. Each takes a `ceiling`: nothing later than that is believed, but taken for what a wrong
+    clock has left. All raise `LockUnavailable` if there is no answer, or an error.
+    """
+
+    def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
+        """The last run of each entry, which is what is given here for those of which nothing is known.
+
+        Entries that are not given are forgotten.
+        """
+
+    def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
+        """Ask to send the tick of each entry that follows its last run; which of them are refused.
+
+        Args:
+            lasts: the last runs from which the ticks follow.
+            owner: whose claim it is; it may claim again.
+            ttl: seconds after which somebody else may send it, unless it was recorded as sent.
+            ceiling: see above.
+        """
+
+    def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
+        """Say which is the last run of each entry now; 0 for one that was claimed and not sent."""
 
 
 class Store(Protocol):
@@ -107,6 +148,9 @@ class Store(Protocol):
         Raises:
             LockUnavailable: no answer, or an error.
         """
+
+    def ledger(self, key: str) -> Ledger:
+        """What beat has sent, under keys that begin with `key`."""
 
     def close(self) -> None:
         """Give back what the store holds of the machine (connections); it opens them again when used."""

@@ -4,14 +4,15 @@ One key per lock, `<base>:run`, holding the owner and who that is (the slots of 
 `<base>:run:1` and so on). Beside it, all with a time to live and all in one hash slot: `:fence` (the counter of fencing
 tokens), `:waiting` (somebody waits), `:wake` (a list that a release pushes to, so that exactly one waiter wakes),
 `:done:<message>` for each message that was carried out, and on the nodes of a Redlock `:over:<owner>` for an owner that
-must not come back.
+must not come back. Beside the lock of beat's leader there are `:ledger` (a hash of the last run of each entry) and
+`:claim:<entry>:` for what is being sent.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -37,6 +38,9 @@ PERSON = 28
 
 #: Names that an owner's attempts can have.
 ATTEMPTS = 16 ** (OWNER_LENGTH - PERSON)
+
+#: Seconds for which beat's last runs are kept: more than a year, which is the longest crontab.
+LEDGER_TTL = 40_000_000.0
 
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
@@ -88,8 +92,10 @@ class Call:
 _ACQUIRE, _RELEASE, _RENEW = Script("acquire"), Script("release"), Script("renew")
 _VOTE, _PUT_BACK, _RAISE, _WAKE = Script("vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
 
+_ALIGN, _CLAIM, _RECORD = Script("align"), Script("claim"), Script("record")
+
 #: The scripts that the nodes of a Redlock run.
-OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE)
+OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE, _ALIGN, _CLAIM, _RECORD)
 
 
 def run_key(key: str, slot: int = 0) -> str:
@@ -225,6 +231,21 @@ def wake(key: str) -> Call:
     return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL)])
 
 
+def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
+    """See `Ledger.align`."""
+    return Call(_ALIGN, [_beside(key, "ledger")], [_ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+
+
+def claim(key: str, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> Call:
+    """See `Ledger.claim`."""
+    return Call(_CLAIM, _claim_keys(key, lasts), [owner, _ms(ttl), ceiling, *_pairs(lasts)])
+
+
+def record(key: str, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> Call:
+    """See `Ledger.record`."""
+    return Call(_RECORD, _claim_keys(key, lasts), [owner, _ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+
+
 def held(value: bytes, pttl: int) -> Held:
     """What a lock's value and its remaining milliseconds say."""
     owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
@@ -242,6 +263,15 @@ def found(answer: Sequence[Any], granted: Callable[[int, int], Lease]) -> Lease 
 def fence_ms(ttl: float) -> int:
     """How long a fence counter is kept for a lock with this ttl."""
     return _ms(max(FENCE_TTL, 2 * ttl))
+
+
+def _claim_keys(key: str, lasts: Mapping[str, int]) -> list[str]:
+    # The colon at the end: an entry may be called "x:run", and is no lock.
+    return [_beside(key, "ledger"), *(_beside(key, f"claim:{entry}:") for entry in lasts)]
+
+
+def _pairs(lasts: Mapping[str, int]) -> list[object]:
+    return [part for pair in lasts.items() for part in pair]
 
 
 def _places(lease: Lease) -> list[str]:

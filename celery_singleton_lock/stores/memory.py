@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, heir_of
+from celery_singleton_lock.stores.base import Refused
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class MemoryStore:
         self._marks: dict[tuple[str, str], tuple[bytes, float]] = {}
         self._mutex = threading.Lock()
         self._waiting: dict[str, deque[_MemoryBell]] = {}
+        self._ledgers: dict[str, _MemoryLedger] = {}
 
     def acquire(
         self,
@@ -112,6 +114,9 @@ class MemoryStore:
         for key, slot, entry in live:
             yield key, Held(entry.holder, entry.owner, entry.expires_at - now, slot)
 
+    def ledger(self, key: str) -> _MemoryLedger:
+        return self._ledgers.setdefault(key, _MemoryLedger())
+
     def close(self) -> None:
         pass
 
@@ -160,6 +165,47 @@ class _MemoryBell:
         self._store.queue(self)
         if self.woken.wait(timeout):
             self.woken.clear()
+
+
+class _MemoryLedger:
+    """What beat has sent."""
+
+    def __init__(self) -> None:
+        self._lasts: dict[str, int] = {}
+        self._claims: dict[str, tuple[str, float]] = {}
+        self._mutex = threading.Lock()
+
+    def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
+        with self._mutex:
+            known = {entry: self._known(entry, ceiling) for entry in lasts}
+            self._lasts = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
+            return dict(self._lasts)
+
+    def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
+        with self._mutex:
+            refused, now = {}, clock.now()
+            for entry, last in lasts.items():
+                known = self._known(entry, ceiling)
+                claimer, until = self._claims.get(entry, (owner, 0.0))
+                if known is not None and known > last:
+                    refused[entry] = Refused(known, 0.0)
+                elif claimer != owner and until > now:
+                    refused[entry] = Refused(None, until - now)
+                else:
+                    self._claims[entry] = owner, now + ttl
+            return refused
+
+    def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
+        with self._mutex:
+            for entry, last in lasts.items():
+                if last > (self._known(entry, ceiling) or 0):
+                    self._lasts[entry] = last
+                if self._claims.get(entry, (None, 0.0))[0] == owner:
+                    del self._claims[entry]
+
+    def _known(self, entry: str, ceiling: int) -> int | None:
+        known = self._lasts.get(entry)
+        return None if known is None or known > ceiling else known
 
 
 def _slot_of(owner: str, live: Mapping[int, _Entry]) -> int | None:

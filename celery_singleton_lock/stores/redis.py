@@ -30,6 +30,7 @@ from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
+from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import holds, look
 from celery_singleton_lock.stores.server import Server
 from celery_singleton_lock.stores.stream import TooFewReplicas
@@ -145,6 +146,9 @@ class RedisStore:
                 yield from holds(server, prefix)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
+
+    def ledger(self, key: str) -> RedisLedger:
+        return RedisLedger(key, lambda call: [self._patiently(lambda: self._servers.run(call))])
 
     def close(self) -> None:
         self._servers.close()

@@ -33,6 +33,7 @@ from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, h
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node
+from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import holds, look
 from celery_singleton_lock.stores.server import Server
 
@@ -218,11 +219,28 @@ class RedlockStore:
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
         yield from self._from_each(lambda server: holds(server, prefix))
 
+    def ledger(self, key: str) -> RedisLedger:
+        return RedisLedger(key, self._majority, self._quorum)
+
     def close(self) -> None:
         while self._fans:
             self._fans.pop().close()
         for node in self._nodes:
             node.server.close()
+
+    def _majority(self, call: calls.Call) -> list[Any]:
+        """The answers of a majority at least."""
+        errors: dict[int, str] = {}
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(_delay())
+            with self._fan() as fan:
+                fan.connect(step=CONNECT)
+                answers = fan.ask(call, lambda given: len(_given(given)) >= self._quorum, seconds=MAX_ANSWER)
+            if len(_given(answers)) >= self._quorum:
+                return _given(answers)
+            errors = _errors(answers)
+        raise self._unavailable(errors)
 
     def _from_each(self, ask: Callable[[Server], Iterable[tuple[str, Held]]]) -> Iterator[tuple[str, Held]]:
         """What a majority of the nodes shows; one node after the other."""
@@ -397,8 +415,12 @@ class _NodesBell(RedisBell):
 
 def _released(answers: Answers) -> tuple[int, int]:
     """On how many nodes a release found the lock, and on how many it did not."""
-    given = [answer for answer in answers.values() if not isinstance(answer, Exception)]
+    given = _given(answers)
     return sum(answer != 0 for answer in given), given.count(0)
+
+
+def _given(answers: Answers) -> list[Any]:
+    return [answer for answer in answers.values() if not isinstance(answer, Exception)]
 
 
 def _errors(answers: Answers) -> dict[int, str]:

@@ -1,0 +1,61 @@
+"""What beat has sent, on one server or on a majority of the nodes of a Redlock.
+
+A last run only ever grows, so that the highest of a majority is the true one: what a majority was told, any other
+majority knows of as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.base import Refused
+
+#: Seconds until a claim is tried again of which everybody got a part.
+SPLIT = 0.2
+
+#: Runs a script: its answer, or those of a majority at least.
+Ask = Callable[[calls.Call], Sequence[Any]]
+
+
+class RedisLedger:
+    """A `Ledger`.
+
+    Args:
+        key: what its keys begin with.
+        ask: runs a script.
+        quorum: of how many nodes the answers decide.
+    """
+
+    def __init__(self, key: str, ask: Ask, quorum: int = 1) -> None:
+        self._key = key
+        self._ask = ask
+        self._quorum = quorum
+
+    def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
+        answers = self._ask(calls.align(self._key, lasts, ceiling=ceiling))
+        return {entry: max(known) for entry, *known in zip(lasts, *answers, strict=True)}
+
+    def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
+        answers = self._ask(calls.claim(self._key, lasts, owner, ttl=ttl, ceiling=ceiling))
+        refused: dict[str, Refused] = {}
+        for entry, *votes in zip(lasts, *answers, strict=True):
+            if (refusal := self._counted(votes)) is not None:
+                refused[entry] = refusal
+        if self._quorum > 1 and refused:
+            # A part of the nodes may have said yes: nobody would get a majority before that ends.
+            self.record(dict.fromkeys(refused, 0), owner, ceiling=ceiling)
+        return refused
+
+    def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
+        self._ask(calls.record(self._key, lasts, owner, ceiling=ceiling))
+
+    def _counted(self, votes: Sequence[Sequence[int]]) -> Refused | None:
+        """None if a majority has granted it."""
+        if sent := [last for kind, last in votes if kind == 2]:
+            return Refused(max(sent), 0.0)
+        if sum(kind == 1 for kind, _ in votes) >= self._quorum:
+            return None
+        claimed = [pttl for kind, pttl in votes if kind == 0]
+        return Refused(None, max(claimed) / 1000 if len(claimed) >= self._quorum else SPLIT)

@@ -1,0 +1,22 @@
+-- KEYS ledger  ARGV lifetime ms, ceiling, (entry, last)...
+-- -> {last, ...}: what is known of each entry; where that is nothing, what was given, which is known from now on
+-- Entries that are not named are forgotten. Nothing beyond the ceiling is believed: a clock was wrong.
+local ledger, lifetime, ceiling = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local found, named = {}, {}
+for i = 3, #ARGV, 2 do
+  local entry, last = ARGV[i], ARGV[i + 1]
+  local known = tonumber(redis.call('HGET', ledger, entry) or nil)
+  if not known or known > ceiling then
+    redis.call('HSET', ledger, entry, last)
+    known = tonumber(last)
+  end
+  found[#found + 1] = known
+  named[entry] = true
+end
+for _, entry in ipairs(redis.call('HKEYS', ledger)) do
+  if not named[entry] then
+    redis.call('HDEL', ledger, entry)
+  end
+end
+redis.call('PEXPIRE', ledger, lifetime)
+return found

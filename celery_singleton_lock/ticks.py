@@ -1,0 +1,120 @@
+"""Which tick of a schedule is due, and what it is called: the same on every beat that knows the same last run.
+
+A tick is an entry's due time. It follows from the entry's schedule and its last run alone, never from when somebody
+looked, so that its id names it wherever it is sent from. Its due time becomes the last run: ticks do not drift, and a
+host whose clock differs finds the same ones. Only after a gap of more than one tick the last run is the present, which
+is Celery's own rule: what was missed is made up for by one run.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery.utils.time import maybe_make_aware
+
+from celery_singleton_lock import clock
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+
+#: Of the ids of ticks; made once with uuid4.
+_NAMESPACE = uuid.UUID("5f0c5d1e-8a0b-4c39-9d43-7a1f6f6a2f0e")
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One tick of an entry. Times are microseconds since the epoch.
+
+    Attributes:
+        entry: the name of the entry.
+        last: the entry's last run, from which this one follows.
+        due: when it is due.
+        sets: what the entry's last run is once this is sent.
+        following: when the one after it is due; None if that is not known.
+    """
+
+    entry: str
+    last: int
+    due: int
+    sets: int
+    following: int | None
+
+    def id_for(self, schedule: str) -> str:
+        """The id of the task that is sent for it."""
+        return str(uuid.uuid5(_NAMESPACE, f"{schedule}\n{self.entry}\n{self.due}"))
+
+    @property
+    def due_at(self) -> str:
+        """When it is due, in ISO 8601, UTC."""
+        return moment(self.due, _EPOCH).isoformat()
+
+    @property
+    def lateness(self) -> float:
+        """Seconds since it was due."""
+        return max(now() - self.due, 0) / 1_000_000
+
+    @property
+    def seconds_to_following(self) -> float | None:
+        """Seconds until the one after it is due."""
+        return None if self.following is None else max(self.following - now(), 0) / 1_000_000
+
+
+def now() -> int:
+    """The present."""
+    return round(clock.wall() * 1_000_000)
+
+
+def tick_of(entry: Any) -> Tick | None:
+    """The tick that an entry is due for, which its scheduler has found it to be; None if that was sent already."""
+    last, present = micros(entry.last_run_at), now()
+    due = _next(entry, entry.last_run_at)
+    if due is not None and due <= last and hasattr(entry.schedule, "clocked_time"):
+        return None  # Of django-celery-beat: due once, and for ever after.
+    if due is None or not last < due <= present:
+        due = present  # A schedule with a mind of its own.
+    if start := getattr(getattr(entry, "model", None), "start_time", None):
+        due = max(due, micros(start))  # The last run of such an entry is pretended to be long ago.
+    following = _next(entry, moment(due, entry.last_run_at))
+    if following is None or due < following <= present:
+        following = _next(entry, moment(present, entry.last_run_at))
+        return Tick(entry.name, last, due, present, following)
+    return Tick(entry.name, last, due, due, following)
+
+
+def micros(time: datetime) -> int:
+    """A point in time; one without a time zone is UTC, as Celery takes it."""
+    return (maybe_make_aware(time) - _EPOCH) // _MICROSECOND
+
+
+def moment(time: int, like: datetime) -> datetime:
+    """A point in time in the zone of another, or without one if that has none."""
+    aware = _EPOCH + time * _MICROSECOND
+    return aware.astimezone(like.tzinfo) if like.tzinfo else aware.replace(tzinfo=None)
+
+
+def _next(entry: Any, last: datetime) -> int | None:
+    """When an entry is due that was run at `last`; None where its schedule does not say."""
+    schedule = entry.schedule
+    try:
+        aware = maybe_make_aware(last).astimezone(schedule.tz)
+        with _at(schedule, aware):
+            remaining: timedelta = schedule.remaining_estimate(aware)
+    except Exception:  # noqa: BLE001 - schedules are users' code as well
+        return None
+    return micros(aware) + remaining // _MICROSECOND
+
+
+@contextmanager
+def _at(schedule: Any, present: datetime) -> Iterator[None]:
+    """Have a schedule take `present` for the present, so that what it says does not depend on when it is asked."""
+    nowfun = schedule.nowfun
+    schedule.nowfun = lambda: present
+    try:
+        yield
+    finally:
+        schedule.nowfun = nowfun
