@@ -15,7 +15,7 @@ help:
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      check the links and run the code blocks of the documentation"
-	@echo "make bench     what a lock costs, beside other libraries (about 10 min; BENCH=--quick: 3 min)"
+	@echo "make bench     what a lock costs, beside other libraries (about 17 min; BENCH=--quick: 4 min)"
 
 setup: .venv/.dev
 

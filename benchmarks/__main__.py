@@ -17,7 +17,7 @@ def main() -> None:
     """Run the benchmarks one after another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", choices=MODULES, action="append", help="one of them; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="short runs, for a first look (under 3 minutes)")
+    parser.add_argument("--quick", action="store_true", help="short runs, for a first look (about 4 minutes)")
     options = parser.parse_args()
     # The peers log each error of a server that we break on purpose; they shall, but not here.
     logging.getLogger().addHandler(logging.NullHandler())

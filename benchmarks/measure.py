@@ -34,6 +34,7 @@ PACKAGES = (
     "redlock-py",
     "celery-singleton",
     "celery-once",
+    "celery-redbeat",
 )
 
 
@@ -67,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One comparison. Ratios are costs: the lower, the better."""
+    """One comparison. Ratios are costs: the lower, the better. Without a baseline nothing is compared."""
 
     title: str
     baseline: str

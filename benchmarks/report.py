@@ -13,7 +13,7 @@ from benchmarks.measure import RESULTS
 INK, THEIRS, OURS = "#7d8590", "#7d8590", "#2f81f7"
 
 #: In the order of the page; the modules' names are nearly the same.
-ORDER = ("acquire_release", "hand_over", "heartbeat", "redlock", "worker", "import")
+ORDER = ("acquire_release", "hand_over", "heartbeat", "redlock", "worker", "beat", "import")
 
 _HEAD = """# What the locks cost
 
@@ -89,13 +89,15 @@ def times(value: float) -> str:
 
 def _table(table: Mapping[str, Any]) -> list[str]:
     columns = list(dict.fromkeys(name for row in table["rows"] for name in row["columns"] if name != "skipped"))
-    head = ["", f"× {table['baseline']}", *columns]
+    # Where nothing is compared there is no baseline.
+    head = ["", *([f"× {table['baseline']}"] if table["baseline"] else []), *columns]
     lines = [_line(head), _line(["---"] * len(head))]
     for row in table["rows"]:
         ratio = row["ratio"]
         skipped = row["columns"].get("skipped")
         shown = _shown(ratio) if ratio else f"not measured: {skipped}" if skipped else "–"
-        lines.append(_line([_name(row["name"]), shown, *(row["columns"].get(column, "") for column in columns)]))
+        cells = [*([shown] if table["baseline"] else []), *(row["columns"].get(column, "") for column in columns)]
+        lines.append(_line([_name(row["name"]), *cells]))
     return lines
 
 

@@ -34,3 +34,10 @@ def test_the_page_shows_ratio_and_spread_and_who_was_skipped(tmp_path: Path, mon
     assert "| **ours** | **0.50** (0.40 – 0.60) | 3 |" in page
     assert "| absent | not measured: not there |  |" in page
     assert "A quick run" in page
+
+
+def test_a_table_without_a_baseline_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    table = Table("A table", "", [Row("one", None, {"ms": "3"})])
+    measure.save(Result("beat", "A title", [table], []), quick=False, server_version="7.0")
+    assert "|  | ms |\n| --- | --- |\n| one | 3 |" in report.write(tmp_path).read_text()

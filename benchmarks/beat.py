@@ -1,0 +1,217 @@
+"""What an exclusive schedule costs beat: to send what is due, and to stand by."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from celery.beat import Service
+from celery.signals import beat_init
+from redis import Redis
+
+from benchmarks import standing_by
+from benchmarks.beat_app import QUEUE, make
+from benchmarks.measure import Result, Rounds, Row, Table, apart
+from celery_singleton_lock.testing import RedisServer
+
+STOCK = "Celery's Scheduler"
+
+ENTRIES = 1000
+
+#: Seconds between two runs of an entry.
+INTERVAL = 3600.0
+
+#: Seconds for all entries to be sent.
+LIMIT = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A scheduler's name, with what it is set to, and what keeps the last runs."""
+
+    scheduler: str
+    keeps: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+CONTESTANTS: Mapping[str, Contestant] = {
+    STOCK: Contestant("celery.beat:Scheduler", "memory"),
+    "Celery's PersistentScheduler": Contestant("celery.beat:PersistentScheduler", "file, every 3 min"),
+    "ours: over Scheduler": Contestant(
+        "exclusive", "Redis, each run", {"singleton_lock_beat_scheduler": "celery.beat:Scheduler"}
+    ),
+    "ours: over PersistentScheduler": Contestant("exclusive", "Redis, each run; file"),
+    "ours: over Scheduler, shared": Contestant(
+        "exclusive",
+        "Redis, each run",
+        {"singleton_lock_beat_scheduler": "celery.beat:Scheduler", "singleton_lock_beat_mode": "shared"},
+    ),
+    "RedBeat": Contestant("redbeat:RedBeatScheduler", "Redis, each run"),
+}
+
+
+def run(*, quick: bool = False) -> Result:
+    """Sending in this process, with contestants in turns; standing by in real beats, side by side."""
+    rounds, seconds, sizes = (2, 5.0, (ENTRIES,)) if quick else (10, 20.0, (ENTRIES, ENTRIES // 10))
+    tables = [_sending(size, rounds) for size in sizes]
+    notes = [
+        f"{rounds} rounds per size. Every entry runs once an hour, all at the same moment; the scheduler runs already,"
+        " and knows that moment before it comes. The time is from the first `tick()` to the one that has nothing more"
+        " to send, divided by the entries.",
+        "In each round the broker must have one message per entry, no more and no less.",
+        "Broker and locks are on one Redis, on another core than the scheduler; server commands include those within"
+        " scripts, and the message's own.",
+        "Celery compares the whole schedule with a copy on each tick, for one message: with 1,000 entries about half of"
+        " the time is that. RedBeat sends all that is due in one tick, and has no such copy.",
+    ]
+    return Result(
+        "beat",
+        "Beat that can be started twice",
+        [*tables, standing_by.table(seconds)],
+        [*notes, *standing_by.notes(seconds)],
+    )
+
+
+def _sending(entries: int, rounds: int) -> Table:
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer())
+        beats = {
+            name: stack.enter_context(_beat(server, database, one, entries))
+            for database, (name, one) in enumerate(CONTESTANTS.items())
+        }
+        stack.enter_context(apart(server))
+        for beat in beats.values():
+            beat.turn()
+        measured = Rounds(STOCK).run(rounds, {name: beat.turn for name, beat in beats.items()})
+        rows = [Row(name, measured.ratio(name), _columns(name, measured, beat)) for name, beat in beats.items()]
+    return Table(f"A tick of {entries:,} due entries", STOCK, rows)
+
+
+def _columns(name: str, measured: Rounds, beat: _Beat) -> dict[str, str]:
+    seconds = measured.median(name)
+    return {
+        "µs per entry": f"{seconds * 1e6:,.0f}",
+        "entries/s": f"{1 / seconds:,.0f}",
+        "server commands per entry": f"{beat.commands:.2f}",
+        "last runs are kept in": CONTESTANTS[name].keeps,
+    }
+
+
+@contextmanager
+def _beat(server: RedisServer, database: int, contestant: Contestant, entries: int) -> Iterator[_Beat]:
+    """A beat with a database and a file of its own."""
+    with tempfile.TemporaryDirectory() as directory, server.client(database) as client:
+        kind = _RedBeat if contestant.scheduler.startswith("redbeat") else _Beat
+        beat = kind(server.url_of(database), client, Path(directory) / "schedule", contestant, entries)
+        try:
+            yield beat
+        finally:
+            beat.scheduler.close()
+
+
+class _Beat:
+    """What beat's service does, without its sleep.
+
+    Args:
+        url: of the broker and the locks.
+        client: of the same database.
+        file: for a scheduler that keeps one.
+        contestant: which scheduler.
+        entries: how many there are.
+    """
+
+    #: Seconds from setting the last runs to when all entries are due.
+    AHEAD = 1.0
+
+    def __init__(self, url: str, client: Redis, file: Path, contestant: Contestant, entries: int) -> None:
+        #: Commands of the server per entry, in the last turn.
+        self.commands = 0.0
+        self._client = client
+        self._entries = entries
+        self._app = make(url, url, contestant.settings)
+        self._app.conf.beat_schedule = {
+            f"entry {number}": {"task": "nothing", "schedule": INTERVAL, "args": (number,)} for number in range(entries)
+        }
+        self._service = Service(self._app, scheduler_cls=contestant.scheduler, schedule_filename=str(file))
+        self.scheduler = self._service.scheduler
+        self._start()
+
+    def turn(self) -> float:
+        """Seconds per entry to send all."""
+        self._client.delete(QUEUE)
+        due_at = time.time() + self.AHEAD
+        self.scheduler.tick()  # A leader's lease may have ended between two turns.
+        self._set_last_runs(datetime.fromtimestamp(due_at - INTERVAL, tz=timezone.utc))
+        self.scheduler.tick()
+        if time.time() >= due_at:
+            raise TimeoutError(f"it took more than {self.AHEAD:g} s to set the last runs")
+        self._check_sent(0)
+        time.sleep(due_at - time.time() + 0.05)
+        before, begun = _commands(self._client), time.perf_counter()
+        self._send()
+        passed = time.perf_counter() - begun
+        # Two of them were our own INFO and LLEN.
+        self.commands = (_commands(self._client) - before - 2) / self._entries
+        self._check_sent(self._entries)
+        return passed / self._entries
+
+    def _send(self) -> None:
+        """Until all is sent and the scheduler wants to sleep."""
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            seconds = self.scheduler.tick()
+            if seconds > 0:
+                if self._client.llen(QUEUE) >= self._entries:
+                    return
+                time.sleep(min(seconds, LIMIT))
+        raise TimeoutError(f"the entries were not sent in {LIMIT:g} s")
+
+    def _start(self) -> None:
+        """Up to the loop; a leader leads then."""
+        self.scheduler.tick()
+
+    def _set_last_runs(self, last: datetime) -> None:
+        """As if the scheduler had started anew, with this for the last run of all."""
+        wrapped = getattr(self.scheduler, "_inner", self.scheduler)
+        for entry in wrapped.schedule.values():
+            entry.last_run_at = last
+        for ledger in self._client.scan_iter("*:ledger"):
+            self._client.delete(ledger)  # It knows better.
+        wrapped.old_schedulers = None  # The order of the entries is made anew.
+
+    def _check_sent(self, expected: int) -> None:
+        """Whether there is exactly one message per entry."""
+        messages = [json.loads(message)["headers"] for message in self._client.lrange(QUEUE, 0, -1)]
+        distinct = {headers["argsrepr"] for headers in messages}
+        if not len(messages) == len(distinct) == expected:
+            name = type(self.scheduler).__name__
+            raise AssertionError(f"{name}: {len(messages)} messages of {len(distinct)} entries, not {expected}")
+
+
+class _RedBeat(_Beat):
+    """RedBeat has its entries in Redis, and takes its lock when the service says that it starts."""
+
+    AHEAD = 4.0
+
+    def _start(self) -> None:
+        beat_init.send(sender=self._service)
+        if self.scheduler.lock is None:
+            raise AssertionError("RedBeat has no lock")
+        super()._start()
+
+    def _set_last_runs(self, last: datetime) -> None:
+        for name in self._app.conf.beat_schedule:
+            key = self.scheduler.Entry.generate_key(self._app, name)
+            self.scheduler.Entry.from_key(key, app=self._app).reschedule(last)
+
+
+def _commands(client: Redis) -> int:
+    """That the server has carried out, those within scripts as well."""
+    return int(client.info("stats")["total_commands_processed"])
