@@ -9,16 +9,18 @@ It wraps any scheduler: `singleton_lock_beat_scheduler`, by default Celery's own
 
 from __future__ import annotations
 
+import heapq
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
-from celery.beat import Scheduler
+from celery.beat import Scheduler, event_t
 from celery.signals import beat_embedded_init
 from celery.utils.imports import qualname, symbol_by_name
 from celery.utils.log import get_logger
@@ -42,6 +44,10 @@ DUE_HEADER = "singleton_lock_due"
 
 #: Entries that are claimed in one round trip.
 BATCH = 100
+
+#: Seconds that a claim lasts at most: who follows on a leader that was killed while it sent waits so long to send that
+#: tick again, also where its lease was much longer.
+MAX_CLAIM = 5.0
 
 #: Seconds until the next try: of a tick that another beat has claimed, and while a server does not answer.
 AGAIN, RETRY_AFTER = 0.25, 1.0
@@ -76,7 +82,8 @@ class ExclusiveScheduler(Scheduler):
         key = keys.key_of_beat(settings.prefix, self._settings.name)
         if self._settings.mode == "leader":
             self._leadership = self._candidacy(store, key)
-        self._claims = Claims(store.ledger(key), ttl=self._settings.ttl, may_send=self._may_send)
+        ttl = min(self._settings.ttl, MAX_CLAIM)
+        self._claims = Claims(store.ledger(key), ttl=ttl, may_send=self._may_send)
 
     @property
     def schedule(self) -> Any:
@@ -123,10 +130,7 @@ class ExclusiveScheduler(Scheduler):
             self._leadership.resign()
 
     def _tick(self, *args: Any, **kwargs: Any) -> float:
-        leadership = self._leadership
-        if leadership is not None and not leadership.lead(min(PATIENCE, float(self.max_interval or PATIENCE))):
-            if self._inner is not None:
-                self._retire()
+        if not self._leads():
             return 0.0
         if self._inner is None:
             self._take_over()
@@ -137,7 +141,19 @@ class ExclusiveScheduler(Scheduler):
             if stopped.__cause__ is not None:
                 raise stopped.__cause__ from None
             return 0.0
-        return seconds if leadership is None else min(seconds, leadership.renews_in)
+        return seconds if self._leadership is None else min(seconds, self._leadership.renews_in)
+
+    def _leads(self) -> bool:
+        """Whether this beat leads; what it had as the leader of an earlier term is given up."""
+        if self._leadership is None:
+            return True
+        term, leads = self._leadership.term, False
+        try:
+            leads = self._leadership.lead(min(PATIENCE, float(self.max_interval or PATIENCE)))
+        finally:
+            if self._inner is not None and not (self._leadership.holds and self._leadership.term == term):
+                self._retire()
+        return leads
 
     def _take_over(self) -> None:
         try:
@@ -247,6 +263,7 @@ class _Claiming:
         """Advance an entry to its tick."""
         tick = self._claims.granted(entry)
         if tick is None:
+            self._claims.require(entry)
             raise _NotNow
         return self._advance(entry, tick.sets)
 
@@ -272,15 +289,16 @@ class _Claiming:
             **options,
             "headers": {**(options.get("headers") or {}), DUE_HEADER: tick.due_at},
         }
-        try:
-            super().apply_entry(entry, producer=producer)  # type: ignore[misc]
-        finally:
-            entry.options = options
-        if self._was_taken:
-            self._unsent.pop(entry.name, None)
-            with _leaving():
-                self._claims.sent(tick)
-        else:
+        with _undisturbed():
+            try:
+                super().apply_entry(entry, producer=producer)  # type: ignore[misc]
+            finally:
+                entry.options = options
+            if self._was_taken:
+                self._unsent.pop(entry.name, None)
+                with _leaving():
+                    self._claims.sent(tick)
+        if not self._was_taken:
             logger.warning("beat: %s is tried again, under the same id", entry.name)
             self._unsent[entry.name] = entry, tick
             self._retries_at = clock.now() + RETRY_AFTER
@@ -295,11 +313,10 @@ class _Claiming:
 
     def _others_due(self: Any, entry: Any) -> dict[str, Tick]:
         """Ticks of the entries behind this one that are due as well, to be claimed along with it."""
-        found: dict[str, Tick] = {}
-        present = self._when(entry, 0)
-        for event in self._heap or ():
+        present, found = self._when(entry, 0), {}
+        for event in sorted(event for event in self._heap or () if event.time <= present):
             other = event.entry
-            if event.time > present or other is entry or other.name in self._unsent:
+            if other is entry or other.name in self._unsent or self._claims.granted(other):
                 continue
             with suppress(Exception):  # It will say so itself, when it is its turn.
                 if super().is_due(other)[0] and (tick := ticks.tick_of(other)):  # type: ignore[misc]
@@ -310,8 +327,12 @@ class _Claiming:
 
     def _pass_over(self: Any, entry: Any, last: int) -> tuple[bool, float]:
         """Another beat has sent the tick: take it as if it was sent here."""
-        self._advance(entry, last)
-        self._heap = None
+        following = self._advance(entry, last)
+        if self._heap and self._heap[0].entry is entry:
+            is_due, seconds = super().is_due(following)  # type: ignore[misc]
+            heapq.heapreplace(self._heap, event_t(self._when(following, 0 if is_due else seconds), 5, following))
+        else:
+            self._heap = None
         return False, 0.0
 
     def _is_too_late(self: Any, tick: Tick) -> bool:
@@ -347,6 +368,19 @@ def _leaving() -> Iterator[None]:
         yield
     except LockUnavailable as error:
         raise _NotNow from error
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put off the signals that end beat: between sending and recording they would have a tick sent again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _class_of(scheduler: str | type) -> type:

@@ -13,6 +13,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, ticks
+from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores.base import Ledger, Refused
 from celery_singleton_lock.ticks import Tick
@@ -63,6 +64,18 @@ class Claims:
         if tick is None or not self._may_send() or clock.now() >= until:
             return None
         return tick if tick.last == ticks.micros(entry.last_run_at) else None
+
+    def require(self, entry: Any) -> None:
+        """Refuse a scheduler that sends without having asked; a claim that has ended since is no such case.
+
+        Raises:
+            InvalidOption: it does.
+        """
+        if entry.name not in self._granted:
+            raise InvalidOption(
+                "setting singleton_lock_beat_scheduler names a scheduler that sends in a way of its own, without "
+                "asking its is_due(); allowed: one that ticks as celery.beat.Scheduler does"
+            )
 
     def take(self, wanted: Mapping[str, Tick]) -> dict[str, Refused]:
         """Claim some ticks; those that are refused.

@@ -44,6 +44,8 @@ class Leadership:
         self._holder = holder
         self._owner = new_owner()
         self._lease: Lease | None = None
+        #: How often it has become the leader.
+        self.term = 0
         self._leader: Held | None = None
         self._renews_at = 0.0
         self._looks_at = 0.0
@@ -117,6 +119,7 @@ class Leadership:
             self._look_up_to(found)
             return False
         self._stop_waiting()
+        self.term += 1
         self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - RENEW_AFTER)
         after = f", after {_shown(self._leader)}" if self._leader else ""
         logger.info("beat: leads schedule %s (fence %d)%s", self._name, found.fence, after)

@@ -56,7 +56,8 @@ class LockStep(bootsteps.StartStopStep):
     """
 
     name = "singleton-lock"
-    requires = ("celery.worker.components:Pool",)
+    # After all that forks: the child of a fork waits for ever for what a thread of ours was just importing.
+    requires = ("celery.worker.components:Pool", "celery.worker.components:Beat")
 
     def __init__(
         self,

@@ -43,9 +43,10 @@ class RedisLedger:
         for entry, *votes in zip(lasts, *answers, strict=True):
             if (refusal := self._counted(votes)) is not None:
                 refused[entry] = refusal
-        if self._quorum > 1 and refused:
+        split = [entry for entry, refusal in refused.items() if refusal.last is None]
+        if self._quorum > 1 and split:
             # A part of the nodes may have said yes: nobody would get a majority before that ends.
-            self.record(dict.fromkeys(refused, 0), owner, ceiling=ceiling)
+            self.record(dict.fromkeys(split, 0), owner, ceiling=ceiling)
         return refused
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:

@@ -7,6 +7,7 @@ none of them costs what the client's retries and callbacks do.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
 import re
 import socket
 import time

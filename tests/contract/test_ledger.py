@@ -1,0 +1,273 @@
+"""What every ledger promises: who may send a tick, and what was sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.lease import new_owner
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Ledger, Refused, Store
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing import RedisServer
+
+KEY = "contract:{beat:1}"
+TTL = 5.0
+SHORT = 0.2
+CEILING = 1_000_000
+
+
+@pytest.fixture(params=["memory", "redis", "redlock"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    urls = [server.url_of(database) for database in range(5 if request.param == "redlock" else 1)]
+    store = open_url(";".join(urls), {"restart_delay": False})
+    yield store
+    store.close()
+    server.flush()
+
+
+@pytest.fixture
+def ledger(store: Store) -> Ledger:
+    return store.ledger(KEY)
+
+
+def claim(ledger: Ledger, entry: str, last: int, owner: str = "a", *, ttl: float = TTL) -> Refused | None:
+    return ledger.claim({entry: last}, owner, ttl=ttl, ceiling=CEILING).get(entry)
+
+
+def record(ledger: Ledger, entry: str, last: int, owner: str = "a") -> None:
+    ledger.record({entry: last}, owner, ceiling=CEILING)
+
+
+def align(ledger: Ledger, **lasts: int) -> dict[str, int]:
+    return ledger.align(lasts, ceiling=CEILING)
+
+
+def test_what_is_not_known_is_what_the_first_says(ledger: Ledger) -> None:
+    assert align(ledger, x=10, y=20) == {"x": 10, "y": 20}
+    assert align(ledger, x=99, y=1) == {"x": 10, "y": 20}
+
+
+def test_entries_that_are_gone_are_forgotten(ledger: Ledger) -> None:
+    align(ledger, x=10, y=20)
+    align(ledger, y=20)
+    assert align(ledger, x=99, y=99) == {"x": 99, "y": 20}
+
+
+def test_one_of_two_claims_a_tick(ledger: Ledger) -> None:
+    assert claim(ledger, "x", 10, "a") is None
+    refused = claim(ledger, "x", 10, "b")
+    assert refused is not None
+    assert refused.last is None
+    assert 0 < refused.remaining <= TTL
+
+
+def test_claim_may_be_repeated(ledger: Ledger) -> None:
+    assert claim(ledger, "x", 10) is None
+    assert claim(ledger, "x", 10) is None
+
+
+def test_claim_ends_with_its_ttl(ledger: Ledger) -> None:
+    assert claim(ledger, "x", 10, "a", ttl=SHORT) is None
+    clock.sleep(1.5 * SHORT)
+    assert claim(ledger, "x", 10, "b") is None
+
+
+def test_what_was_sent_is_refused_and_told(ledger: Ledger) -> None:
+    align(ledger, x=10)
+    assert claim(ledger, "x", 10, "a") is None
+    record(ledger, "x", 20, "a")
+    assert claim(ledger, "x", 10, "b") == Refused(20, 0.0)
+    assert claim(ledger, "x", 20, "b") is None
+
+
+def test_what_was_not_sent_is_free_at_once(ledger: Ledger) -> None:
+    assert claim(ledger, "x", 10, "a") is None
+    record(ledger, "x", 0, "a")
+    assert claim(ledger, "x", 10, "b") is None
+    assert align(ledger, x=7) == {"x": 7}
+
+
+def test_last_run_never_goes_back(ledger: Ledger) -> None:
+    align(ledger, x=10)
+    record(ledger, "x", 30, "a")
+    record(ledger, "x", 20, "b")
+    assert align(ledger, x=0) == {"x": 30}
+
+
+def test_record_of_another_ends_no_claim(ledger: Ledger) -> None:
+    assert claim(ledger, "x", 10, "a") is None
+    record(ledger, "x", 5, "b")
+    refused = claim(ledger, "x", 10, "b")
+    assert refused is not None
+    assert refused.last is None
+
+
+def test_many_are_claimed_at_once(ledger: Ledger) -> None:
+    lasts = {f"entry {number}": number for number in range(100)}
+    assert claim(ledger, "entry 7", 7, "b") is None
+    refused = ledger.claim(lasts, "a", ttl=TTL, ceiling=CEILING)
+    assert list(refused) == ["entry 7"]
+    ledger.record({entry: last + 1 for entry, last in lasts.items()}, "a", ceiling=CEILING)
+    assert ledger.align(lasts, ceiling=CEILING) == {entry: last + 1 for entry, last in lasts.items()}
+
+
+@pytest.mark.parametrize("entry", ["x:run", "x:run:1", "ünïcode {braces} *", "a\nb", " "])
+def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> None:
+    assert claim(ledger, entry, 10, "a") is None
+    assert list(store.holds("contract")) == [], "a claim is no lock"
+    record(ledger, entry, 20)
+    assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
+
+
+def test_last_run_in_the_future_is_not_believed(ledger: Ledger) -> None:
+    """Written by a host whose clock was wrong: the entry would not run until then."""
+    record(ledger, "x", CEILING + 1, "a")
+    assert claim(ledger, "x", 10, "b") is None
+    record(ledger, "x", 20, "b")
+    assert align(ledger, x=0) == {"x": 20}
+    record(ledger, "x", CEILING + 1, "a")
+    assert align(ledger, x=40) == {"x": 40}
+
+
+def test_one_of_many_threads_gets_each_tick(store: Store) -> None:
+    granted: list[tuple[int, str]] = []
+    start = threading.Barrier(8)
+
+    def contend(owner: str) -> None:
+        ledger = store.ledger(KEY)
+        start.wait()
+        for last in range(20):
+            while (refused := claim(ledger, "x", last, owner)) is not None and refused.last is None:
+                clock.sleep(0.001)
+            if refused is None:
+                granted.append((last, owner))
+                record(ledger, "x", last + 1, owner)
+
+    threads = [threading.Thread(target=contend, args=(f"owner {number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [last for last, _ in granted] == list(range(20))
+
+
+def test_server_that_is_gone_is_said(own_redis: RedisServer) -> None:
+    store = open_url(own_redis.url)
+    own_redis.kill()
+    with pytest.raises(LockUnavailable):
+        claim(store.ledger(KEY), "x", 10)
+
+
+def test_foreign_value_is_an_error_and_stays(redis_server: RedisServer) -> None:
+    store = open_url(redis_server.url)
+    with redis_server.client(0) as client:
+        client.set(f"{KEY}:ledger", "foreign")
+        with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+            claim(store.ledger(KEY), "x", 10)
+        client.delete(f"{KEY}:ledger")
+        client.hset(f"{KEY}:ledger", "x", "nonsense")
+        assert align(store.ledger(KEY), x=7) == {"x": 7}
+    store.close()
+    redis_server.flush()
+
+
+def test_redlock_goes_on_with_a_majority(redis_server: RedisServer) -> None:
+    urls = [redis_server.url_of(number) for number in range(3)] + ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]
+    store = open_url(";".join(urls), {"restart_delay": False})
+    ledger = store.ledger(KEY)
+    assert claim(ledger, "x", 10) is None
+    record(ledger, "x", 20)
+    assert claim(ledger, "x", 10, "b") == Refused(20, 0.0)
+    with redis_server.client(0) as client:
+        client.flushdb()  # A node that lost everything: the others remember.
+    assert claim(ledger, "x", 10, "b") == Refused(20, 0.0)
+    store.close()
+    redis_server.flush()
+
+
+def test_ledger_ends_when_nobody_uses_it(redis_server: RedisServer) -> None:
+    store = open_url(redis_server.url)
+    align(store.ledger(KEY), x=10)
+    claim(store.ledger(KEY), "x", 10)
+    with redis_server.client(0) as client:
+        assert all(client.pttl(key) > 0 for key in client.scan_iter())
+    store.close()
+    redis_server.flush()
+
+
+class _Beats(RuleBasedStateMachine):
+    """Beats that claim, send, die and forget; against what is true of each entry."""
+
+    ENTRIES = ("x", "y")
+    OWNERS = ("a", "b", "c")
+    store: Store
+
+    @initialize()
+    def begin(self) -> None:
+        self.ledger = self.store.ledger(f"model:{{{new_owner()}}}")
+        self.sent = dict.fromkeys(self.ENTRIES, 0)
+        self.claimed: dict[str, tuple[str, int]] = {}
+
+    @rule(entry=st.sampled_from(ENTRIES), owner=st.sampled_from(OWNERS), back=st.integers(0, 2))
+    def claim(self, entry: str, owner: str, back: int) -> None:
+        """From a last run that may be an old one."""
+        last = max(self.sent[entry] - back, 0)
+        refused = claim(self.ledger, entry, last, owner)
+        claimer = self.claimed.get(entry, (owner, 0))[0]
+        if self.sent[entry] > last:
+            assert refused == Refused(self.sent[entry], 0.0)
+        elif claimer != owner:
+            assert refused is not None
+            assert refused.last is None
+        else:
+            assert refused is None
+            self.claimed[entry] = owner, last
+
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data(), sets=st.integers(1, 3))
+    def record(self, data: st.DataObject, sets: int) -> None:
+        entry = data.draw(st.sampled_from(sorted(self.claimed)))
+        owner, last = self.claimed.pop(entry)
+        record(self.ledger, entry, last + sets, owner)
+        self.sent[entry] = max(self.sent[entry], last + sets)
+
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(sorted(self.claimed)))
+        record(self.ledger, entry, 0, self.claimed.pop(entry)[0])
+
+    @invariant()
+    def last_runs_are_known(self) -> None:
+        if hasattr(self, "sent"):
+            assert self.ledger.align(dict.fromkeys(self.ENTRIES, 0), ceiling=CEILING) == self.sent
+
+
+def test_model(store: Store) -> None:
+    class Beats(_Beats):
+        pass
+
+    Beats.store = store
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    run_state_machine_as_test(
+        Beats, settings=settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=checks)
+    )

@@ -1,0 +1,185 @@
+"""Real `celery beat` processes, and what they have sent."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import until
+from tests.integration.workers import LIMIT, ROOT
+
+APP = "tests.integration.beat_app"
+
+
+class Beat:
+    """A `celery beat` in a process group of its own."""
+
+    def __init__(self, name: str, command: list[str], *, directory: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = directory / f"{name}.log"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", APP, *command, "-l", "INFO"],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the leader, as far as it knows itself."""
+        lines = [line for line in self.log.splitlines() if " lead" in line or "resigned" in line]
+        return bool(lines) and ": leads schedule" in lines[-1] and "no more" not in lines[-1]
+
+    def wait_for(self, *texts: str, times: int = 1) -> Beat:
+        """Until the log holds one of the texts so often."""
+        deadline = clock.now() + LIMIT
+        while sum(self.log.count(text) for text in texts) < times:
+            assert self.process.poll() is None, f"{self.name} has ended:\n{self.log[-3000:]}"
+            assert clock.now() < deadline, f"{self.name} did not say {texts}:\n{self.log[-3000:]}"
+            clock.sleep(0.01)
+        return self
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def terminate(self) -> int:
+        self.process.terminate()
+        return self.process.wait(LIMIT)
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What was sent for a tick."""
+
+    entry: str
+    task_id: str
+    due: float
+
+
+@dataclass
+class Studio:
+    """A broker, a lock server, and beats."""
+
+    broker: RedisServer
+    locks: RedisServer
+    directory: Path
+    exits: ExitStack
+    schedule: dict[str, Any] = field(default_factory=lambda: {"half": 0.5})
+    conf: dict[str, Any] = field(default_factory=dict)
+    beats: list[Beat] = field(default_factory=list)
+
+    def start(self, *names: str, command: tuple[str, ...] = ()) -> list[Beat]:
+        """Start beats of these names, one after another so that the first leads."""
+        started = []
+        for name in names:
+            own = command or ("beat", "-S", "exclusive", "-s", str(self.directory / f"{name}.schedule"))
+            beat = Beat(name, list(own), directory=self.directory, environment=self._environment())
+            self.exits.callback(beat.kill)
+            self.beats.append(beat)
+            started.append(beat.wait_for("beat: leads", "beat: stands by", "Sending due"))
+        return started
+
+    def leader(self) -> Beat:
+        """The one that leads; waits until there is one."""
+        until(lambda: [beat for beat in self.beats if beat.leads and beat.process.poll() is None])
+        return next(beat for beat in self.beats if beat.leads and beat.process.poll() is None)
+
+    def stall_next(self, seconds: float, moment: str = "before") -> None:
+        """The next send takes so long, before or after the broker has the message."""
+        new = self.directory / "stall.new"
+        new.write_text(f"{moment} {seconds}")
+        new.rename(self.directory / "stall")
+
+    def age(self, seconds: float, *entries: str) -> None:
+        """Put the last runs of some or all entries back."""
+        with self.locks.client(2) as client:
+            (key,) = client.keys("*:ledger")
+            last = int((clock.wall() - seconds) * 1_000_000)
+            client.hset(key, mapping=dict.fromkeys(entries or self.schedule, last))
+
+    def sent(self, entry: str | None = None) -> list[Message]:
+        """The messages in the queue, in the order in which they were sent."""
+        with self.broker.client(0) as client:
+            found = [_message(json.loads(raw)) for raw in reversed(client.lrange("celery", 0, -1))]
+        return [message for message in found if entry in (None, message.entry)]
+
+    def wait_for_sent(self, number: int, entry: str | None = None) -> list[Message]:
+        """Once so many messages more than now were sent."""
+        wanted = len(self.sent(entry)) + number
+        until(lambda: len(self.sent(entry)) >= wanted)
+        return self.sent(entry)
+
+    def wait_until_recorded(self, entry: str = "half") -> None:
+        """Until what was sent last is known to be: a beat that is killed earlier leaves it to be sent again."""
+        until(lambda: (sent := self.sent(entry)) and self.ledger().get(entry, 0) >= round(sent[-1].due * 1_000_000))
+
+    def ledger(self) -> dict[str, int]:
+        """The last runs that all beats share."""
+        with self.locks.client(2) as client:
+            return {entry: int(last) for key in client.keys("*:ledger") for entry, last in client.hgetall(key).items()}
+
+    def _environment(self) -> dict[str, str]:
+        conf = {
+            "broker_url": self.broker.url_of(0),
+            "singleton_lock_backend": self.locks.url_of(2),
+            "singleton_lock_beat_ttl": 2.0,
+            "task_ignore_result": True,
+            "result_expires": None,
+            **self.conf,
+        }
+        return {
+            "TEST_CONF": json.dumps(conf),
+            "TEST_SCHEDULE": json.dumps(self.schedule),
+            "TEST_STALL": str(self.directory / "stall"),
+            "SINGLETON_LOCK_RECORD": str(self.directory / "record"),
+        }
+
+
+def _message(raw: Mapping[str, Any]) -> Message:
+    headers = raw["headers"]
+    (entry,) = json.loads(headers["argsrepr"].replace("'", '"'))
+    return Message(entry, headers["id"], datetime.fromisoformat(headers["singleton_lock_due"]).timestamp())
+
+
+def gaps(messages: list[Message], every: float) -> list[tuple[float, float]]:
+    """Between which due times ticks are missing."""
+    dues = sorted({message.due for message in messages})
+    return [(before, after) for before, after in itertools.pairwise(dues) if after - before > 1.01 * every]
+
+
+def twice(messages: list[Message]) -> list[str]:
+    """Ids that were sent more than once."""
+    ids = [message.task_id for message in messages]
+    return sorted({task_id for task_id in ids if ids.count(task_id) > 1})
+
+
+@contextmanager
+def studio(broker: RedisServer, locks: RedisServer, directory: Path) -> Iterator[Studio]:
+    with ExitStack() as exits:
+        made = Studio(broker, locks, directory, exits)
+        yield made

@@ -1,0 +1,322 @@
+"""Beat that is started twice: real beats, real servers, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.beats import Studio, gaps, studio, twice
+from tests.integration.conftest import until
+from tests.integration.workers import Worker
+from tests.recording import Record, overlaps
+
+#: Seconds of the lease in these tests.
+TTL = 2.0
+
+
+@pytest.fixture
+def beats(own_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Studio]:
+    with studio(own_redis, own_redis, tmp_path) as made:
+        yield made
+        if request.session.testsfailed:
+            for beat in made.beats:
+                print(f"---- {beat.name}\n{beat.log[-3000:]}")
+
+
+def check(studio: Studio, *, missing: int = 0, entry: str = "half", every: float = 0.5) -> None:
+    """No tick was sent twice, and none is missing but in so many gaps."""
+    sent = studio.sent(entry)
+    assert twice(sent) == []
+    assert len(gaps(sent, every)) <= missing, (gaps(sent, every), [message.due for message in sent])
+
+
+def test_one_leads_and_the_other_follows_at_once_when_it_stops(beats: Studio) -> None:
+    beats.conf["singleton_lock_beat_ttl"] = 60.0
+    first, second = beats.start("first", "second")
+    beats.wait_for_sent(3)
+    assert first.leads
+    assert not second.leads
+    assert "Sending due" not in second.log
+    assert first.terminate() == 0
+    second.wait_for("leads schedule")
+    beats.wait_for_sent(3)
+    check(beats)
+    assert second.terminate() == 0
+    check(beats)
+
+
+def test_standby_needs_no_schedule_file(beats: Studio) -> None:
+    beats.start("first", "second")
+    beats.wait_for_sent(1)
+    assert list(beats.directory.glob("first.schedule*"))
+    assert not list(beats.directory.glob("second.schedule*"))
+
+
+def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Studio) -> None:
+    beats.conf["singleton_lock_beat_ttl"] = 600.0
+    first, second = beats.start("first", "second")
+    beats.wait_for_sent(2)
+    beats.wait_until_recorded()
+    first.kill()
+    second.wait_for("leads schedule")
+    beats.wait_for_sent(3)
+    check(beats, missing=1)
+
+
+def test_stopped_leader_is_replaced_within_its_lease_and_stands_by_afterwards(beats: Studio) -> None:
+    first, second = beats.start("first", "second")
+    beats.wait_for_sent(2)
+    began = clock.now()
+    first.signal(signal.SIGSTOP)
+    second.wait_for("leads schedule")
+    assert clock.now() - began < TTL + 1.5
+    beats.wait_for_sent(2)
+    first.signal(signal.SIGCONT)
+    first.wait_for("no more")
+    first.wait_for("stands by")
+    beats.wait_for_sent(3)
+    check(beats, missing=1)
+    assert not first.leads
+    second.terminate()
+    first.wait_for("leads schedule", times=2)
+    beats.wait_for_sent(2)
+    check(beats, missing=1)
+
+
+def test_leader_that_stalls_in_a_send_sends_nothing_afterwards(beats: Studio, own_redis: RedisServer) -> None:
+    """Of three jobs that are due at once, the first takes longer than the lease to be sent."""
+    beats.schedule = {"a": 3600.0, "b": 3600.0, "c": 3600.0}
+    first, second = beats.start("first", "second")
+    until(lambda: len(beats.ledger()) == 3)
+    beats.age(3601)
+    beats.stall_next(3.5 * TTL)
+    first.terminate()
+    (third,) = beats.start("third")
+    second.wait_for("Sending due")
+    third.wait_for("leads schedule")
+    second.wait_for("no more")
+    until(lambda: len(beats.sent()) >= 4)
+    clock.sleep(TTL)
+    assert sorted(message.entry for message in beats.sent()) in (
+        ["a", "a", "b", "c"],
+        ["a", "b", "b", "c"],
+        ["a", "b", "c", "c"],
+    )
+    assert len({message.task_id for message in beats.sent()}) == 3
+    record = Record(beats.directory / "record")
+    with running_worker(beats):
+        record.wait_for(ends=3)
+        until(lambda: own_redis.client(0).llen("celery") == 0)
+    assert sorted(run.job for run in record.runs()) == ["a", "b", "c"]
+
+
+def running_worker(studio: Studio) -> Worker:
+    environment = {**studio._environment(), "TEST_EVENTS": studio.broker.url_of(3)}
+    return Worker("runner", directory=studio.directory, environment=environment, app="tests.integration.beat_app")
+
+
+def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> None:
+    """Nothing is sent without it; afterwards beat goes on, on its own."""
+    with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
+        first, second = beats.start("first", "second")
+        beats.wait_for_sent(2)
+        locks.kill()
+        beats.leader().wait_for("nothing is sent until the lock server answers")
+        before = len(beats.sent())
+        clock.sleep(2 * TTL)
+        assert len(beats.sent()) <= before + 1
+        locks.start()  # It has lost everything.
+        beats.wait_for_sent(4)
+        assert [first.process.poll(), second.process.poll()] == [None, None]
+        assert twice(beats.sent()) == []
+
+
+def test_lock_server_that_hangs(own_redis: RedisServer, tmp_path: Path) -> None:
+    with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
+        beats.start("first", "second")
+        beats.wait_for_sent(2)
+        locks.pause()
+        beats.leader().wait_for("nothing is sent until the lock server answers")
+        clock.sleep(TTL)
+        locks.resume()
+        beats.wait_for_sent(4)
+        check(beats, missing=2)
+
+
+def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path, own_redis: RedisServer) -> None:
+    """Celery's own scheduler loses it."""
+    with RedisServer(["--appendonly", "yes"]) as broker, studio(broker, own_redis, tmp_path) as beats:
+        beats.conf["task_publish_retry"] = False
+        beats.schedule = {"one": 1.0, "other": 1.0}
+        (only,) = beats.start("only")
+        beats.wait_for_sent(2, "one")
+        broker.kill()
+        only.wait_for("is tried again, under the same id")
+        broker.start()
+        beats.wait_for_sent(3, "one")
+        beats.wait_for_sent(3, "other")
+        for entry in beats.schedule:
+            assert twice(beats.sent(entry)) == []
+        assert only.process.poll() is None
+
+
+def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
+    beats.conf |= {"singleton_lock_beat_mode": "shared", "singleton_lock_beat_ttl": TTL}
+    beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
+    first, second, third = beats.start("first", "second", "third")
+    beats.wait_for_sent(8, "half")
+    first.kill()
+    beats.wait_for_sent(6, "half")
+    second.signal(signal.SIGSTOP)
+    beats.wait_for_sent(6, "half")
+    second.signal(signal.SIGCONT)
+    beats.wait_for_sent(4, "half")
+    third.terminate()
+    beats.wait_for_sent(4, "half")
+    check(beats, missing=2)
+    for entry in beats.schedule:
+        ids = [message.task_id for message in beats.sent(entry)]
+        assert len(ids) - len(set(ids)) <= 1, "only what was being sent when its beat was stopped"
+
+
+def test_new_leader_goes_on_where_the_old_one_was(beats: Studio) -> None:
+    """A long interval is neither begun anew nor cut short."""
+    beats.schedule = {"long": 5.0}
+    (first,) = beats.start("first")
+    (sent,) = beats.wait_for_sent(1)
+    beats.wait_until_recorded("long")
+    first.kill()
+    beats.start("second")
+    *_, following = beats.wait_for_sent(1)
+    assert following.due - sent.due == pytest.approx(5.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, moment: str) -> None:
+    """The next one sends it again, under the same id."""
+    beats.conf["singleton_lock_beat_ttl"] = 600.0
+    beats.schedule = {"daily": 86400.0}
+    (first,) = beats.start("first")
+    until(beats.ledger)
+    first.terminate()
+    beats.age(86400 + 1)
+    beats.stall_next(60.0, moment)
+    second, third = beats.start("second", "third")
+    second.wait_for("Sending due")
+    until(lambda: len(beats.sent()) == (moment == "after"))
+    second.kill()
+    third.wait_for("Sending due")
+    until(lambda: len(beats.sent()) == 1 + (moment == "after"))
+    assert len({message.task_id for message in beats.sent()}) == 1
+    record = Record(beats.directory / "record")
+    with running_worker(beats):
+        record.wait_for(ends=1)
+        until(lambda: beats.broker.client(0).llen("celery") == 0)
+    assert len(record.runs()) == 1
+
+
+def test_changed_schedule_is_honoured(beats: Studio) -> None:
+    beats.schedule = {"kept": 0.5, "changed": 3600.0, "removed": 0.5}
+    (first,) = beats.start("first")
+    beats.wait_for_sent(2, "removed")
+    first.terminate()
+    beats.schedule = {"kept": 0.5, "changed": 0.5, "new": 0.5}
+    beats.start("second")
+    removed = len(beats.sent("removed"))
+    for entry in beats.schedule:
+        beats.wait_for_sent(3, entry)
+        assert twice(beats.sent(entry)) == []
+    assert len(beats.sent("removed")) == removed
+    assert sorted(beats.ledger()) == ["changed", "kept", "new"]
+
+
+@pytest.mark.parametrize(("catch_up", "caught_up"), [(None, 1), (10.0, 0)], ids=["made up for", "too late"])
+def test_missed_ticks_after_a_long_outage(
+    beats: Studio, own_redis: RedisServer, catch_up: float | None, caught_up: int
+) -> None:
+    beats.conf["singleton_lock_beat_catch_up"] = catch_up
+    beats.schedule = {"daily": 86400.0, "often": 0.5}
+    (first,) = beats.start("first")
+    beats.wait_for_sent(1, "often")
+    first.terminate()
+    beats.age(86400 * 3, "daily")
+    (second,) = beats.start("second")
+    beats.wait_for_sent(3, "often")
+    assert len(beats.sent("daily")) == caught_up
+    assert ("is skipped" in second.log) is (caught_up == 0)
+    assert beats.ledger()["daily"] > (clock.wall() - 60) * 1_000_000
+
+
+def test_beat_embedded_in_workers(beats: Studio) -> None:
+    beats.conf["singleton_lock_beat_ttl"] = 60.0
+    workers = []
+    for name in ("one", "two"):
+        schedule = str(beats.directory / f"{name}.schedule")
+        command = ("worker", "-B", "--scheduler", "exclusive", "-s", schedule, "-n", f"{name}@test", "-c", "1")
+        workers += beats.start(name, command=(*command, "--without-mingle", "--without-gossip"))
+    first, second = workers
+    record = Record(beats.directory / "record")
+    record.wait_for(ends=3)
+    assert first.leads
+    first.terminate()
+    second.wait_for("leads schedule")
+    seen = len(record.runs())
+    runs = record.wait_for(ends=seen + 4)
+    assert len({run.task_id for run in runs}) == len(runs)
+
+
+def test_plain_beats_and_exclusive_tasks(beats: Studio) -> None:
+    """Two beats of Celery's own send everything twice; the runs stay apart."""
+    environment = {**beats._environment(), "TEST_EVENTS": beats.broker.url_of(3)}
+    record = Record(beats.directory / "record")
+    for name in ("first", "second"):
+        beats.start(name, command=("beat", "-s", str(beats.directory / f"{name}.schedule")))
+    with Worker("runner", directory=beats.directory, environment=environment, app="tests.integration.beat_app"):
+        runs = record.wait_for(ends=8)
+    assert overlaps(runs) == []
+
+
+def test_on_a_redlock(own_redis: RedisServer, tmp_path: Path) -> None:
+    with ExitStack() as exits:
+        nodes = [exits.enter_context(RedisServer()) for _ in range(3)]
+        beats = exits.enter_context(studio(own_redis, nodes[0], tmp_path))
+        beats.conf |= {
+            "singleton_lock_backend": ";".join(node.url_of(2) for node in nodes),
+            "singleton_lock_transport_options": {"restart_delay": False},
+        }
+        first, second = beats.start("first", "second")
+        beats.wait_for_sent(2)
+        nodes[2].kill()
+        beats.wait_for_sent(2)
+        first.terminate()
+        second.wait_for("leads schedule")
+        beats.wait_for_sent(3)
+        check(beats)
+
+
+def test_user_with_the_documented_rights_is_enough(own_redis: RedisServer, beats: Studio) -> None:
+    with own_redis.client(0) as client:
+        rights = ("~singleton_lock:*", "+@read", "+@write", "+@scripting", "+select")
+        client.execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rights)
+    address = own_redis.url_of(2).rpartition("@")[2].removeprefix("redis://")
+    beats.conf["singleton_lock_backend"] = f"redis://locks:secret@{address}"
+    first, second = beats.start("first", "second")
+    beats.wait_for_sent(2)
+    first.terminate()
+    second.wait_for("leads schedule")
+    beats.wait_for_sent(2)
+    check(beats)
+
+
+def test_wrong_setting_is_refused_at_the_start(beats: Studio) -> None:
+    beats.conf["singleton_lock_beat_mode"] = "both"
+    with pytest.raises(AssertionError, match="allowed: 'leader' or 'shared'"):
+        beats.start("first")
+    assert os.listdir(beats.directory)

@@ -1,0 +1,315 @@
+"""The exclusive scheduler in one process, on locks in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import ScheduleEntry, Scheduler, Service
+from celery.worker import WorkController
+
+from celery_singleton_lock import InvalidOption, SingletonTask, clock
+from celery_singleton_lock.beat import ExclusiveScheduler
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.leader import Leadership
+from celery_singleton_lock.lease import Holder
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
+
+
+class Recorder(Scheduler):
+    """Sends to a list."""
+
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send_task(self, name: str, *args: Any, task_id: str = "", headers: Any = None, **options: Any) -> None:
+        self.sent.append((task_id, headers))
+
+
+def app_with(name: str = "unit", **conf: Any) -> Celery:
+    app = Celery(name, broker="memory://", set_as_current=False)
+    app.conf.update(singleton_lock_beat_scheduler=Recorder, result_expires=None, **conf)
+    return app
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
+    """Schedulers that share their locks."""
+    store = MemoryStore()
+    monkeypatch.setattr(Recorder, "sent", [])
+    monkeypatch.setattr("celery_singleton_lock.beat.PATIENCE", 0.01)
+    monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
+
+    def made(**conf: Any) -> ExclusiveScheduler:
+        return ExclusiveScheduler(app_with(**conf), Producer=lambda *args, **kwargs: None)
+
+    return made
+
+
+def every(seconds: float, *names: str) -> dict[str, Any]:
+    return {name: {"task": f"task.{name}", "schedule": seconds} for name in names}
+
+
+def run(scheduler: ExclusiveScheduler, until: Callable[[], object]) -> None:
+    deadline = clock.now() + 10
+    while not until():
+        assert clock.now() < deadline
+        if (seconds := scheduler.tick()) > 0:
+            clock.sleep(min(seconds, 0.02))
+
+
+def age(scheduler: ExclusiveScheduler, seconds: float) -> None:
+    """Make every entry's last run so much older, in the record and here."""
+    scheduler._claims._ledger._lasts.clear()
+    for entry in scheduler.schedule.values():
+        entry.last_run_at -= timedelta(seconds=seconds)
+    scheduler._inner._heap = None
+
+
+def test_nothing_is_connected_to_when_it_is_made() -> None:
+    app = Celery("unit", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    assert "celery.beat.PersistentScheduler" in ExclusiveScheduler(app, lazy=True).info
+    ExclusiveScheduler(app)
+
+
+def test_it_is_found_by_its_short_name() -> None:
+    service = Service(app_with(), scheduler_cls="exclusive")
+    assert isinstance(service.get_scheduler(lazy=True), ExclusiveScheduler)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "allowed"),
+    [
+        ("singleton_lock_beat_mode", "both", "'leader' or 'shared'"),
+        ("singleton_lock_beat_ttl", 0.5, "seconds from 1"),
+        ("singleton_lock_beat_catch_up", -1, "0 or more"),
+        ("singleton_lock_beat_name", "", "not empty"),
+        ("singleton_lock_beat_scheduler", "no.such:Thing", "no.such"),
+        ("singleton_lock_beat_scheduler", "celery.beat:Service", "a subclass of celery.beat.Scheduler"),
+        ("singleton_lock_beat_scheduler", "exclusive", "exclusive"),
+        ("singleton_lock_beat_scheduler", "celery_singleton_lock.beat:ExclusiveScheduler", "other than"),
+        ("singleton_lock_beat_modus", "leader", "did you mean 'singleton_lock_beat_mode'"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_is_allowed(setting: str, value: Any, allowed: str) -> None:
+    app = app_with()
+    app.conf[setting] = value
+    with pytest.raises(InvalidOption, match=allowed) as refused:
+        ExclusiveScheduler(app)
+    assert setting in str(refused.value)
+
+
+def test_one_sends_and_the_other_does_not(make: Callable[..., ExclusiveScheduler]) -> None:
+    first, second = make(beat_schedule=every(0.05, "a", "b")), make(beat_schedule=every(0.05, "a", "b"))
+    run(first, lambda: len(Recorder.sent) >= 4)
+    before = len(Recorder.sent)
+    for _ in range(20):
+        second.tick()
+    assert len(Recorder.sent) == before
+    assert second.schedule == {}
+    first.close()
+    run(second, lambda: len(Recorder.sent) >= before + 4)
+    ids = [task_id for task_id, _ in Recorder.sent]
+    assert len(set(ids)) == len(ids)
+    assert all("singleton_lock_due" in headers for _, headers in Recorder.sent)
+
+
+def test_close_within_a_tick_is_left_to_the_next_one(make: Callable[..., ExclusiveScheduler]) -> None:
+    """A signal's handler closes the scheduler, whatever it has interrupted."""
+    scheduler = make(beat_schedule=every(60, "a"))
+    scheduler.tick()
+    scheduler._ticking = True
+    scheduler.close()
+    assert scheduler.schedule
+    scheduler._ticking = False
+    scheduler.close()
+    scheduler.close()
+    assert scheduler.schedule == {}
+
+
+def test_many_that_are_due_are_claimed_in_few_round_trips(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"entry {number}" for number in range(250)]
+    scheduler = make(beat_schedule=every(3600, *names))
+    scheduler.tick()
+    claimed = []
+    ledger = scheduler._claims._ledger
+    claim = ledger.claim
+    monkeypatch.setattr(ledger, "claim", lambda lasts, *a, **k: claimed.append(len(lasts)) or claim(lasts, *a, **k))
+    age(scheduler, 3601)
+    run(scheduler, lambda: len(Recorder.sent) == 250)
+    assert claimed == [100, 100, 50]
+
+
+@pytest.mark.parametrize("mode", ["leader", "shared"])
+def test_what_another_has_sent_is_passed_over(make: Callable[..., ExclusiveScheduler], mode: str) -> None:
+    conf = {"beat_schedule": every(3600, "a", "b", "c"), "singleton_lock_beat_mode": mode}
+    scheduler = make(**conf)
+    scheduler.tick()
+    age(scheduler, 3601)
+    ledger = scheduler._claims._ledger
+    scheduler._inner.populate_heap()
+    sent_at = round(clock.wall() * 1_000_000)
+    ledger.record({"a": sent_at, "b": sent_at}, "another", ceiling=2 * sent_at)
+    run(scheduler, lambda: len(Recorder.sent) == 1)
+    for _ in range(10):
+        scheduler.tick()
+    assert len(Recorder.sent) == 1
+    assert all(entry.total_run_count == 1 for entry in scheduler.schedule.values())
+
+
+def test_skipping_is_as_quick_as_sending(make: Callable[..., ExclusiveScheduler]) -> None:
+    names = [f"entry {number}" for number in range(100)]
+    scheduler = make(beat_schedule=every(3600, *names), singleton_lock_beat_catch_up=10)
+    scheduler.tick()
+    age(scheduler, 3700)
+    for _ in range(120):
+        scheduler.tick()
+    assert Recorder.sent == []
+    assert all(entry.total_run_count == 1 for entry in scheduler.schedule.values()), "one call each"
+
+
+class SendsByItself(Recorder):
+    """As RedBeat's: asks the entry, not is_due()."""
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        for entry in list(self.schedule.values()):
+            if entry.is_due()[0]:
+                self.apply_async(entry, advance=True)
+        return 0.01
+
+
+def test_scheduler_that_sends_in_a_way_of_its_own_is_refused(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler = make(beat_schedule=every(0.01, "a"))
+    scheduler._wrapped = SendsByItself
+    with pytest.raises(InvalidOption, match="singleton_lock_beat_scheduler"):
+        run(scheduler, lambda: False)
+
+
+def test_wrapped_scheduler_that_cannot_be_made_costs_the_others_nothing(
+    make: Callable[..., ExclusiveScheduler],
+) -> None:
+    class Broken(Recorder):
+        def setup_schedule(self) -> None:
+            raise OSError("no such database")
+
+    broken, well = make(beat_schedule=every(0.05, "a")), make(beat_schedule=every(0.05, "a"))
+    broken._wrapped = Broken
+    with pytest.raises(OSError, match="database"):
+        broken.tick()
+    run(well, lambda: Recorder.sent)
+
+
+def test_wrapped_scheduler_is_made_anew_for_each_term(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler = make(beat_schedule=every(60, "a"))
+    scheduler.tick()
+    first = scheduler._inner
+    store = Runtime.of(scheduler.app).store
+    store._entries.clear()  # As after a flush of the lock server.
+    scheduler._leadership._renews_at = 0.0
+    scheduler.tick()
+    assert scheduler._inner is not first
+
+
+def test_own_task_id_and_headers_of_an_entry_are_kept(make: Callable[..., ExclusiveScheduler]) -> None:
+    entry = {"task": "t", "schedule": 0.05, "options": {"task_id": "mine", "headers": {"x": 1}}}
+    scheduler = make(beat_schedule={"a": entry})
+    run(scheduler, lambda: len(Recorder.sent) >= 2)
+    assert {task_id for task_id, _ in Recorder.sent} == {"mine"}
+    assert all(headers["x"] == 1 for _, headers in Recorder.sent)
+    assert "singleton_lock_due" not in entry["options"]["headers"]
+
+
+def test_entry_whose_schedule_fails_does_not_stop_the_others(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler = make(beat_schedule=every(0.05, "good", "bad"))
+    scheduler.tick()
+
+    def fail() -> Any:
+        raise ValueError("no such day")
+
+    scheduler.schedule["bad"].schedule.is_due = lambda last: fail()
+    run(scheduler, lambda: len(Recorder.sent) >= 3)
+
+
+def test_lock_server_that_does_not_answer_is_told_once(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make(beat_schedule=every(0.01, "a"))
+    scheduler.tick()
+    ledger = scheduler._claims._ledger
+
+    def silent(*_: Any, **__: Any) -> Any:
+        raise LockUnavailable("redis://x")
+
+    clock.sleep(0.02)
+    with monkeypatch.context() as patch, caplog.at_level("INFO"):
+        patch.setattr(ledger, "claim", silent)
+        assert [scheduler.tick() for _ in range(3)] == [1.0, 1.0, 1.0]
+    assert caplog.text.count("nothing is sent until the lock server answers") == 1
+    assert Recorder.sent == []
+    run(scheduler, lambda: Recorder.sent)
+    assert "answers again" in caplog.text
+
+
+def test_disabled_locks_mean_the_wrapped_scheduler_alone(make: Callable[..., ExclusiveScheduler]) -> None:
+    first, second = (make(beat_schedule=every(0.05, "a"), singleton_lock_enabled=False) for _ in range(2))
+    run(first, lambda: len(Recorder.sent) >= 2)
+    run(second, lambda: len(Recorder.sent) >= 4)
+
+
+def test_other_apps_have_another_leader(make: Callable[..., ExclusiveScheduler]) -> None:
+    first, second = make(name="one", beat_schedule=every(0.05, "a")), make(name="two", beat_schedule=every(0.05, "a"))
+    run(first, lambda: len(Recorder.sent) >= 2)
+    run(second, lambda: len(Recorder.sent) >= 4)
+
+
+def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that slept, and whose lease nobody else has taken."""
+    store = MemoryStore()
+    leadership = Leadership(store, "k", "unit", ttl=1.0, holder=Holder(pid=1))
+    assert leadership.lead(0)
+    assert leadership.term == 1
+    lease = leadership._lease
+    assert lease is not None
+    lease.trusted_until = clock.now() - 1
+    assert not leadership.holds
+    assert leadership.lead(0)
+    assert leadership.term == 1
+    other = Leadership(store, "k", "unit", ttl=1.0, holder=Holder(pid=2))
+    assert not other.lead(0.001)
+    lease.trusted_until = clock.now() - 1
+    store._entries.clear()
+    clock.sleep(0.01)
+    other._looks_at = 0.0
+    assert other.lead(0)
+    assert not leadership.lead(0.001)
+    leadership.resign()
+    assert other.lead(0), "who does not lead frees nothing"
+
+
+def test_nothing_of_ours_runs_beside_a_fork_at_the_start_of_a_worker() -> None:
+    """The child of a fork waits for ever for a module that a thread was just importing."""
+    app = Celery("unit", broker="memory://", set_as_current=False)
+
+    @app.task(base=SingletonTask, shared=False)
+    def exclusive_task() -> None: ...
+
+    worker = WorkController(app=app, beat=True, pool_cls="prefork", concurrency=1)
+    order = [step.name.rpartition(".")[2] for step in worker.steps]
+    assert order.index("Beat") < order.index("singleton-lock")
+    code = "import celery_singleton_lock.stores.stream, sys; print('encodings.idna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"True"
+
+
+def test_entry_is_a_plain_one_afterwards(make: Callable[..., ExclusiveScheduler]) -> None:
+    """The shelve file can be read by Celery's own scheduler."""
+    scheduler = make(beat_schedule=every(0.05, "a"))
+    run(scheduler, lambda: Recorder.sent)
+    assert type(scheduler.schedule["a"]) is ScheduleEntry
+    assert scheduler.schedule["a"].options == {}
