@@ -98,7 +98,7 @@ class Studio:
         started = []
         for name in names:
             own = command or ("beat", "-S", "exclusive", "-s", str(self.directory / f"{name}.schedule"))
-            beat = Beat(name, list(own), directory=self.directory, environment=self._environment())
+            beat = Beat(name, list(own), directory=self.directory, environment=self.environment())
             self.exits.callback(beat.kill)
             self.beats.append(beat)
             started.append(beat.wait_for("beat: leads", "beat: stands by", "Sending due"))
@@ -143,19 +143,22 @@ class Studio:
         with self.locks.client(2) as client:
             return {entry: int(last) for key in client.keys("*:ledger") for entry, last in client.hgetall(key).items()}
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         conf = {
             "broker_url": self.broker.url_of(0),
             "singleton_lock_backend": self.locks.url_of(2),
+            "redbeat_redis_url": self.locks.url_of(4),
             "singleton_lock_beat_ttl": 2.0,
             "task_ignore_result": True,
             "result_expires": None,
             **self.conf,
         }
         return {
+            "TEST_EVENTS": self.broker.url_of(3),
             "TEST_CONF": json.dumps(conf),
             "TEST_SCHEDULE": json.dumps(self.schedule),
             "TEST_STALL": str(self.directory / "stall"),
+            "TEST_RUNS": str(self.directory / "runs"),
             "SINGLETON_LOCK_RECORD": str(self.directory / "record"),
         }
 

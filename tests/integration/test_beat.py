@@ -12,7 +12,7 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.beats import Studio, gaps, studio, twice
+from tests.integration.beats import APP, Studio, gaps, studio, twice
 from tests.integration.conftest import until
 from tests.integration.workers import Worker
 from tests.recording import Record, overlaps
@@ -118,8 +118,7 @@ def test_leader_that_stalls_in_a_send_sends_nothing_afterwards(beats: Studio, ow
 
 
 def running_worker(studio: Studio) -> Worker:
-    environment = {**studio._environment(), "TEST_EVENTS": studio.broker.url_of(3)}
-    return Worker("runner", directory=studio.directory, environment=environment, app="tests.integration.beat_app")
+    return Worker("runner", directory=studio.directory, environment=studio.environment(), app=APP)
 
 
 def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> None:
@@ -274,11 +273,10 @@ def test_beat_embedded_in_workers(beats: Studio) -> None:
 
 def test_plain_beats_and_exclusive_tasks(beats: Studio) -> None:
     """Two beats of Celery's own send everything twice; the runs stay apart."""
-    environment = {**beats._environment(), "TEST_EVENTS": beats.broker.url_of(3)}
     record = Record(beats.directory / "record")
     for name in ("first", "second"):
         beats.start(name, command=("beat", "-s", str(beats.directory / f"{name}.schedule")))
-    with Worker("runner", directory=beats.directory, environment=environment, app="tests.integration.beat_app"):
+    with running_worker(beats):
         runs = record.wait_for(ends=8)
     assert overlaps(runs) == []
 
