@@ -241,6 +241,14 @@ class Execution:
         following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
         return Heir(following, seconds_until(error) + self._options.ttl)
 
+    def _kept_for_nobody(self, outcome: done.Outcome | None, held: float) -> Heir | None:
+        """What keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
+        left = self._options.at_least_for - held
+        if left <= 0 or outcome is None or outcome.state not in (states.SUCCESS, states.FAILURE):
+            return None
+        # Of no process: nobody may take it for left behind.
+        return Heir(replace(self._holder, pid=0, process=""), left)
+
     def _was_put_back(self) -> bool:
         try:
             conflict.put_back(self._task)
@@ -288,7 +296,8 @@ class Execution:
             return  # Forked by the body: the lock is the parent's.
         held = clock.now() - lease.acquired_at
         try:
-            released = self._store.release(lease, mark=self._mark(outcome), heir=heir)
+            kept = heir or self._kept_for_nobody(outcome, held)
+            released = self._store.release(lease, mark=self._mark(outcome), heir=kept)
         except LockUnavailable as error:
             logger.warning("%s could not free %s, which ends by itself: %s", self, lease.key, error)
             return

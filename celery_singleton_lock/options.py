@@ -73,6 +73,9 @@ _TTL = _Rule(
     f"a number of seconds from {MIN_TTL:g} to {MAX_TTL:g}",
 )
 _WAIT = _Rule(lambda value: _is_seconds(value) and value >= 0, "a number of seconds, 0 or more")
+_AT_LEAST = _Rule(
+    lambda value: _is_seconds(value) and 0 <= value <= MAX_TTL, f"a number of seconds from 0 to {MAX_TTL:g}"
+)
 _DONE_TTL = _Rule(
     lambda value: _is_seconds(value) and 0 <= value <= MAX_DONE_TTL, f"a number of seconds from 0 to {MAX_DONE_TTL:g}"
 )
@@ -131,6 +134,7 @@ _OPTIONS: Mapping[str, _Option] = {
     ),
     "retain_on_retry": _Option("lock_retain_on_retry", "singleton_lock_retain_on_retry", False, _BOOLEAN),
     "limit": _Option("lock_limit", "singleton_lock_limit", 1, _LIMIT),
+    "at_least_for": _Option("lock_at_least_for", "singleton_lock_at_least_for", 0.0, _AT_LEAST),
 }
 
 #: App settings that are not a default of a task option.
@@ -180,6 +184,7 @@ class Options:
     on_unavailable: Literal["retry", "raise", "run"]
     retain_on_retry: bool
     limit: int
+    at_least_for: float
     key: str | None = None
 
 

@@ -79,6 +79,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: False (default): each attempt takes it anew.
     lock_retain_on_retry: ClassVar[bool | None] = None
 
+    #: Seconds (default 0) that the lock is held at least, also when the task ends sooner: what was sent twice by beats
+    #: whose clocks differ by less than this runs once. A retry, or a worker that dies, does not wait for it.
+    lock_at_least_for: ClassVar[float | None] = None
+
     #: What stands for a message in the worker's main process: it looks after the locks of its children.
     Request = "celery_singleton_lock.request:SingletonRequest"
 
@@ -121,8 +125,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         Args:
             args, kwargs, rest, options: as Celery's.
             singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that is used instead of
-                the arguments), `ttl`, `wait` (seconds), `on_conflict`, `conflict_retries`, `on_lock_lost`,
-                `on_unavailable`. It travels in the message's headers.
+                the arguments), `ttl`, `wait`, `at_least_for` (seconds), `on_conflict`, `conflict_retries`,
+                `on_lock_lost`, `on_unavailable`. It travels in the message's headers.
 
         Raises:
             InvalidOption: `singleton_lock` is not allowed; nothing was sent.

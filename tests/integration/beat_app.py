@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,22 @@ from celery import Celery
 from celery.schedules import crontab
 from celery.signals import after_task_publish, before_task_publish
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock import SingletonTask, clock
 from tests import recording
 
-app = Celery("tests.integration.beat_app")
+#: Seconds by which the clock of this host is ahead.
+SKEW = float(os.environ.get("TEST_SKEW", "0"))
+
+
+class Skewed(Celery):
+    """An app on a host whose clock is wrong."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=SKEW)
+
+
+app = Skewed("tests.integration.beat_app")
+clock.wall = lambda: time.time() + SKEW  # type: ignore[assignment]
 app.conf.update(worker_hijack_root_logger=True, **json.loads(os.environ["TEST_CONF"]))
 
 #: Entries by name: seconds, or "crontab" for each minute.

@@ -93,15 +93,18 @@ class Studio:
     conf: dict[str, Any] = field(default_factory=dict)
     beats: list[Beat] = field(default_factory=list)
 
-    def start(self, *names: str, command: tuple[str, ...] = ()) -> list[Beat]:
-        """Start beats of these names, one after another so that the first leads."""
+    def start(self, *names: str, command: tuple[str, ...] = (), skew: float = 0.0) -> list[Beat]:
+        """Start beats of these names, one after another so that the first leads; their clock is so far ahead."""
         started = []
         for name in names:
             own = command or ("beat", "-S", "exclusive", "-s", str(self.directory / f"{name}.schedule"))
-            beat = Beat(name, list(own), directory=self.directory, environment=self.environment())
+            environment = {**self.environment(), "TEST_SKEW": str(skew)}
+            beat = Beat(name, list(own), directory=self.directory, environment=environment)
             self.exits.callback(beat.kill)
             self.beats.append(beat)
-            started.append(beat.wait_for("beat: leads", "beat: stands by", "Sending due"))
+            shared = self.conf.get("singleton_lock_beat_mode") == "shared"
+            told = ("beat: Starting",) if shared else ("beat: leads", "beat: stands by", "Sending due")
+            started.append(beat.wait_for(*told))
         return started
 
     def leader(self) -> Beat:

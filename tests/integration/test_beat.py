@@ -221,6 +221,33 @@ def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, momen
     assert len(record.runs()) == 1
 
 
+@pytest.mark.parametrize("skew", [3.0, -3.0], ids=["ahead", "behind"])
+def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
+    """No tick is sent twice; by so much the first one is early or late."""
+    beats.schedule = {"half": 0.5, "long": 20.0}
+    (first,) = beats.start("first")
+    (second,) = beats.start("second", skew=skew)
+    beats.wait_for_sent(3, "half")
+    ended_at = clock.wall()
+    first.terminate()
+    second.wait_for("leads schedule")
+    beats.wait_for_sent(3, "half")
+    assert twice(beats.sent()) == []
+    assert clock.wall() - ended_at < 3.0 + max(-skew, 0.0)
+    (long,) = beats.wait_for_sent(1, "long")
+    assert long.due == pytest.approx(beats.sent("half")[0].due + 19.5, abs=0.1)
+
+
+@pytest.mark.parametrize("skew", [1.0, -1.0], ids=["ahead", "behind"])
+def test_beats_with_different_clocks_beside_each_other(beats: Studio, skew: float) -> None:
+    beats.conf["singleton_lock_beat_mode"] = "shared"
+    beats.start("first")
+    beats.start("second", skew=skew)
+    beats.wait_for_sent(10)
+    assert twice(beats.sent()) == []
+    assert len(gaps(beats.sent(), 0.5)) <= 1, "one where the one that is ahead begins"
+
+
 def test_changed_schedule_is_honoured(beats: Studio) -> None:
     beats.schedule = {"kept": 0.5, "changed": 3600.0, "removed": 0.5}
     (first,) = beats.start("first")

@@ -204,3 +204,45 @@ def test_started_is_recorded_only_by_the_one_that_runs(shop_on: object, redis_se
     stored = json.loads(shop.app.backend.client.get(shop.app.backend.get_key_for_task(running.id)))
     assert stored["status"] == "STARTED"
     assert running.get(timeout=LIMIT) == "report"
+
+
+class TestAtLeastFor:
+    """The lock outlives a task that was quick: what was sent twice runs once."""
+
+    def test_second_copy_is_refused_though_the_first_has_ended(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = shop.send("exclusive", "report", 0.01, singleton_lock={"at_least_for": 3.0})
+        assert first.get(timeout=LIMIT) == "report"
+        second = shop.send("exclusive", "report", 0.01)
+        with pytest.raises(TaskRevokedError, match=f"held by task {first.id}"):
+            second.get(timeout=LIMIT)
+        (key,) = shop.held()
+        with shop.locks() as client:
+            assert 0 < client.pttl(key) <= 3000
+        third = shop.send("exclusive", "report", 0.01, singleton_lock={"wait": 10})
+        assert third.get(timeout=LIMIT) == "report"
+        runs = shop.record.runs("report")
+        assert runs[1].start - runs[0].start >= 3.0
+        assert overlaps(runs) == []
+
+    def test_workers_end_does_not_shorten_it(self, shop: Shop) -> None:
+        """The lock is of no process any more."""
+        (one,) = shop.start("one")
+        first = shop.send("exclusive", "report", 0.01, singleton_lock={"at_least_for": 30.0})
+        assert first.get(timeout=LIMIT) == "report"
+        one.kill()
+        shop.start("one", "two")
+        second = shop.send("exclusive", "report", 0.01)
+        with pytest.raises(TaskRevokedError):
+            second.get(timeout=LIMIT)
+
+    @pytest.mark.parametrize("outcome", ["fails", "long"])
+    def test_end_of_a_task(self, shop: Shop, outcome: str) -> None:
+        """A failed task keeps it too, one that took longer does not."""
+        shop.start("one")
+        if outcome == "fails":
+            shop.send("failing", "report", singleton_lock={"at_least_for": 30.0}).get(timeout=LIMIT, propagate=False)
+            assert shop.held()
+        else:
+            shop.send("exclusive", "report", 1.5, singleton_lock={"at_least_for": 1.0}).get(timeout=LIMIT)
+            until(lambda: not shop.held(), LIMIT)

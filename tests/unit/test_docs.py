@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.options import _OPTIONS, _SETTINGS, MAX_TTL, MIN_TTL
+from celery_singleton_lock.options import _BEAT_SETTINGS, _OPTIONS, _SETTINGS, MAX_TTL, MIN_TTL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -51,7 +51,7 @@ def test_docs_list_every_option_and_default() -> None:
         quoted = f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
         shown = f"{default:g}" if isinstance(default, float) else quoted
         assert f"| {shown} |" in row
-    for setting in _SETTINGS:
+    for setting in (*_SETTINGS, *_BEAT_SETTINGS):
         assert f"| `{setting}` |" in page
     assert f"({MIN_TTL:g} to {MAX_TTL:g})" in page
 
