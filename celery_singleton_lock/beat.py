@@ -216,7 +216,10 @@ class _Claiming:
         """As the wrapped one's, with the last runs that all beats share."""
         self._heap = None
         with _leaving():
-            self._claims.align(self.schedule.values())
+            behind = self._claims.align(self.schedule.values())
+        for entry in behind:
+            # Sent by a beat that died before it had written that to the database.
+            self._advance(entry, ticks.micros(entry.last_run_at))
         super().populate_heap(*args, **kwargs)  # type: ignore[misc]
 
     def is_due(self: Any, entry: Any) -> Any:
@@ -331,6 +334,8 @@ class _Claiming:
     def _advance(self: Any, entry: Any, last: int) -> Any:
         following = super().reserve(entry)  # type: ignore[misc]
         following.last_run_at = ticks.moment(last, following.last_run_at)
+        if ticks.stored(following) is not None:
+            following.model.last_run_at = following.last_run_at
         return following
 
 
