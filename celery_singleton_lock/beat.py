@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -275,15 +276,16 @@ class _Claiming:
             **options,
             "headers": {**(options.get("headers") or {}), DUE_HEADER: tick.due_at},
         }
-        try:
-            super().apply_entry(entry, producer=producer)  # type: ignore[misc]
-        finally:
-            entry.options = options
-        if self._was_taken:
-            self._unsent.pop(entry.name, None)
-            with _leaving():
-                self._claims.sent(tick)
-        else:
+        with _undisturbed():
+            try:
+                super().apply_entry(entry, producer=producer)  # type: ignore[misc]
+            finally:
+                entry.options = options
+            if self._was_taken:
+                self._unsent.pop(entry.name, None)
+                with _leaving():
+                    self._claims.sent(tick)
+        if not self._was_taken:
             logger.warning("beat: %s is tried again, under the same id", entry.name)
             self._unsent[entry.name] = entry, tick
             self._retries_at = clock.now() + RETRY_AFTER
@@ -352,6 +354,27 @@ def _leaving() -> Iterator[None]:
         yield
     except LockUnavailable as error:
         raise _NotNow from error
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put off the signals that end beat: between sending and recording they would have a tick sent again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Not by a mask: another thread may get the signal, and its handler runs in this one all the same.
+    came: set[int] = set()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: came.add(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def _class_of(scheduler: str | type) -> type:
