@@ -232,7 +232,10 @@ class _Claiming:
         """As the wrapped one's, with the last runs that all beats share."""
         self._heap = None
         with _leaving():
-            self._claims.align(self.schedule.values())
+            behind = self._claims.align(self.schedule.values())
+        for entry in behind:
+            # Sent by a beat that died before it had written that to the database.
+            self._advance(entry, ticks.micros(entry.last_run_at))
         super().populate_heap(*args, **kwargs)  # type: ignore[misc]
 
     def is_due(self: Any, entry: Any) -> Any:
@@ -352,6 +355,8 @@ class _Claiming:
     def _advance(self: Any, entry: Any, last: int) -> Any:
         following = super().reserve(entry)  # type: ignore[misc]
         following.last_run_at = ticks.moment(last, following.last_run_at)
+        if ticks.stored(following) is not None:
+            following.model.last_run_at = following.last_run_at
         return following
 
 
@@ -376,11 +381,19 @@ def _undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    # Not by a mask: another thread may get the signal, and its handler runs in this one all the same.
+    came: set[int] = set()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: came.add(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def _class_of(scheduler: str | type) -> type:

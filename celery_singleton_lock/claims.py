@@ -45,18 +45,31 @@ class Claims:
         self._unrecorded: dict[str, int] = {}
         self._unrecorded_since = 0.0
 
-    def align(self, entries: Iterable[Any]) -> None:
+    def align(self, entries: Iterable[Any]) -> list[Any]:
         """Have each entry know its last run, whoever sent it.
+
+        Of an entry that is kept in a database only what was sent is recorded: all beats see there what else is to be
+        known, and what is taken for the last run of one that never ran changes with each edit.
+
+        Returns:
+            The entries of which their database does not know what was sent last.
 
         Raises:
             LockUnavailable: nothing was changed.
         """
         self.record()
         named = {entry.name: entry for entry in entries}
-        lasts = {name: ticks.micros(entry.last_run_at) for name, entry in named.items()}
-        for name, last in self._ledger.align(lasts, ceiling=_ceiling()).items():
-            if last != lasts[name]:
-                named[name].last_run_at = ticks.moment(last, named[name].last_run_at)
+        stored = {name: ticks.stored(entry) for name, entry in named.items()}
+        lasts = {name: ticks.last_of(entry) if stored[name] is None else 0 for name, entry in named.items()}
+        behind = []
+        for name, known in self._ledger.align(lasts, ceiling=_ceiling()).items():
+            entry, kept = named[name], stored[name]
+            last = known or ticks.last_of(entry)
+            if last != ticks.micros(entry.last_run_at):
+                entry.last_run_at = ticks.moment(last, entry.last_run_at)
+            if kept is not None and known > kept:
+                behind.append(entry)
+        return behind
 
     def granted(self, entry: Any) -> Tick | None:
         """The tick of the entry that may be sent now."""

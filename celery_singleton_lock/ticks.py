@@ -86,6 +86,22 @@ def tick_of(entry: Any) -> Tick | None:
     return Tick(entry.name, last, due, due, following)
 
 
+def last_of(entry: Any) -> int:
+    """An entry's last run, as far as its scheduler knows."""
+    last = micros(entry.last_run_at)
+    clocked, model = getattr(entry.schedule, "clocked_time", None), getattr(entry, "model", None)
+    if clocked is not None and not getattr(model, "total_run_count", 0):
+        # Of django-celery-beat: it never ran, and "last" is when it was saved, which may be after it was due.
+        return min(last, micros(clocked) - 1)
+    return last
+
+
+def stored(entry: Any) -> int | None:
+    """The last run that is to be written to the database of an entry; None if it is not kept in one."""
+    last = getattr(getattr(entry, "model", None), "last_run_at", None)
+    return None if last is None else micros(last)
+
+
 def micros(time: datetime) -> int:
     """A point in time; one without a time zone is UTC, as Celery takes it."""
     return (maybe_make_aware(time) - _EPOCH) // _MICROSECOND

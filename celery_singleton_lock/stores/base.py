@@ -58,7 +58,7 @@ class Ledger(Protocol):
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         """The last run of each entry, which is what is given here for those of which nothing is known.
 
-        Entries that are not given are forgotten.
+        It is known from then on, unless it is 0. Entries that are not given are forgotten.
         """
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:

@@ -178,8 +178,9 @@ class _MemoryLedger:
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         with self._mutex:
             known = {entry: self._known(entry, ceiling) for entry in lasts}
-            self._lasts = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
-            return dict(self._lasts)
+            found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
+            self._lasts = {entry: last for entry, last in found.items() if last}
+            return found
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         with self._mutex:

@@ -1,5 +1,6 @@
 -- KEYS ledger  ARGV lifetime ms, ceiling, (entry, last)...
--- -> {last, ...}: what is known of each entry; where that is nothing, what was given, which is known from now on
+-- -> {last, ...}: what is known of each entry; where that is nothing, what was given, which is known from now on unless
+-- it is 0
 -- Entries that are not named are forgotten. Nothing beyond the ceiling is believed: a clock was wrong.
 local ledger, lifetime, ceiling = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found, named = {}, {}
@@ -7,7 +8,11 @@ for i = 3, #ARGV, 2 do
   local entry, last = ARGV[i], ARGV[i + 1]
   local known = tonumber(redis.call('HGET', ledger, entry) or nil)
   if not known or known > ceiling then
-    redis.call('HSET', ledger, entry, last)
+    if last == '0' then
+      redis.call('HDEL', ledger, entry)
+    else
+      redis.call('HSET', ledger, entry, last)
+    end
     known = tonumber(last)
   end
   found[#found + 1] = known

@@ -1,0 +1,1 @@
+"""A Django project whose schedule is in its database, as django-celery-beat keeps it."""

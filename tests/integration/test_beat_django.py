@@ -1,0 +1,474 @@
+"""Beats over a schedule in Django's database: real beats, a real database, real kills."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import until
+from tests.integration.workers import LIMIT, ROOT, Worker
+from tests.recording import Record
+
+PROJECT = "tests.integration.django_project"
+
+#: Seconds of the lease in these tests, and what it may take at most until the next leader sends.
+TTL, TAKE_OVER = 2, 10
+
+#: Seconds by which the same time differs that was computed twice.
+JITTER = 0.001
+
+
+class Beat:
+    """A `celery beat` in a process group of its own."""
+
+    def __init__(self, name: str, *, directory: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        self._log = directory / f"{name}.log"
+        command = [sys.executable, "-m", "celery", "-A", f"{PROJECT}.celery", "beat", "-S", "exclusive", "-l", "INFO"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--pidfile", ""],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, *texts: str) -> Beat:
+        """Until its log holds one of the texts."""
+        until(lambda: self.process.poll() is not None or any(text in self.log for text in texts))
+        assert any(text in self.log for text in texts), f"{self.name} has ended:\n{self.log[-3000:]}"
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL, as when the host goes."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, as in a deployment."""
+        self.process.terminate()
+        assert self.process.wait(LIMIT) == 0, self.log[-3000:]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What was sent for a tick."""
+
+    entry: str
+    task_id: str
+    due: float
+
+
+@dataclass
+class Site:
+    """A broker that also keeps the locks, a database, and beats."""
+
+    server: RedisServer
+    directory: Path
+    exits: ExitStack
+    settings: dict[str, Any] = field(default_factory=dict)
+    beats: list[Beat] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        settings = {
+            "CELERY_BROKER_URL": self.server.url_of(0),
+            "CELERY_SINGLETON_LOCK_BACKEND": self.server.url_of(2),
+            "CELERY_SINGLETON_LOCK_BEAT_TTL": TTL,
+            **self.settings,
+        }
+        return {
+            **os.environ,
+            "TEST_DATABASE": str(self.directory / "database"),
+            "TEST_SETTINGS": json.dumps(settings),
+            "TEST_EVENTS": self.server.url_of(3),
+            "SINGLETON_LOCK_RECORD": str(self.directory / "record"),
+        }
+
+    def orm(self, action: str, **fields: Any) -> dict[str, dict[str, Any]]:
+        """Add, change or show entries; all of them, by name."""
+        command = [sys.executable, "-m", f"{PROJECT}.orm", action]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self.environment,
+            input=json.dumps(fields),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        rows: dict[str, dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+    def row(self, entry: str) -> dict[str, Any]:
+        """What the database says about an entry."""
+        return self.orm("show")[entry]
+
+    def start(self, *names: str) -> list[Beat]:
+        """Start beats of these names, one after another so that the first leads."""
+        started = []
+        for name in names:
+            beat = Beat(name, directory=self.directory, environment=self.environment)
+            self.exits.callback(beat.kill)
+            self.beats.append(beat)
+            started.append(beat.wait_for("beat: leads schedule", "beat: stands by", "Sending due"))
+        return started
+
+    def leader(self, *candidates: Beat) -> Beat:
+        """The one of these that was made the leader."""
+        until(lambda: any("beat: leads schedule" in beat.log for beat in candidates))
+        (found,) = (beat for beat in candidates if "beat: leads schedule" in beat.log)
+        return found
+
+    def sent(self, entry: str) -> list[Message]:
+        """The messages in the queue, in the order in which they were sent."""
+        with self.server.client(0) as client:
+            headers = [json.loads(raw)["headers"] for raw in reversed(client.lrange("celery", 0, -1))]
+        return [
+            Message(entry, it["id"], datetime.fromisoformat(it["singleton_lock_due"]).timestamp())
+            for it in headers
+            if it["periodic_task_name"] == entry
+        ]
+
+    def wait_for_sent(self, entry: str, number: int = 1) -> list[Message]:
+        """Once so many messages more than now were sent."""
+        wanted = len(self.sent(entry)) + number
+        until(lambda: len(self.sent(entry)) >= wanted)
+        return self.sent(entry)
+
+    def wait_for_recorded(self, entry: str, number: int = 1) -> list[Message]:
+        """As `wait_for_sent`; the last of them is known to all beats then.
+
+        Who kills a leader between sending and recording sees the message twice, under one id.
+        """
+        self.wait_for_sent(entry, number)
+        return self.wait_until_recorded(entry)
+
+    def wait_until_recorded(self, entry: str, seconds: float = 60.0) -> list[Message]:
+        """Once something was sent, if nothing was yet, and the last of it is known to all beats."""
+        until(lambda: (sent := self.sent(entry)) and self.ledger().get(entry, 0) >= sent[-1].due - JITTER, seconds)
+        return self.sent(entry)
+
+    def ledger(self) -> dict[str, float]:
+        """The last runs that all beats share."""
+        with self.server.client(2) as client:
+            return {
+                entry: int(last) / 1_000_000
+                for key in client.keys("*:ledger")
+                for entry, last in client.hgetall(key).items()
+            }
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Path:
+    """A database with its tables, and no entries."""
+    with ExitStack() as exits:
+        site = Site(redis_server, tmp_path_factory.mktemp("migrated"), exits)
+        assert site.orm("migrate") == {}
+        return site.directory / "database"
+
+
+@pytest.fixture
+def site(own_redis: RedisServer, migrated: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    shutil.copy(migrated, tmp_path)
+    with ExitStack() as exits:
+        made = Site(own_redis, tmp_path, exits)
+        yield made
+        if request.session.testsfailed:
+            for beat in made.beats:
+                print(f"---- {beat.name}\n{beat.log[-3000:]}")
+
+
+def spacings(messages: list[Message]) -> list[float]:
+    """Seconds from one due time to the next."""
+    return [after.due - before.due for before, after in itertools.pairwise(messages)]
+
+
+def check_distinct(messages: list[Message]) -> None:
+    """No tick was sent twice, by its id or by its due time."""
+    assert len({message.task_id for message in messages}) == len(messages)
+    assert all(spacing > 2 * JITTER for spacing in spacings(messages)), messages
+
+
+def seen_by_leader(site: Site) -> None:
+    """Wait until the leader has seen what was changed: it looks before each tick, so that "clock" has to go on."""
+    site.wait_for_sent("clock", 3)
+
+
+def test_each_tick_is_sent_once_while_leaders_are_killed(site: Site) -> None:
+    site.orm("add", name="clock", every=1)
+    first, second, third = site.start("first", "second", "third")
+    site.wait_for_recorded("clock", 4)
+    first.kill()
+    leader = site.leader(second, third)
+    site.wait_for_recorded("clock", 4)
+    leader.kill()
+    site.leader(*{second, third} - {leader})
+    site.wait_for_sent("clock", 4)
+    _, *sent = site.sent("clock")  # The first makes up for what was due before there was a beat.
+    check_distinct(sent)
+    odd = [spacing for spacing in spacings(sent) if spacing != pytest.approx(1, abs=JITTER)]
+    assert len(odd) <= 2, odd
+    assert all(1 < spacing < TAKE_OVER for spacing in odd), odd
+
+
+def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: Site) -> None:
+    site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
+    site.orm("add", name="clock", every=1)
+    first, second = site.start("first", "second")
+    for leader in (first, second):
+        leader.wait_for("beat: leads schedule")
+        site.wait_for_sent("clock", 3)
+        leader.stop()
+        if leader is first:
+            second.wait_for("beat: leads schedule")
+    sent = site.sent("clock")
+    check_distinct(sent)
+    assert spacings(sent)[1:] == pytest.approx([1] * (len(sent) - 2), abs=JITTER)
+    row = site.row("clock")
+    assert row["total_run_count"] == len(sent)
+    assert row["last_run_at"] == pytest.approx(sent[-1].due, abs=0.9)
+    assert site.ledger()["clock"] == pytest.approx(sent[-1].due, abs=JITTER)
+
+
+def test_leader_that_is_told_to_stop_while_it_sends_has_sent(site: Site) -> None:
+    site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
+    site.orm("add", name="clock", every=1)
+    first, second = site.start("first", "second")
+    site.wait_for_sent("clock", 2)
+    linger = site.directory / "linger"
+    linger.touch()
+    site.wait_for_sent("clock", 2)
+    first.stop()
+    linger.unlink()
+    second.wait_for("beat: leads schedule")
+    site.wait_for_sent("clock", 3)
+    check_distinct(site.sent("clock"))
+
+
+def test_edits_are_honoured(site: Site) -> None:
+    site.orm("add", name="clock", every=1)
+    site.orm("add", name="edited", every=1)
+    site.start("first", "second")
+    site.wait_for_sent("edited", 2)
+
+    site.orm("change", name="edited", every=3600)
+    seen_by_leader(site)
+    before = site.sent("edited")
+    site.wait_for_sent("clock", 3)
+    assert site.sent("edited") == before
+
+    site.orm("change", name="edited", every=2)
+    edited = site.wait_for_sent("edited", 4)
+    assert spacings(edited[-3:]) == pytest.approx([2, 2], abs=JITTER)
+
+    site.orm("change", name="edited", enabled=False)
+    seen_by_leader(site)
+    before = site.sent("edited")
+    site.wait_for_sent("clock", 5)
+    assert site.sent("edited") == before
+
+    enabled_at = clock.wall()
+    site.orm("change", name="edited", enabled=True)
+    again = site.wait_for_sent("edited", 3)[len(before) :]
+    assert again[0].due > enabled_at + 2
+    assert spacings(again) == pytest.approx([2] * (len(again) - 1), abs=JITTER)
+
+    site.orm("add", name="new", every=1)
+    new = site.wait_for_sent("new", 3)
+    assert spacings(new)[-1:] == pytest.approx([1], abs=JITTER)
+    for entry in ("clock", "edited", "new"):
+        check_distinct(site.sent(entry))
+
+
+def test_edit_while_no_beat_runs_is_honoured_by_the_next(site: Site) -> None:
+    site.orm("add", name="edited", every=1)
+    (first,) = site.start("first")
+    site.wait_for_recorded("edited", 2)
+    first.kill()
+    before = site.sent("edited")
+    site.orm("change", name="edited", every=2)
+    site.start("second")
+    after = site.wait_for_sent("edited", 4)[len(before) :]
+    check_distinct(before + after)
+    assert spacings(after)[1:] == pytest.approx([2] * (len(after) - 2), abs=JITTER)
+
+
+def soon(seconds: float) -> float:
+    return round(clock.wall() + seconds, 3)
+
+
+#: Ways to go for a leader: with the database written, and without.
+ENDS = pytest.mark.parametrize("end", [Beat.stop, Beat.kill], ids=["stopped", "killed"])
+
+
+@ENDS
+def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
+    site.orm("add", name="clock", every=1)
+    first, second = site.start("first", "second")
+    site.wait_for_sent("clock")  # Which has the database written, for the next three minutes.
+    when = soon(8)
+    site.orm("add", name="one", clocked=when, one_off=True)
+    (sent,) = site.wait_until_recorded("one")
+    assert sent.due == pytest.approx(when, abs=JITTER)
+    assert site.row("one")["total_run_count"] == 0
+    end(first)
+    second.wait_for("beat: leads schedule")
+    until(lambda: not site.row("one")["enabled"])
+    site.wait_for_sent("clock", 3)
+    assert site.sent("one") == [sent]
+    check_distinct(site.sent("clock"))
+
+
+@ENDS
+def test_one_off_interval_is_sent_once(site: Site, end: Any) -> None:
+    site.orm("add", name="clock", every=1)
+    first, second = site.start("first", "second")
+    site.wait_for_sent("clock")
+    site.orm("add", name="one", every=4, one_off=True)
+    (sent,) = site.wait_until_recorded("one")
+    assert site.row("one")["total_run_count"] == 0
+    end(first)
+    second.wait_for("beat: leads schedule")
+    until(lambda: not site.row("one")["enabled"])
+    site.wait_for_sent("clock", 6)
+    assert site.sent("one") == [sent]
+
+
+def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
+    """So does django-celery-beat: "now" is over when the form is saved."""
+    site.orm("add", name="clock", every=1)
+    site.orm("add", name="before", clocked=soon(-60), one_off=True)
+    first, second = site.start("first", "second")
+    until(lambda: site.sent("before"))
+    site.orm("add", name="now", clocked=soon(-0.5), one_off=True)
+    until(lambda: site.sent("now"))
+    site.wait_for_sent("clock")  # "now" is recorded before that is claimed.
+    first.kill()
+    second.wait_for("beat: leads schedule")
+    for entry in ("before", "now"):
+        until(lambda: not site.row(entry)["enabled"])  # noqa: B023 - called at once
+    site.wait_for_sent("clock", 2)
+    again = soon(2)
+    site.orm("change", name="now", clocked=again, enabled=True)
+    until(lambda: len(site.sent("now")) > 1)
+    site.wait_for_sent("clock", 2)
+    assert len(site.sent("before")) == 1
+    assert [message.due for message in site.sent("now")][1:] == pytest.approx([again], abs=JITTER)
+
+
+def test_entry_starts_at_its_start_time(site: Site) -> None:
+    site.orm("add", name="clock", every=1)
+    first, second = site.start("first", "second")
+    site.wait_for_sent("clock")
+    start = soon(4)
+    site.orm("add", name="later", every=2, start_time=start)
+    until(lambda: site.sent("later"))
+    assert clock.wall() >= start
+    site.wait_until_recorded("later")
+    first.stop()
+    second.wait_for("beat: leads schedule")
+    later = site.wait_for_sent("later", 2)
+    assert later[0].due == pytest.approx(start, abs=JITTER)
+    assert spacings(later) == pytest.approx([2] * (len(later) - 1), abs=JITTER)
+    check_distinct(later)
+
+
+@pytest.mark.slow
+def test_crontab_of_another_time_zone(site: Site) -> None:
+    there = datetime.now(ZoneInfo("Asia/Kolkata"))
+    hours = f"{there.hour},{(there + timedelta(hours=1)).hour}"
+    site.orm("add", name="there", crontab={"hour": hours, "timezone": "Asia/Kolkata"})
+    site.orm("add", name="elsewhere", crontab={"hour": hours, "timezone": "America/Anchorage"})
+    first, second = site.start("first", "second")
+    site.wait_until_recorded("there", 75)
+    first.kill()
+    second.wait_for("beat: leads schedule")
+    until(lambda: len(site.sent("there")) >= 2, 75)
+    sent = site.sent("there")
+    assert [message.due % 60 for message in sent] == [0, 0]
+    assert spacings(sent) == [60]
+    assert {datetime.fromtimestamp(message.due, timezone.utc).astimezone(there.tzinfo).hour for message in sent} <= {
+        *map(int, hours.split(","))
+    }
+    check_distinct(sent)
+    assert site.sent("elsewhere") == []
+
+
+def test_database_is_told_what_a_killed_leader_has_sent(site: Site) -> None:
+    """So that it knows even without the lock server, which may lose everything."""
+    site.orm("add", name="clock", every=1)
+    first, second = site.start("first", "second")
+    site.wait_for_sent("clock")
+    site.orm("add", name="rare", every=3600, last_run_at=soon(-3590))
+    (sent,) = site.wait_until_recorded("rare")
+    first.kill()
+    second.wait_for("beat: leads schedule")
+    site.wait_for_sent("clock", 2)
+    second.stop()
+    row = site.row("rare")
+    assert row["last_run_at"] >= sent.due - JITTER
+    assert row["total_run_count"] == 1
+    with site.server.client(2) as client:
+        client.flushdb()
+    site.start("third")
+    site.wait_for_sent("clock", 2)
+    assert site.sent("rare") == [sent]
+
+
+def test_each_beat_sends_what_no_other_has_claimed(site: Site) -> None:
+    site.settings["CELERY_SINGLETON_LOCK_BEAT_MODE"] = "shared"
+    names = ["clock", "a", "b", "c"]
+    for name in names:
+        site.orm("add", name=name, every=1)
+    beats = site.start("first", "second", "third")
+    site.wait_for_sent("clock", 4)
+    site.orm("add", name="one", clocked=soon(2), one_off=True)
+    site.wait_until_recorded("one")
+    beats[0].stop()
+    site.wait_for_sent("clock", 4)
+    for beat in beats[1:]:
+        beat.stop()
+    assert len(site.sent("one")) == 1
+    for name in names:
+        _, *sent = site.sent(name)
+        check_distinct(sorted(sent, key=lambda message: message.due))
+
+
+def test_worker_runs_what_is_due(site: Site) -> None:
+    site.orm("add", name="clock", every=1)
+    record = Record(site.directory / "record")
+    first, second = site.start("first", "second")
+    with Worker("runner", directory=site.directory, environment=site.environment, app=f"{PROJECT}.celery") as worker:
+        record.wait_for(ends=3)
+        first.kill()
+        second.wait_for("beat: leads schedule")
+        runs = record.wait_for(ends=len(record.runs()) + 3)
+        assert worker.terminate() == 0
+    assert {run.outcome for run in runs} == {"done"}
+    assert len({run.task_id for run in runs}) == len(runs)
