@@ -26,12 +26,14 @@ APP = "tests.integration.beat_app"
 class Beat:
     """A `celery beat` in a process group of its own."""
 
-    def __init__(self, name: str, command: list[str], *, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: list[str], *, directory: Path, environment: Mapping[str, str], app: str = APP
+    ) -> None:
         self.name = name
         self._log = directory / f"{name}.log"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", APP, *command, "-l", "INFO"],
+                [sys.executable, "-m", "celery", "-A", app, *command, "-l", "INFO"],
                 cwd=ROOT,
                 env={**os.environ, **environment},
                 stdout=log,

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +20,9 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests.integration.beats import Beat, Message
 from tests.integration.conftest import until
-from tests.integration.workers import LIMIT, ROOT, Worker
+from tests.integration.workers import ROOT, Worker
 from tests.recording import Record
 
 PROJECT = "tests.integration.django_project"
@@ -32,55 +32,6 @@ TTL, TAKE_OVER = 2, 10
 
 #: Seconds by which the same time differs that was computed twice.
 JITTER = 0.001
-
-
-class Beat:
-    """A `celery beat` in a process group of its own."""
-
-    def __init__(self, name: str, *, directory: Path, environment: dict[str, str]) -> None:
-        self.name = name
-        self._log = directory / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", f"{PROJECT}.celery", "beat", "-S", "exclusive", "-l", "INFO"]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--pidfile", ""],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def wait_for(self, *texts: str) -> Beat:
-        """Until its log holds one of the texts."""
-        until(lambda: self.process.poll() is not None or any(text in self.log for text in texts))
-        assert any(text in self.log for text in texts), f"{self.name} has ended:\n{self.log[-3000:]}"
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL, as when the host goes."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def stop(self) -> None:
-        """SIGTERM, as in a deployment."""
-        self.process.terminate()
-        assert self.process.wait(LIMIT) == 0, self.log[-3000:]
-
-
-@dataclass(frozen=True)
-class Message:
-    """What was sent for a tick."""
-
-    entry: str
-    task_id: str
-    due: float
 
 
 @dataclass
@@ -102,7 +53,6 @@ class Site:
             **self.settings,
         }
         return {
-            **os.environ,
             "TEST_DATABASE": str(self.directory / "database"),
             "TEST_SETTINGS": json.dumps(settings),
             "TEST_EVENTS": self.server.url_of(3),
@@ -115,7 +65,7 @@ class Site:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=self.environment,
+            env={**os.environ, **self.environment},
             input=json.dumps(fields),
             capture_output=True,
             text=True,
@@ -133,7 +83,9 @@ class Site:
         """Start beats of these names, one after another so that the first leads."""
         started = []
         for name in names:
-            beat = Beat(name, directory=self.directory, environment=self.environment)
+            command = ["beat", "-S", "exclusive", "--pidfile", ""]
+            app = f"{PROJECT}.celery"
+            beat = Beat(name, command, directory=self.directory, environment=self.environment, app=app)
             self.exits.callback(beat.kill)
             self.beats.append(beat)
             started.append(beat.wait_for("beat: leads schedule", "beat: stands by", "Sending due"))
@@ -244,7 +196,7 @@ def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: 
     for leader in (first, second):
         leader.wait_for("beat: leads schedule")
         site.wait_for_sent("clock", 3)
-        leader.stop()
+        assert leader.terminate() == 0
         if leader is first:
             second.wait_for("beat: leads schedule")
     sent = site.sent("clock")
@@ -264,7 +216,7 @@ def test_leader_that_is_told_to_stop_while_it_sends_has_sent(site: Site) -> None
     linger = site.directory / "linger"
     linger.touch()
     site.wait_for_sent("clock", 2)
-    first.stop()
+    assert first.terminate() == 0
     linger.unlink()
     second.wait_for("beat: leads schedule")
     site.wait_for_sent("clock", 3)
@@ -306,6 +258,7 @@ def test_edits_are_honoured(site: Site) -> None:
         check_distinct(site.sent(entry))
 
 
+@pytest.mark.slow
 def test_edit_while_no_beat_runs_is_honoured_by_the_next(site: Site) -> None:
     site.orm("add", name="edited", every=1)
     (first,) = site.start("first")
@@ -324,7 +277,7 @@ def soon(seconds: float) -> float:
 
 
 #: Ways to go for a leader: with the database written, and without.
-ENDS = pytest.mark.parametrize("end", [Beat.stop, Beat.kill], ids=["stopped", "killed"])
+ENDS = pytest.mark.parametrize("end", [Beat.terminate, Beat.kill], ids=["stopped", "killed"])
 
 
 @ENDS
@@ -345,6 +298,7 @@ def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
     check_distinct(site.sent("clock"))
 
 
+@pytest.mark.slow
 @ENDS
 def test_one_off_interval_is_sent_once(site: Site, end: Any) -> None:
     site.orm("add", name="clock", every=1)
@@ -382,6 +336,7 @@ def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
     assert [message.due for message in site.sent("now")][1:] == pytest.approx([again], abs=JITTER)
 
 
+@pytest.mark.slow
 def test_entry_starts_at_its_start_time(site: Site) -> None:
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")
@@ -391,7 +346,7 @@ def test_entry_starts_at_its_start_time(site: Site) -> None:
     until(lambda: site.sent("later"))
     assert clock.wall() >= start
     site.wait_until_recorded("later")
-    first.stop()
+    assert first.terminate() == 0
     second.wait_for("beat: leads schedule")
     later = site.wait_for_sent("later", 2)
     assert later[0].due == pytest.approx(start, abs=JITTER)
@@ -420,6 +375,7 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
     assert site.sent("elsewhere") == []
 
 
+@pytest.mark.slow
 def test_database_is_told_what_a_killed_leader_has_sent(site: Site) -> None:
     """So that it knows even without the lock server, which may lose everything."""
     site.orm("add", name="clock", every=1)
@@ -430,7 +386,7 @@ def test_database_is_told_what_a_killed_leader_has_sent(site: Site) -> None:
     first.kill()
     second.wait_for("beat: leads schedule")
     site.wait_for_sent("clock", 2)
-    second.stop()
+    second.terminate()
     row = site.row("rare")
     assert row["last_run_at"] >= sent.due - JITTER
     assert row["total_run_count"] == 1
@@ -441,6 +397,7 @@ def test_database_is_told_what_a_killed_leader_has_sent(site: Site) -> None:
     assert site.sent("rare") == [sent]
 
 
+@pytest.mark.slow
 def test_each_beat_sends_what_no_other_has_claimed(site: Site) -> None:
     site.settings["CELERY_SINGLETON_LOCK_BEAT_MODE"] = "shared"
     names = ["clock", "a", "b", "c"]
@@ -450,10 +407,10 @@ def test_each_beat_sends_what_no_other_has_claimed(site: Site) -> None:
     site.wait_for_sent("clock", 4)
     site.orm("add", name="one", clocked=soon(2), one_off=True)
     site.wait_until_recorded("one")
-    beats[0].stop()
+    beats[0].terminate()
     site.wait_for_sent("clock", 4)
     for beat in beats[1:]:
-        beat.stop()
+        beat.terminate()
     assert len(site.sent("one")) == 1
     for name in names:
         _, *sent = site.sent(name)
