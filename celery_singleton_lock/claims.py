@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from celery.utils.log import get_logger
-
 from celery_singleton_lock import clock, ticks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores.base import Ledger, Refused
 from celery_singleton_lock.ticks import Tick
-
-logger = get_logger(__name__)
 
 #: Seconds after which what was sent is recorded though more is about to be sent.
 RECORD_AFTER = 0.01

@@ -76,7 +76,7 @@ class Leadership:
 
     def resign(self) -> None:
         """Lead no more, so that another one can at once."""
-        lease, self._lease = self._lease, None
+        lease, self._lease, self._owner = self._lease, None, new_owner()
         self._stop_waiting()
         if lease is None:
             return

@@ -59,6 +59,14 @@ def test_standby_needs_no_schedule_file(beats: Studio) -> None:
     assert not list(beats.directory.glob("second.schedule*"))
 
 
+def test_standby_that_is_stopped_disturbs_nobody(beats: Studio) -> None:
+    first, second = beats.start("first", "second")
+    assert second.terminate() == 0
+    beats.wait_for_sent(2)
+    assert first.leads
+    check(beats)
+
+
 def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Studio) -> None:
     beats.conf["singleton_lock_beat_ttl"] = 600.0
     first, second = beats.start("first", "second")

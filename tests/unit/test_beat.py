@@ -12,9 +12,8 @@ import celery
 import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler, Service
-from celery.worker import WorkController
 
-from celery_singleton_lock import InvalidOption, SingletonTask, clock
+from celery_singleton_lock import InvalidOption, clock
 from celery_singleton_lock.beat import ExclusiveScheduler
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.leader import Leadership
@@ -295,18 +294,29 @@ def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pyte
     assert other.lead(0), "who does not lead frees nothing"
 
 
+IN_A_WORKER = """
+import sys
+from celery import Celery
+from celery.worker import WorkController
+from celery_singleton_lock import SingletonTask
+import celery_singleton_lock.stores.stream
+
+app = Celery("unit", broker="memory://")
+
+
+@app.task(base=SingletonTask)
+def exclusive() -> None: ...
+
+
+worker = WorkController(app=app, beat=True, pool_cls="prefork", concurrency=1)
+print([step.name.rpartition(".")[2] for step in worker.steps], "encodings.idna" in sys.modules)
+"""
+
+
 def test_nothing_of_ours_runs_beside_a_fork_at_the_start_of_a_worker() -> None:
     """The child of a fork waits for ever for a module that a thread was just importing."""
-    app = Celery("unit", broker="memory://", set_as_current=False)
-
-    @app.task(base=SingletonTask, shared=False)
-    def exclusive_task() -> None: ...
-
-    worker = WorkController(app=app, beat=True, pool_cls="prefork", concurrency=1)
-    order = [step.name.rpartition(".")[2] for step in worker.steps]
-    assert order.index("Beat") < order.index("singleton-lock")
-    code = "import celery_singleton_lock.stores.stream, sys; print('encodings.idna' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"True"
+    done = subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True, text=True)
+    assert done.stdout.splitlines()[-1] == "['Pool', 'Beat', 'singleton-lock', 'Consumer'] True"
 
 
 def test_entry_is_a_plain_one_afterwards(make: Callable[..., ExclusiveScheduler]) -> None:

@@ -1,0 +1,87 @@
+"""`celery -A shop locks …`: what is held, by whom, and for how long; Celery loads it by its entry point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.lease import Held
+from celery_singleton_lock.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A lock that is held. Seconds everywhere.
+
+    Attributes:
+        key: the whole key.
+        name: what the lock is of: a task's name, or "beat:" and a schedule's.
+        task_id: of the task that holds it; None for beat's leader, and where a stranger wrote the value.
+        node: the worker or beat that holds it.
+        pid: its process; 0 where nobody runs, as between two attempts.
+        held_for: since it was asked for.
+        expires_in: unless it is renewed.
+        slot: of a semaphore.
+    """
+
+    key: str
+    name: str
+    task_id: str | None
+    node: str | None
+    pid: int
+    held_for: float | None
+    expires_in: float
+    slot: int
+
+    @classmethod
+    def of(cls, key: str, held: Held) -> Line:
+        """Of a look at a lock."""
+        holder = held.holder
+        since = clock.wall() - holder.since if holder else None
+        return cls(
+            key,
+            key.partition("{")[2].rpartition("}")[0].rpartition(":")[0] or key,
+            *((holder.task_id, holder.node, holder.pid) if holder else (None, None, 0)),
+            held_for=None if since is None else round(max(since, 0.0), 3),
+            expires_in=round(held.remaining, 3),
+            slot=held.slot or 0,
+        )
+
+    def __str__(self) -> str:
+        who = f"task {self.task_id}" if self.task_id else "leader" if self.name.startswith("beat:") else "unknown"
+        where = f" on {self.node} (pid {self.pid})" if self.node else ""
+        since = "" if self.held_for is None else f" for {self.held_for:.0f} s"
+        return f"{self.name}  {who}{where}{since}, expires in {self.expires_in:.0f} s unless renewed  [{self.key}]"
+
+
+@click.group()
+def locks() -> None:
+    """Show the locks of exclusive tasks, and who leads beat."""
+
+
+@locks.command(cls=CeleryCommand, name="list")
+@click.option("--json", "as_json", cls=CeleryOption, is_flag=True, help_group="Locks", help="One JSON object per lock.")
+@click.pass_context
+@handle_preload_options
+def list_(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
+    """List the locks that are held, sorted by what they are of."""
+    for line in sorted(_held(ctx.obj.app), key=lambda line: (line.name, line.key, line.slot)):
+        click.echo(json.dumps(asdict(line)) if as_json else str(line))
+
+
+def _held(app: Any) -> Iterator[Line]:
+    try:
+        runtime = Runtime.of(app)
+        if runtime.settings.backend.startswith("memory://"):
+            raise click.ClickException("memory:// locks are in each process of its own, and cannot be seen from here")
+        for key, held in runtime.store.holds(runtime.settings.prefix):
+            yield Line.of(key, held)
+    except (InvalidOption, LockUnavailable) as error:
+        raise click.ClickException(str(error)) from error
