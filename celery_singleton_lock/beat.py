@@ -25,7 +25,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock, keys, process
 from celery_singleton_lock.claims import Claims
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.leader import Leadership
+from celery_singleton_lock.leader import LOOK_AFTER, RETRY_AFTER, Leadership
 from celery_singleton_lock.lease import Holder
 from celery_singleton_lock.options import BeatSettings
 from celery_singleton_lock.runtime import Runtime
@@ -38,13 +38,6 @@ logger = get_logger(__name__)
 #: Seconds that a claim lasts at most: who follows on a leader that was killed while it sent waits so long to send that
 #: tick again, also where its lease was much longer.
 MAX_CLAIM = 5.0
-
-#: Seconds until the next try while the lock server does not answer.
-RETRY_AFTER = 1.0
-
-#: Seconds that one tick of the service may wait for another beat to resign: the service looks between ticks whether it
-#: is to stop.
-PATIENCE = 4.0
 
 
 class ExclusiveScheduler(Scheduler):
@@ -139,7 +132,7 @@ class ExclusiveScheduler(Scheduler):
             return True
         term, leads = self._leadership.term, False
         try:
-            leads = self._leadership.lead(min(PATIENCE, float(self.max_interval or PATIENCE)))
+            leads = self._leadership.lead(float(self.max_interval or LOOK_AFTER))
         finally:
             if self._inner is not None and not (self._leadership.holds and self._leadership.term == term):
                 self._retire()

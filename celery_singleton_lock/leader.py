@@ -21,7 +21,8 @@ logger = get_logger(__name__)
 #: Seconds between two tries while the lock server does not answer.
 RETRY_AFTER = 1.0
 
-#: Seconds after which one that waits looks again, whatever it was told: less than a wake-up is waited for.
+#: Seconds after which one that waits looks again, whatever it was told: less than a wake-up is waited for. The program
+#: around it sees in between whether it is to stop.
 LOOK_AFTER = 4.0
 
 
@@ -49,6 +50,8 @@ class Leadership:
         self._leader: Held | None = None
         self._renews_at = 0.0
         self._looks_at = 0.0
+        #: Whether the leader has resigned since the last look.
+        self._woken = False
         self._waiting = ExitStack()
         self._bell: Bell | None = None
 
@@ -110,18 +113,18 @@ class Leadership:
         """Try to become the leader, unless it is known that another one is."""
         if clock.now() < self._looks_at:
             return False
-        found = self._ask()
+        found, why = self._ask(), "resigned" if self._woken else "let its lease end"
         if isinstance(found, Held) and found.holder is not None and process.is_over(found.holder.process):
             # It ran on this host: no need to wait for the end of its lease.
             self._store.release(found.lease(self._key, ttl=self._ttl))
-            found = self._ask()
+            found, why = self._ask(), "was killed"
         if isinstance(found, Held):
             self._look_up_to(found)
             return False
         self._stop_waiting()
         self.term += 1
         self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - RENEW_AFTER)
-        after = f", after {_shown(self._leader)}" if self._leader else ""
+        after = f", after {_shown(self._leader)} {why}" if self._leader else ""
         logger.info("beat: leads schedule %s (fence %d)%s", self._name, found.fence, after)
         self._leader = None
         return True
@@ -135,7 +138,7 @@ class Leadership:
         if self._leader is None or self._leader.owner != leader.owner:
             logger.info("beat: stands by; %s leads schedule %s", _shown(leader), self._name)
         self._leader = leader
-        self._looks_at = clock.now() + min(leader.remaining + 0.002, LOOK_AFTER)
+        self._looks_at, self._woken = clock.now() + min(leader.remaining + 0.002, LOOK_AFTER), False
 
     def _wait(self, patience: float) -> None:
         """Until the leader resigns, or it is time to look again."""
@@ -145,7 +148,7 @@ class Leadership:
         began = clock.now()
         self._bell.wait(seconds)
         if clock.now() - began < seconds:
-            self._looks_at = 0.0  # Woken.
+            self._looks_at, self._woken = 0.0, True
 
     def _stop_waiting(self) -> None:
         self._bell = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -112,9 +111,9 @@ class Storm:
             self._studio.locks.restart()
             self._rest(PAUSE)
         elif event == "pause":
-            leader.signal(signal.SIGSTOP)
+            leader.pause()
             self._rest(PAUSE)
-            leader.signal(signal.SIGCONT)
+            leader.resume()
         else:
             if event == "kill":
                 leader.kill()

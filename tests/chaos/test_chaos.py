@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -40,36 +40,9 @@ CALLS = [{"on_conflict": "skip"}, {"on_conflict": "retry"}, {"wait": 30.0, "on_c
 def test_no_overlap_and_nothing_stuck_whatever_breaks(
     redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop], pool: str
 ) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    shop = shop_on(redis_server, locks=own_redis)
-    workers = {name: shop.start(name, pool=pool, concurrency=3)[0] for name in ("one", "two", "three")}
-    killed_at: dict[int, float] = {}
-    for number in range(FAULTS):
-        for job in JOBS:
-            for _ in range(3):
-                shop.send("exclusive", job, chance.choice([0.0, 0.3, 3.0]), singleton_lock=chance.choice(CALLS))
-        clock.sleep(chance.uniform(0.2, 1.0))
-        fault = chance.choice([kill, pause_worker, stall, drop_connections, forget_scripts])
-        if fault is kill:
-            name = chance.choice(sorted(workers))
-            kill(shop, workers[name], killed_at)
-            (workers[name],) = shop.start(f"{name}-{number}", pool=pool, concurrency=3)
-        elif fault is pause_worker:
-            pause_worker(workers[chance.choice(sorted(workers))], chance)
-        else:
-            fault(own_redis, chance)  # type: ignore[operator]
-    for worker in workers.values():
-        kill(shop, worker, killed_at)
-    runs = [ended(run, killed_at) for run in shop.record.runs() if run.job in JOBS]
-    assert len(runs) > FAULTS
-    assert overlaps(runs) == []
-    # Nothing is stuck: one more of each runs as soon as the dead holders' leases are over.
-    redis_server.flush()
-    shop.start("heir", pool=pool, concurrency=3)
-    for result in [shop.send("exclusive", job, 0.0, singleton_lock=CALLS[2]) for job in JOBS]:
-        result.get(timeout=TTL + 10)
+    shop, chance = shop_on(redis_server, locks=own_redis), seeded()
+    faults = [kill, pause_worker, stall, drop_connections, forget_scripts]
+    storm(shop, redis_server, pool, chance, faults, lambda fault: fault(own_redis, chance))
 
 
 @pytest.mark.slow
@@ -79,38 +52,69 @@ def test_no_overlap_on_a_redlock_whose_nodes_die_hang_and_forget(
     redis_server: RedisServer, shop_on: Callable[..., Shop], pool: str
 ) -> None:
     """Any of the nodes at any time: one that comes back empty has no vote until what it forgot has ended."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     with Nodes(5) as nodes:
         for server in nodes.servers:
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
         shop = shop_on(redis_server, singleton_lock_backend=nodes.url)
-        workers = {name: shop.start(name, pool=pool, concurrency=3)[0] for name in ("one", "two", "three")}
-        killed_at: dict[int, float] = {}
-        for number in range(FAULTS):
-            for job in JOBS:
-                for _ in range(3):
-                    shop.send("exclusive", job, chance.choice([0.0, 0.3, 3.0]), singleton_lock=chance.choice(CALLS))
-            clock.sleep(chance.uniform(0.2, 1.0))
-            fault = chance.choice([kill, pause_worker, *[forget, stall, drop_connections, forget_scripts] * 2])
-            if fault is kill:
-                name = chance.choice(sorted(workers))
-                kill(shop, workers[name], killed_at)
-                (workers[name],) = shop.start(f"{name}-{number}", pool=pool, concurrency=3)
-            elif fault is pause_worker:
-                pause_worker(workers[chance.choice(sorted(workers))], chance)
-            else:
-                at_once(fault, chance.sample(nodes.servers, chance.choice([1, 1, 2, 3])), chance)
-        for worker in workers.values():
-            kill(shop, worker, killed_at)
-        runs = [ended(run, killed_at) for run in shop.record.runs() if run.job in JOBS]
-        assert len(runs) > FAULTS
-        assert overlaps(runs) == []
-        redis_server.flush()
-        shop.start("heir", pool=pool, concurrency=3)
-        for result in [shop.send("exclusive", job, 0.0, singleton_lock=CALLS[2]) for job in JOBS]:
-            result.get(timeout=TTL + 10)
+        faults = [kill, pause_worker, *[forget, stall, drop_connections, forget_scripts] * 2]
+        storm(
+            *(shop, redis_server, pool, chance, faults),
+            lambda fault: at_once(fault, chance.sample(nodes.servers, chance.choice([1, 1, 2, 3])), chance),
+        )
+
+
+def seeded() -> random.Random:
+    """Chance that can be had again."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def storm(
+    shop: Shop,
+    broker: RedisServer,
+    pool: str,
+    chance: random.Random,
+    faults: Sequence[Callable[..., None]],
+    strike: Callable[[Callable[..., None]], None],
+) -> None:
+    """Three workers, jobs that exclude each other, and a fault each second: no overlap, and nothing stays stuck.
+
+    Args:
+        shop: where that is.
+        broker: of the shop.
+        pool: of the workers.
+        chance: what decides.
+        faults: of which one is chosen each time.
+        strike: brings about one that is none of a worker's.
+    """
+    workers = {name: shop.start(name, pool=pool, concurrency=3)[0] for name in ("one", "two", "three")}
+    killed_at: dict[int, float] = {}
+    for number in range(FAULTS):
+        for job in JOBS:
+            for _ in range(3):
+                shop.send("exclusive", job, chance.choice([0.0, 0.3, 3.0]), singleton_lock=chance.choice(CALLS))
+        clock.sleep(chance.uniform(0.2, 1.0))
+        fault = chance.choice(faults)
+        if fault is kill:
+            name = chance.choice(sorted(workers))
+            kill(shop, workers[name], killed_at)
+            (workers[name],) = shop.start(f"{name}-{number}", pool=pool, concurrency=3)
+        elif fault is pause_worker:
+            pause_worker(workers[chance.choice(sorted(workers))], chance)
+        else:
+            strike(fault)
+    for worker in workers.values():
+        kill(shop, worker, killed_at)
+    runs = [ended(run, killed_at) for run in shop.record.runs() if run.job in JOBS]
+    assert len(runs) > FAULTS
+    assert overlaps(runs) == []
+    # Nothing is stuck: one more of each runs as soon as the dead holders' leases are over.
+    broker.flush()
+    shop.start("heir", pool=pool, concurrency=3)
+    for result in [shop.send("exclusive", job, 0.0, singleton_lock=CALLS[2]) for job in JOBS]:
+        result.get(timeout=TTL + 10)
 
 
 def at_once(fault: Callable[..., None], servers: list[RedisServer], chance: random.Random) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,26 +21,12 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Ledger, Refused, Store
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "contract:{beat:1}"
 TTL = 5.0
 SHORT = 0.2
 CEILING = 1_000_000
-
-
-@pytest.fixture(params=["memory", "redis", "redlock"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    server: RedisServer = request.getfixturevalue("redis_server")
-    urls = [server.url_of(database) for database in range(5 if request.param == "redlock" else 1)]
-    store = open_url(";".join(urls), {"restart_delay": False})
-    yield store
-    store.close()
-    server.flush()
 
 
 @pytest.fixture

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import Store, open_url
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.stores import Store
 
 KEY = "contract:{job:1}"
 TTL = 5.0
 #: The shortest that is useful: long enough to acquire and renew in, short enough to wait for.
 SHORT = 0.2
 ME = Holder("my-task", 2, "worker@host", 42, 1000.0)
-
-
-@pytest.fixture(params=["memory", "redis", "redlock"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    server: RedisServer = request.getfixturevalue("redis_server")
-    # Databases of one server are as independent as servers, as far as these promises go.
-    urls = [server.url_of(database) for database in range(5 if request.param == "redlock" else 1)]
-    store = open_url(";".join(urls), {"restart_delay": False})
-    yield store
-    store.close()
-    server.flush()
 
 
 def acquire(store: Store, *, ttl: float = TTL, owner: str | None = None, waiting: bool = False) -> Lease | Held:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,33 +14,21 @@ from typing import Any
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
-from tests.integration.workers import LIMIT, ROOT
+from tests.integration.workers import LIMIT, Process
 
 APP = "tests.integration.beat_app"
 
+#: In the line of one that has become the leader, and in no other.
+ELECTED = "(fence "
 
-class Beat:
-    """A `celery beat` in a process group of its own."""
+
+class Beat(Process):
+    """A `celery beat`, or a worker with one."""
 
     def __init__(
-        self, name: str, command: list[str], *, directory: Path, environment: Mapping[str, str], app: str = APP
+        self, name: str, command: Sequence[str], *, directory: Path, environment: Mapping[str, str], app: str = APP
     ) -> None:
-        self.name = name
-        self._log = directory / f"{name}.log"
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", app, *command, "-l", "INFO"],
-                cwd=ROOT,
-                env={**os.environ, **environment},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        super().__init__(name, app, command, directory=directory, environment=environment)
 
     @property
     def leads(self) -> bool:
@@ -60,18 +44,6 @@ class Beat:
             assert clock.now() < deadline, f"{self.name} did not say {texts}:\n{self.log[-3000:]}"
             clock.sleep(0.01)
         return self
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-
-    def terminate(self) -> int:
-        self.process.terminate()
-        return self.process.wait(LIMIT)
-
-    def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
 
 
 @dataclass(frozen=True)

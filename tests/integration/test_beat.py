@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.beats import APP, Studio, gaps, studio, twice
+from tests.integration.beats import APP, ELECTED, Studio, gaps, studio, twice
 from tests.integration.conftest import until
 from tests.integration.workers import Worker
 from tests.recording import Record, overlaps
@@ -45,7 +44,8 @@ def test_one_leads_and_the_other_follows_at_once_when_it_stops(beats: Studio) ->
     assert not second.leads
     assert "Sending due" not in second.log
     assert first.terminate() == 0
-    second.wait_for("leads schedule")
+    second.wait_for(ELECTED)
+    assert f"(pid {first.process.pid}) resigned" in second.log
     beats.wait_for_sent(3)
     check(beats)
     assert second.terminate() == 0
@@ -73,7 +73,8 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
     beats.wait_for_sent(2)
     beats.wait_until_recorded()
     first.kill()
-    second.wait_for("leads schedule")
+    second.wait_for(ELECTED)
+    assert f"(pid {first.process.pid}) was killed" in second.log
     beats.wait_for_sent(3)
     check(beats, missing=1)
 
@@ -82,18 +83,19 @@ def test_stopped_leader_is_replaced_within_its_lease_and_stands_by_afterwards(be
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
     began = clock.now()
-    first.signal(signal.SIGSTOP)
-    second.wait_for("leads schedule")
+    first.pause()
+    second.wait_for(ELECTED)
     assert clock.now() - began < TTL + 1.5
+    assert f"(pid {first.process.pid}) let its lease end" in second.log
     beats.wait_for_sent(2)
-    first.signal(signal.SIGCONT)
+    first.resume()
     first.wait_for("no more")
     first.wait_for("stands by")
     beats.wait_for_sent(3)
     check(beats, missing=1)
     assert not first.leads
     second.terminate()
-    first.wait_for("leads schedule", times=2)
+    first.wait_for(ELECTED, times=2)
     beats.wait_for_sent(2)
     check(beats, missing=1)
 
@@ -108,7 +110,7 @@ def test_leader_that_stalls_in_a_send_sends_nothing_afterwards(beats: Studio, ow
     first.terminate()
     (third,) = beats.start("third")
     second.wait_for("Sending due")
-    third.wait_for("leads schedule")
+    third.wait_for(ELECTED)
     second.wait_for("no more")
     until(lambda: len(beats.sent()) >= 4)
     clock.sleep(TTL)
@@ -181,9 +183,9 @@ def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
     beats.wait_for_sent(8, "half")
     first.kill()
     beats.wait_for_sent(6, "half")
-    second.signal(signal.SIGSTOP)
+    second.pause()
     beats.wait_for_sent(6, "half")
-    second.signal(signal.SIGCONT)
+    second.resume()
     beats.wait_for_sent(4, "half")
     third.terminate()
     beats.wait_for_sent(4, "half")
@@ -238,7 +240,7 @@ def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
     beats.wait_for_sent(3, "half")
     ended_at = clock.wall()
     first.terminate()
-    second.wait_for("leads schedule")
+    second.wait_for(ELECTED)
     beats.wait_for_sent(3, "half")
     assert twice(beats.sent()) == []
     assert clock.wall() - ended_at < 3.0 + max(-skew, 0.0)
@@ -300,7 +302,7 @@ def test_beat_embedded_in_workers(beats: Studio) -> None:
     record.wait_for(ends=3)
     assert first.leads
     first.terminate()
-    second.wait_for("leads schedule")
+    second.wait_for(ELECTED)
     seen = len(record.runs())
     runs = record.wait_for(ends=seen + 4)
     assert len({run.task_id for run in runs}) == len(runs)
@@ -329,7 +331,7 @@ def test_on_a_redlock(own_redis: RedisServer, tmp_path: Path) -> None:
         nodes[2].kill()
         beats.wait_for_sent(2)
         first.terminate()
-        second.wait_for("leads schedule")
+        second.wait_for(ELECTED)
         beats.wait_for_sent(3)
         check(beats)
 
@@ -343,7 +345,7 @@ def test_user_with_the_documented_rights_is_enough(own_redis: RedisServer, beats
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
     first.terminate()
-    second.wait_for("leads schedule")
+    second.wait_for(ELECTED)
     beats.wait_for_sent(2)
     check(beats)
 

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import Redis
+from typing_extensions import Self
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,8 +21,69 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 60
 
 
-class Worker:
-    """A `celery worker` in a process group of its own, which is killed at the end of `with`."""
+P = TypeVar("P", bound="Process")
+
+
+class Process:
+    """A program of Celery's in a process group of its own, which is killed at the end of `with`.
+
+    Args:
+        name: of its log.
+        app: the module of its app.
+        command: the program, and its arguments.
+        directory: where the log is.
+        environment: beside that of the tests.
+    """
+
+    def __init__(
+        self, name: str, app: str, command: Sequence[str], *, directory: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self._log = directory / f"{name}.log"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", app, *command, "-l", "INFO"],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """SIGKILL to it and all its children at once, as when the host goes."""
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """A warm shutdown; the exit status."""
+        self.process.terminate()
+        return self.process.wait(LIMIT)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+class Worker(Process):
+    """A `celery worker`."""
 
     def __init__(
         self,
@@ -34,31 +96,11 @@ class Worker:
         app: str = "tests.integration.app",
         arguments: tuple[str, ...] = (),
     ) -> None:
-        self.name = f"{name}@test"
-        self._log = directory / f"{name}.log"
         self._events = environment["TEST_EVENTS"]
-        command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.name, "-P", pool]
-        command += ["-c", str(concurrency), "-l", "INFO", "--without-mingle", "--without-gossip", *arguments]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **environment},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        command = ["worker", "-n", f"{name}@test", "-P", pool, "-c", str(concurrency)]
+        command += ["--without-mingle", "--without-gossip", *arguments]
+        super().__init__(name, app, command, directory=directory, environment=environment)
+        self.name = f"{name}@test"
 
     def wait_until_ready(self) -> Worker:
         """Wait for the worker to say that it is."""
@@ -69,26 +111,6 @@ class Worker:
                 if self.process.poll() is not None:
                     break
         raise AssertionError(f"{self.name} did not start:\n{self.log[-4000:]}")
-
-    def kill(self) -> None:
-        """SIGKILL to the worker and all its children at once, as when the host goes."""
-        self._signal(signal.SIGKILL)
-        self.process.wait()
-
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def terminate(self) -> int:
-        """Warm shutdown; the exit status."""
-        self.process.terminate()
-        return self.process.wait(LIMIT)
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
 
 
 def environment(conf: Mapping[str, Any], *, events: str, record: Path) -> dict[str, str]:

@@ -42,11 +42,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
     """Schedulers that share their locks."""
     store = MemoryStore()
     monkeypatch.setattr(Recorder, "sent", [])
-    monkeypatch.setattr("celery_singleton_lock.beat.PATIENCE", 0.01)
     monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
 
     def made(**conf: Any) -> ExclusiveScheduler:
-        return ExclusiveScheduler(app_with(**conf), Producer=lambda *args, **kwargs: None)
+        return ExclusiveScheduler(app_with(**conf), Producer=lambda *args, **kwargs: None, max_interval=0.01)
 
     return made
 
