@@ -90,7 +90,7 @@ class Claims:
         """Claim some ticks; those that are refused.
 
         Raises:
-            LockUnavailable: none was granted.
+            LockUnavailable: none may be sent.
         """
         self.record()
         asked_at = clock.now()

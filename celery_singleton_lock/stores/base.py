@@ -51,8 +51,9 @@ class Refused:
 class Ledger(Protocol):
     """What beat has sent: the last run of each entry of a schedule, in microseconds since the epoch.
 
-    Every call may be repeated. Each takes a `ceiling`: nothing later than that is believed, but taken for what a wrong
-    clock has left. All raise `LockUnavailable` if there is no answer, or an error.
+    Every call may be repeated, and may have been carried out for some of the entries when it raises. Each takes a
+    `ceiling`: nothing later than that is believed, but taken for what a wrong clock has left. All raise
+    `LockUnavailable` if there is no answer, or an error.
     """
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:

@@ -30,8 +30,8 @@ WAKE_TTL = 1.0
 #: which is higher as long as that clock was not set back by more than this.
 FENCE_TTL = 3600.0
 
-#: Leases in one call of the renew script, which blocks the server for as long as it runs.
-RENEW_BATCH = 200
+#: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
+BATCH = 200
 
 #: Characters of an owner that are the same in each attempt to get a majority of a Redlock.
 PERSON = 28
@@ -92,10 +92,10 @@ class Call:
 _ACQUIRE, _RELEASE, _RENEW = Script("acquire"), Script("release"), Script("renew")
 _VOTE, _PUT_BACK, _RAISE, _WAKE = Script("vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
 
-_ALIGN, _CLAIM, _RECORD = Script("align"), Script("claim"), Script("record")
+_ALIGN, _FORGET, _CLAIM, _RECORD = Script("align"), Script("forget"), Script("claim"), Script("record")
 
 #: The scripts that the nodes of a Redlock run.
-OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE, _ALIGN, _CLAIM, _RECORD)
+OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE, _ALIGN, _FORGET, _CLAIM, _RECORD)
 
 
 def run_key(key: str, slot: int = 0) -> str:
@@ -108,6 +108,11 @@ def run_key(key: str, slot: int = 0) -> str:
 def wake_key(key: str) -> str:
     """The list whose elements wake waiters."""
     return _beside(key, "wake")
+
+
+def ledger_key(key: str) -> str:
+    """The hash of what beat has sent."""
+    return _beside(key, "ledger")
 
 
 def acquire(
@@ -233,7 +238,12 @@ def wake(key: str) -> Call:
 
 def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
     """See `Ledger.align`."""
-    return Call(_ALIGN, [_beside(key, "ledger")], [_ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+    return Call(_ALIGN, [ledger_key(key)], [_ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+
+
+def forget(key: str, gone: Sequence[bytes]) -> Call:
+    """Have a ledger forget some entries."""
+    return Call(_FORGET, [ledger_key(key)], gone)
 
 
 def claim(key: str, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> Call:
@@ -267,7 +277,7 @@ def fence_ms(ttl: float) -> int:
 
 def _claim_keys(key: str, lasts: Mapping[str, int]) -> list[str]:
     # The colon at the end: an entry may be called "x:run", and is no lock.
-    return [_beside(key, "ledger"), *(_beside(key, f"claim:{entry}:") for entry in lasts)]
+    return [ledger_key(key), *(_beside(key, f"claim:{entry}:") for entry in lasts)]
 
 
 def _pairs(lasts: Mapping[str, int]) -> list[object]:

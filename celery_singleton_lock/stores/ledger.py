@@ -6,7 +6,7 @@ majority knows of as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from celery_singleton_lock.stores import calls
@@ -25,24 +25,35 @@ class RedisLedger:
     Args:
         key: what its keys begin with.
         ask: runs a script.
+        known: the entries that it knows of.
+        batch: entries in one call.
         quorum: of how many nodes the answers decide.
     """
 
-    def __init__(self, key: str, ask: Ask, quorum: int = 1) -> None:
+    def __init__(
+        self, key: str, ask: Ask, known: Callable[[], Iterable[bytes]], *, batch: int, quorum: int = 1
+    ) -> None:
         self._key = key
         self._ask = ask
+        self._known = known
+        self._batch = batch
         self._quorum = quorum
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
-        answers = self._ask(calls.align(self._key, lasts, ceiling=ceiling))
-        return {entry: max(known) for entry, *known in zip(lasts, *answers, strict=True)}
+        self._forget_all_but(lasts)
+        aligned: dict[str, int] = {}
+        for part in self._parts(lasts):
+            answers = self._ask(calls.align(self._key, part, ceiling=ceiling))
+            aligned.update({entry: max(known) for entry, *known in zip(part, *answers, strict=True)})
+        return aligned
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
-        answers = self._ask(calls.claim(self._key, lasts, owner, ttl=ttl, ceiling=ceiling))
         refused: dict[str, Refused] = {}
-        for entry, *votes in zip(lasts, *answers, strict=True):
-            if (refusal := self._counted(votes)) is not None:
-                refused[entry] = refusal
+        for part in self._parts(lasts):
+            answers = self._ask(calls.claim(self._key, part, owner, ttl=ttl, ceiling=ceiling))
+            for entry, *votes in zip(part, *answers, strict=True):
+                if (refusal := self._counted(votes)) is not None:
+                    refused[entry] = refusal
         split = [entry for entry, refusal in refused.items() if refusal.last is None]
         if self._quorum > 1 and split:
             # A part of the nodes may have said yes: nobody would get a majority before that ends.
@@ -50,7 +61,19 @@ class RedisLedger:
         return refused
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        self._ask(calls.record(self._key, lasts, owner, ceiling=ceiling))
+        for part in self._parts(lasts):
+            self._ask(calls.record(self._key, part, owner, ceiling=ceiling))
+
+    def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
+        gone = sorted({*self._known()} - {entry.encode() for entry in lasts})
+        for start in range(0, len(gone), self._batch):
+            self._ask(calls.forget(self._key, gone[start : start + self._batch]))
+
+    def _parts(self, lasts: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """What goes into one call each."""
+        pairs = list(lasts.items())
+        for start in range(0, len(pairs), self._batch):
+            yield dict(pairs[start : start + self._batch])
 
     def _counted(self, votes: Sequence[Sequence[int]]) -> Refused | None:
         """None if a majority has granted it."""

@@ -31,7 +31,7 @@ from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
 from celery_singleton_lock.stores.ledger import RedisLedger
-from celery_singleton_lock.stores.scan import holds, look
+from celery_singleton_lock.stores.scan import entries, holds, look
 from celery_singleton_lock.stores.server import Server
 from celery_singleton_lock.stores.stream import TooFewReplicas
 
@@ -148,7 +148,13 @@ class RedisStore:
             raise self._unavailable(error) from error
 
     def ledger(self, key: str) -> RedisLedger:
-        return RedisLedger(key, lambda call: [self._patiently(lambda: self._servers.run(call))])
+        def ask(call: calls.Call) -> list[Any]:
+            return [self._patiently(lambda: self._servers.run(call))]
+
+        def known() -> list[bytes]:
+            return self._patiently(lambda: [*entries(self._servers.server_of(calls.ledger_key(key)), key)])
+
+        return RedisLedger(key, ask, known, batch=calls.BATCH)
 
     def close(self) -> None:
         self._servers.close()
@@ -169,8 +175,8 @@ class RedisStore:
         for lease in leases:
             by_slot[self._servers.slot_of(calls.run_key(lease.key))].append(lease)
         for group in by_slot.values():
-            for start in range(0, len(group), calls.RENEW_BATCH):
-                yield group[start : start + calls.RENEW_BATCH]
+            for start in range(0, len(group), calls.BATCH):
+                yield group[start : start + calls.BATCH]
 
     def _renew(self, renewals: Sequence[calls.Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""

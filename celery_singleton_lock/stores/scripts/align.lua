@@ -1,9 +1,9 @@
 -- KEYS ledger  ARGV lifetime ms, ceiling, (entry, last)...
 -- -> {last, ...}: what is known of each entry; where that is nothing, what was given, which is known from now on unless
 -- it is 0
--- Entries that are not named are forgotten. Nothing beyond the ceiling is believed: a clock was wrong.
+-- Nothing beyond the ceiling is believed: a clock was wrong.
 local ledger, lifetime, ceiling = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local found, named = {}, {}
+local found = {}
 for i = 3, #ARGV, 2 do
   local entry, last = ARGV[i], ARGV[i + 1]
   local known = tonumber(redis.call('HGET', ledger, entry) or nil)
@@ -16,12 +16,6 @@ for i = 3, #ARGV, 2 do
     known = tonumber(last)
   end
   found[#found + 1] = known
-  named[entry] = true
-end
-for _, entry in ipairs(redis.call('HKEYS', ledger)) do
-  if not named[entry] then
-    redis.call('HDEL', ledger, entry)
-  end
 end
 redis.call('PEXPIRE', ledger, lifetime)
 return found
