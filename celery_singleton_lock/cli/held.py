@@ -1,19 +1,17 @@
-"""`celery -A shop locks …`: what is held, by whom, and for how long; Celery loads it by its entry point."""
+"""What is held, by whom, and for how long."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.cli import command
 from celery_singleton_lock.lease import Held
-from celery_singleton_lock.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +59,13 @@ class Line:
         return f"{self.name}  {who}{where}{since}, expires in {self.expires_in:.0f} s unless renewed  [{self.key}]"
 
 
-@click.group()
-def locks() -> None:
-    """Show the locks of exclusive tasks, and who leads beat."""
-
-
-@locks.command(cls=CeleryCommand, name="list")
-@click.option("--json", "as_json", cls=CeleryOption, is_flag=True, help_group="Locks", help="One JSON object per lock.")
+@click.command(cls=CeleryCommand, name="list")
+@command.as_json
 @click.pass_context
 @handle_preload_options
 def list_(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
     """List the locks that are held, sorted by what they are of."""
-    for line in sorted(_held(ctx.obj.app), key=lambda line: (line.name, line.key, line.slot)):
+    with command.runtime_of(ctx) as runtime:
+        held = [Line.of(key, held) for key, held in runtime.store.holds(runtime.settings.prefix)]
+    for line in sorted(held, key=lambda line: (line.name, line.key, line.slot)):
         click.echo(json.dumps(asdict(line)) if as_json else str(line))
-
-
-def _held(app: Any) -> Iterator[Line]:
-    try:
-        runtime = Runtime.of(app)
-        if runtime.settings.backend.startswith("memory://"):
-            raise click.ClickException("memory:// locks are in each process of its own, and cannot be seen from here")
-        for key, held in runtime.store.holds(runtime.settings.prefix):
-            yield Line.of(key, held)
-    except (InvalidOption, LockUnavailable) as error:
-        raise click.ClickException(str(error)) from error

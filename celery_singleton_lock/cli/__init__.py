@@ -1,0 +1,20 @@
+"""`celery -A shop locks …`, for operators; Celery loads it by its entry point.
+
+One module per kind of question; `command` is what they have in common.
+"""
+
+from __future__ import annotations
+
+import click
+
+from celery_singleton_lock.cli import held
+
+__all__ = ["locks"]
+
+
+@click.group()
+def locks() -> None:
+    """Look at the locks of exclusive tasks, and at who leads beat."""
+
+
+locks.add_command(held.list_)
