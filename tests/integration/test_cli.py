@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP, studio
-from tests.integration.conftest import Shop
+from tests.integration.conftest import Shop, until
 from tests.integration.workers import ROOT, environment
 
 
@@ -34,7 +34,7 @@ def of_shop(shop: Shop, *arguments: str, **conf: Any) -> subprocess.CompletedPro
 
 def test_list_shows_who_holds_what(shop: Shop) -> None:
     (worker,) = shop.start("one")
-    result = shop.send("exclusive", "report", 5.0)
+    result = shop.send("exclusive", "report", 300.0)
     (run,) = shop.record.wait_for(starts=1)
     shown = of_shop(shop, "list", "--json")
     (line,) = map(json.loads, shown.stdout.splitlines())
@@ -46,7 +46,8 @@ def test_list_shows_who_holds_what(shop: Shop) -> None:
     for_people = of_shop(shop, "list").stdout
     assert f"task {result.id} on {worker.name} (pid {run.pid})" in for_people
     assert line["key"] in for_people
-    result.get(timeout=30)
+    shop.app.control.revoke(result.id, terminate=True)
+    until(lambda: not shop.held())
     assert of_shop(shop, "list").stdout == ""
 
 
