@@ -15,7 +15,14 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
 )
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.signals import lock_acquired, lock_conflict, lock_lost, lock_released
+from celery_singleton_lock.signals import (
+    lock_acquired,
+    lock_blocked,
+    lock_conflict,
+    lock_lost,
+    lock_released,
+    overlap_detected,
+)
 from celery_singleton_lock.task import SingletonTask
 from celery_singleton_lock.worker import install
 
@@ -38,9 +45,11 @@ __all__ = [
     "SingletonTask",
     "install",
     "lock_acquired",
+    "lock_blocked",
     "lock_conflict",
     "lock_lost",
     "lock_released",
+    "overlap_detected",
 ]
 
 

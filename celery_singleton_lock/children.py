@@ -18,11 +18,14 @@ from typing import Protocol
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.entry import Entry
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
+from celery_singleton_lock.keys import name_in
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options import MIN_TTL
 from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.tally import Tally
 
 logger = get_logger(__name__)
 
@@ -110,10 +113,12 @@ class Children:
 
     Args:
         store: where their locks are.
+        tally: told whose lock was freed.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, tally: Tally) -> None:
         self._store = store
+        self._tally = tally
         self._children: dict[int, _Child] = {}
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -184,7 +189,7 @@ class Children:
                 child.close()
         for child in dead:
             if (lease := child.lease()) is not None:
-                free(self._store, lease)
+                free(self._store, lease, self._tally)
 
     def _renew(self) -> None:
         now, pairs = clock.now(), []
@@ -207,10 +212,12 @@ class Children:
             os.write(self._wake, b".")
 
 
-def free(store: Store, lease: Lease) -> None:
+def free(store: Store, lease: Lease, tally: Tally) -> None:
     """Free the lock of somebody who is gone, if that is still who has it."""
     try:
         if store.release(lease):
+            now = clock.now()
+            tally.add(Entry("free", name_in(lease.key), lease.key, None, None, os.getpid(), now, now))
             logger.warning("%s: freed for a process that ended without doing so", lease.key)
     except LockUnavailable as error:
         logger.warning("%s could not be freed, and ends by itself: %s", lease.key, error)

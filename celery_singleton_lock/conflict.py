@@ -8,7 +8,7 @@ the same id. A conflict never spends the task's own retries.
 from __future__ import annotations
 
 import random
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import celery
 from celery import states
@@ -18,7 +18,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
-from celery_singleton_lock.options import POLICIES, Options, raw_attribute
+from celery_singleton_lock.options import POLICIES, ConflictPolicy, Options, raw_attribute
 
 logger = get_logger(__name__)
 
@@ -35,9 +35,21 @@ MAX_DELAY = 60.0
 _RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
 
 
-def settle(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
-    """End the execution that lost to another task, as its `on_conflict` says."""
+def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
+    """What to do with the execution that lost to another task, as its `on_conflict` says.
+
+    Raises:
+        InvalidOption: a callable of the user's gave an answer that is none.
+    """
     policy = _policy(task, conflict, options)
+    bound = options.conflict_retries
+    if policy == "retry" and (task.request.is_eager or (bound is not None and times_put_back(task.request) >= bound)):
+        return "raise"
+    return policy
+
+
+def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy) -> NoReturn:
+    """End the execution that lost to another task."""
     request = task.request
     logger.info(
         "task %s[%s] on_conflict=%s: %s is held by task %s, %.1f s left",
@@ -45,7 +57,7 @@ def settle(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
     )
     signals.lock_conflict.send(sender=task, task_id=request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy == "retry":
-        _retry(task, conflict, options)
+        put_back(task)
     elif policy == "raise":
         raise conflict
     elif policy == "reject":
@@ -114,7 +126,7 @@ def back_off(count: int) -> float:
     return min(FIRST_DELAY * 2.0 ** min(count, 16), MAX_DELAY) * random.uniform(0.5, 1.0)
 
 
-def _policy(task: Any, conflict: LockConflict, options: Options) -> str:
+def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
     policy = options.on_conflict
     if not callable(policy):
         return policy
@@ -123,14 +135,7 @@ def _policy(task: Any, conflict: LockConflict, options: Options) -> str:
         raise InvalidOption(
             f"the callable on_conflict of task {task.name} returned {answer!r}; allowed: {', '.join(POLICIES)}"
         )
-    return str(answer)
-
-
-def _retry(task: Any, conflict: LockConflict, options: Options) -> NoReturn:
-    bound = options.conflict_retries
-    if task.request.is_eager or (bound is not None and times_put_back(task.request) >= bound):
-        raise conflict
-    put_back(task)
+    return cast("ConflictPolicy", answer)
 
 
 def _reject(task: Any, conflict: LockConflict) -> NoReturn:

@@ -26,6 +26,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import clock, conflict, done, process, signals
 from celery_singleton_lock.abort import Body
+from celery_singleton_lock.entry import LOST, STOPPED, Entry, Kind
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
 from celery_singleton_lock.lease import FIRST, Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.options import Options
@@ -69,6 +70,7 @@ class Execution:
         self._request = task.request
         self._store = runtime.store
         self._heartbeat = runtime.heartbeat
+        self._tally = runtime.tally
         self._done_ttl = runtime.settings.done_ttl
         self._options = options
         self._key = key
@@ -123,6 +125,7 @@ class Execution:
         _running.owners.append(lease.owner)
         outcome: done.Outcome | None = None
         heir: Heir | None = None
+        began = clock.now()
         try:
             value = self._run_body(body)
             outcome = done.succeeded(self._task, value)
@@ -137,7 +140,9 @@ class Execution:
                 self._body.end()
             finally:
                 _running.owners.remove(lease.owner)
+                ended = clock.now()
                 self._release(outcome, heir)
+                self._tell_run(outcome, began, ended)
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
         lease = self._lease
@@ -162,10 +167,14 @@ class Execution:
             self._drop_if_expired(found)
             return found
         if isinstance(found, Done):
+            self._tell("repeat", None)
             return _Told(done.answer(self._task, found))
         if found.holder is not None and self._is_of_this_task(found.holder):
             self._stand_by(found.holder, found.remaining)
-        conflict.settle(self._task, found.conflict(self._key), self._options)
+        met = found.conflict(self._key)
+        policy = conflict.policy_for(self._task, met, self._options)
+        self._tell(policy, found.holder)
+        conflict.settle(self._task, met, policy)
 
     def _drop_if_expired(self, lease: Lease) -> None:
         """A message that was delivered again comes here although it has expired; see `request`."""
@@ -180,8 +189,10 @@ class Execution:
         if holder.attempt > own or (holder.attempt == own and not self._task.acks_late):
             # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
             logger.info("%s is already running on %s; this copy is dropped", self, place)
+            self._tell("drop", holder)
             raise Ignore("already running")
         logger.info("%s is already running on %s; a copy stands by", self, place)
+        self._tell("stand-by", holder)
         conflict.put_back(self._task, countdown=remaining + AFTER_LEASE)
 
     def _ask_until_free(self) -> Lease | Held | Done:
@@ -224,6 +235,7 @@ class Execution:
         freed = self._store.release(found.lease(self._key, ttl=self._options.ttl, limit=self._options.limit))
         if freed:
             logger.warning("%s: %s was left behind by a process that is gone; freed", self, self._key)
+            self._tell("free", found.holder)
         return freed
 
     def _is_of_this_task(self, holder: Holder) -> bool:
@@ -309,6 +321,31 @@ class Execution:
         elif not self._loss_told:
             lease.lose("it was no longer ours when the task ended")
             self._tell_loss()
+
+    def _tell_run(self, outcome: done.Outcome | None, began: float, ended: float) -> None:
+        """Have the journal know of the run: of its body, for others ask for the lock before that and free it after."""
+        lease, own = self._lease, self._holder
+        if lease.pid != os.getpid():
+            return
+        state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
+        place = (own.task_id, own.node, own.pid)
+        waited, limit = lease.acquired_at - self._began, lease.limit
+        self._tally.add(
+            Entry(
+                *("run", self._task.name, lease.key, *place, began, ended),
+                *(waited, state, lease.fence, lease.renewals, limit),
+            )
+        )
+
+    def _tell(self, kind: Kind, holder: Holder | None) -> None:
+        """Have the journal know of an execution that does not run; `holder`: who has the lock."""
+        own = self._holder
+        its = (holder.task_id, holder.node, holder.since) if holder is not None else (None, None, 0.0)
+        times = (self._began, clock.now(), clock.now() - self._began)
+        limit = self._options.limit
+        self._tally.add(
+            Entry(kind, self._task.name, self._key, own.task_id, own.node, own.pid, *times, "", 0, 0, limit, *its)
+        )
 
     def _mark(self, outcome: done.Outcome | None) -> Mark | None:
         if outcome is None or not self._is_remembered:

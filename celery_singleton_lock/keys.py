@@ -77,6 +77,11 @@ def key_of_beat(prefix: str, name: str) -> str:
     return _key(prefix, f"beat:{name}", b"")
 
 
+def name_in(key: str) -> str:
+    """The lock's name as far as a key shows it; the key itself where it was not made here."""
+    return key.partition("{")[2].rpartition("}")[0].rpartition(":")[0] or key
+
+
 def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> None:
     """Refuse a `lock_key` that cannot work, when the task is bound.
 

@@ -188,7 +188,7 @@ class Lease:
 
     __slots__ = (
         *("__weakref__", "acquired_at", "ask", "fence", "key", "limit", "owner"),
-        *("pid", "reason", "slot", "trusted_until", "ttl"),
+        *("pid", "reason", "renewals", "slot", "trusted_until", "ttl"),
     )
 
     def __init__(
@@ -205,6 +205,7 @@ class Lease:
         self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
         self.trusted_until = sent_at
+        self.renewals = -1
         self.extend(sent_at)
 
     def __repr__(self) -> str:
@@ -237,6 +238,7 @@ class Lease:
     def extend(self, sent_at: float) -> None:
         """Trust the lease anew from `sent_at`, when the command that renewed it was sent."""
         drift = self.ttl * 0.01 + 0.002
+        self.renewals += 1
         self.trusted_until = sent_at + self.ttl - drift
 
     def lose(self, reason: str) -> None:

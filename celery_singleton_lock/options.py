@@ -36,6 +36,12 @@ MIN_DONE_TTL = 3600.0
 #: And at most: 30 days.
 MAX_DONE_TTL = 2_592_000.0
 
+#: Entries that the journal keeps unless the setting says otherwise, and at most: some hundred bytes each.
+DEFAULT_JOURNAL, MAX_JOURNAL = 10_000, 1_000_000
+
+#: Refusals in a row after which there is a warning, unless the setting says otherwise.
+DEFAULT_BLOCKED_AFTER = 12
+
 #: Schemes of `singleton_lock_backend`.
 SCHEMES = (
     *("redis", "rediss", "redis+socket", "unix"),
@@ -62,6 +68,10 @@ class _Rule:
 
 def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _one_of(*names: str) -> _Rule:
@@ -91,6 +101,10 @@ _REPLICAS = _Rule(
     lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100,
     "a whole number from 0 to 100",
 )
+_JOURNAL = _Rule(
+    lambda value: _is_count(value) and value <= MAX_JOURNAL, f"a whole number from 0 (no journal) to {MAX_JOURNAL}"
+)
+_BLOCKED_AFTER = _Rule(_is_count, "a whole number, 0 (never) or more")
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 _POLICY = _Rule(
     lambda value: callable(value) or (isinstance(value, str) and value in POLICIES),
@@ -145,6 +159,8 @@ _SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_enabled": _BOOLEAN,
     "singleton_lock_done_ttl": _DONE_TTL,
     "singleton_lock_replicas": _REPLICAS,
+    "singleton_lock_journal": _JOURNAL,
+    "singleton_lock_blocked_after": _BLOCKED_AFTER,
 }
 
 #: Settings of beat's exclusive scheduler.
@@ -199,6 +215,8 @@ class Settings:
         enabled: False runs every task without a lock.
         done_ttl: seconds for which it is remembered that a message was carried out; 0: not at all.
         replicas: how many replicas of the lock server must have a lock before it counts as taken.
+        journal: entries that the journal keeps; 0: there is none.
+        blocked_after: refusals in a row after which there is a warning; 0: never.
         defaults: of the task options.
     """
 
@@ -208,6 +226,8 @@ class Settings:
     enabled: bool
     done_ttl: float
     replicas: int
+    journal: int
+    blocked_after: int
     defaults: Mapping[str, Any]
 
     @property
@@ -238,6 +258,8 @@ class Settings:
             enabled=enabled is not False,
             done_ttl=_done_ttl(conf, own["singleton_lock_done_ttl"]),
             replicas=own["singleton_lock_replicas"] or 0,
+            journal=_or(own["singleton_lock_journal"], DEFAULT_JOURNAL),
+            blocked_after=_or(own["singleton_lock_blocked_after"], DEFAULT_BLOCKED_AFTER),
             defaults={name: _default(conf, option) for name, option in _OPTIONS.items()},
         )
 
@@ -355,6 +377,10 @@ def _require(rule: _Rule, value: Any, where: str, *, secret: bool = False) -> An
     if not rule.allows(value):
         raise InvalidOption(f"{where} is {'of the wrong type' if secret else repr(value)}; allowed: {rule.words}")
     return value
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _default(conf: Any, option: _Option) -> Any:

@@ -99,7 +99,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         """Whether it was revoked or has expired; then it does not run."""
         revoked = bool(super().revoked())
         if revoked and self._context.retries and (lock := self._lock()) and lock[0].retain_on_retry:
-            free(Runtime.of(self.app).store, self._lease(lock, heir_of(holder_of(self._context))))
+            self._free(self._lease(lock, heir_of(holder_of(self._context))))
         return revoked
 
     def _retry_worker_lost(self, *arguments: Any) -> Any:
@@ -113,7 +113,11 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         if children is not None and self.worker_pid is not None and not children.bury(self.worker_pid):
             return
         if (lease := self.lease()) is not None:
-            free(Runtime.of(self.app).store, lease)
+            self._free(lease)
+
+    def _free(self, lease: Lease) -> None:
+        runtime = Runtime.of(self.app)
+        free(runtime.store, lease, runtime.tally)
 
     def _record(self, error: BaseException) -> None:
         """Record what Celery has made of the loss of the child, if that is the end of the message."""

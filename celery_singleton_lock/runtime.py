@@ -1,15 +1,17 @@
-"""What an app has once per process: its checked settings, its lock store, its heartbeat."""
+"""What an app has once per process: its checked settings, its lock store, its heartbeat, its part of the journal."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.options import Settings
 from celery_singleton_lock.stores import Store, open_store
+from celery_singleton_lock.tally import Tally
+from celery_singleton_lock.warner import Warner
 
 _runtimes: WeakKeyDictionary[Any, Runtime] = WeakKeyDictionary()
 _opening = threading.Lock()
@@ -22,6 +24,7 @@ class Runtime:
     settings: Settings
     store: Store
     heartbeat: Heartbeat
+    tally: Tally
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -40,5 +43,7 @@ def _open(app: Any) -> Runtime:
         if runtime is None:
             settings = Settings.from_app(app)
             store = open_store(settings)
-            runtime = _runtimes[app] = Runtime(settings, store, Heartbeat(store))
+            journal = store.journal(settings.prefix, size=settings.journal) if settings.journal else None
+            tally = Tally(journal, Warner(ref(app), settings.blocked_after))
+            runtime = _runtimes[app] = Runtime(settings, store, Heartbeat(store), tally)
         return runtime

@@ -17,5 +17,13 @@ lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "
 #: The lock was freed after the run. `lease`, `held` (seconds).
 lock_released = Signal(name="lock_released", providing_args=["task_id", "key", "lease", "held"])
 
+#: Copies are refused again and again. `in_a_row` (how many since a run under this key ended), `holder` (the id of the
+#: task that has the lock; None if unknown), `node` (where it runs), `held` (for how long). Sent from a thread of ours.
+lock_blocked = Signal(name="lock_blocked", providing_args=["task_id", "key", "in_a_row", "holder", "node", "held"])
+
+#: Two executions ran under one lock at the same time, which is what this package is there to prevent: found afterwards
+#: in the journal, whatever the cause. `seconds` (for how long), `runs` (both, as `Entry`). Sent from a thread of ours.
+overlap_detected = Signal(name="overlap_detected", providing_args=["task_id", "key", "seconds", "runs"])
+
 #: The lease ended, or was about to, while the task was running. `lease`, `reason`. Sent from a thread of its own.
 lock_lost = Signal(name="lock_lost", providing_args=["task_id", "key", "lease", "reason"])

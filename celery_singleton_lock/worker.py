@@ -8,11 +8,14 @@ Installed on every Celery app of a process that imports this package, through Ce
 from __future__ import annotations
 
 import threading
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import click
 from celery import Celery, _state, bootsteps
 from celery.concurrency import prefork
+from celery.signals import worker_process_shutdown, worker_shutdown
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import process
@@ -21,6 +24,7 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
 from celery_singleton_lock.request import children_of
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.tally import write_all
 from celery_singleton_lock.task import SingletonTask, is_builtin
 
 logger = get_logger(__name__)
@@ -41,6 +45,14 @@ _DISABLE = click.Option(
     default=False,
     help="Run exclusive tasks without a lock: as singleton_lock_enabled = False.",
 )
+
+
+def observe() -> None:
+    """Connect what listens to our signals: Celery's events, and the optional libraries that are installed."""
+    import_module("celery_singleton_lock.events")
+    if find_spec("opentelemetry") is not None:
+        # By name, since it stands above us: nothing here may depend on it.
+        import_module("celery_singleton_lock.contrib.opentelemetry")
 
 
 def install(app: Celery) -> None:
@@ -75,6 +87,8 @@ class LockStep(bootsteps.StartStopStep):
             conf.singleton_lock_ttl = singleton_lock_ttl
         if singleton_lock_disable:
             conf.singleton_lock_enabled = False
+        # With -E only this worker knows; the processes of its pool send events of ours.
+        conf.worker_send_task_events = bool(parent.task_events)
 
     def include_if(self, parent: Any) -> bool:
         """Whether the app has an exclusive task at all; others need no lock server."""
@@ -87,7 +101,8 @@ class LockStep(bootsteps.StartStopStep):
         Raises:
             InvalidOption: one of them is wrong, or does not suit the pool.
         """
-        settings = Runtime.of(parent.app).settings
+        runtime = Runtime.of(parent.app)
+        settings = runtime.settings
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
             return
@@ -99,7 +114,8 @@ class LockStep(bootsteps.StartStopStep):
                 "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
             )
         if separate and not in_memory:
-            children_of[parent.app] = Children(Runtime.of(parent.app).store)
+            children_of[parent.app] = Children(runtime.store, runtime.tally)
+        observe()
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
             *(settings.shown_backend, settings.defaults["ttl"], settings.defaults["on_conflict"]),
@@ -119,9 +135,15 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
         for key, held in runtime.store.holds(runtime.settings.prefix):
             holder = held.holder
             if holder is not None and holder.node == node and process.is_over(holder.process):
-                free(runtime.store, held.lease(key, ttl=runtime.settings.defaults["ttl"]))
+                free(runtime.store, held.lease(key, ttl=runtime.settings.defaults["ttl"]), runtime.tally)
     except LockUnavailable as error:
         logger.warning("singleton lock: what an earlier %s may have left behind ends by itself: %s", node, error)
+
+
+@worker_process_shutdown.connect
+@worker_shutdown.connect
+def _write_journal(**_: Any) -> None:
+    write_all()
 
 
 def _install_everywhere() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import held
+from celery_singleton_lock.cli import exporter, held, stats
 
 __all__ = ["locks"]
 
@@ -18,3 +18,5 @@ def locks() -> None:
 
 
 locks.add_command(held.list_)
+locks.add_command(stats.stats)
+locks.add_command(exporter.exporter)

@@ -11,6 +11,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command
+from celery_singleton_lock.keys import name_in
 from celery_singleton_lock.lease import Held
 
 
@@ -45,7 +46,7 @@ class Line:
         since = clock.wall() - holder.since if holder else None
         return cls(
             key,
-            key.partition("{")[2].rpartition("}")[0].rpartition(":")[0] or key,
+            name_in(key),
             *((holder.task_id, holder.node, holder.pid) if holder else (None, None, 0)),
             held_for=None if since is None else round(max(since, 0.0), 3),
             expires_in=round(held.remaining, 3),

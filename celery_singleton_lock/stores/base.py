@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from celery_singleton_lock.entry import Entry
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
 
 
@@ -74,6 +75,46 @@ class Ledger(Protocol):
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
         """Say which is the last run of each entry now; 0 for one that was claimed and not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the journal knew as it was written to.
+
+    Attributes:
+        now: the server's time, seconds since the epoch.
+        in_a_row: for each entry, how many copies were refused since a run ended under the key; 0 for other entries.
+        overlaps: for each entry, a run of the same key at the same time; None is as it should be.
+    """
+
+    now: float
+    in_a_row: Sequence[int]
+    overlaps: Sequence[Entry | None]
+
+
+class Journal(Protocol):
+    """What became of the copies of all messages, and how often. Of several nodes each has a part.
+
+    All raise `LockUnavailable` if there is no answer, or an error; what `write` was given may have been written then.
+    """
+
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
+        """Add to the counts, and to the entries, of which the oldest are forgotten.
+
+        Args:
+            counts: by how much each has grown; its names are the caller's.
+            entries: their times are the server's.
+            slack: seconds by which these may be wrong: runs that overlap by less are none that do.
+        """
+
+    def counts(self) -> dict[str, int]:
+        """All counts."""
+
+    def entries(self, *, since: float) -> Iterator[Entry]:
+        """The entries since then, as they were written; seconds since the epoch, on the server's clock."""
+
+    def refused(self) -> dict[str, int]:
+        """How many copies were refused in a row, by the key of the lock."""
 
 
 class Store(Protocol):
@@ -152,6 +193,9 @@ class Store(Protocol):
 
     def ledger(self, key: str) -> Ledger:
         """What beat has sent, under keys that begin with `key`."""
+
+    def journal(self, prefix: str, *, size: int) -> Journal:
+        """The journal of all locks whose key begins with `prefix`; `size`: entries that are kept."""
 
     def close(self) -> None:
         """Give back what the store holds of the machine (connections); it opens them again when used."""

@@ -6,6 +6,9 @@ tokens), `:waiting` (somebody waits), `:wake` (a list that a release pushes to, 
 `:done:<message>` for each message that was carried out, and on the nodes of a Redlock `:over:<owner>` for an owner that
 must not come back. Beside the lock of beat's leader there are `:ledger` (a hash of the last run of each entry) and
 `:claim:<entry>:` for what is being sent.
+
+Of all locks there is one journal: `<prefix>:{journal}` with `:counts`, `:entries` (a stream), `:last` (the last run of
+each key) and `:refused` (how often in a row).
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from importlib.resources import files
 from typing import Any
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
+from celery_singleton_lock.stores.base import Written
 
 #: Seconds that ":waiting" outlives the look that set it: longer than `bell.SLICE`, so that it is never missed.
 WAITING_TTL = 6.0
@@ -41,6 +46,12 @@ ATTEMPTS = 16 ** (OWNER_LENGTH - PERSON)
 
 #: Seconds for which beat's last runs are kept: more than a year, which is the longest crontab.
 LEDGER_TTL = 40_000_000.0
+
+#: Seconds for which the journal is kept after it was written to: 30 days.
+JOURNAL_TTL = 2_592_000.0
+
+#: Keys of which the journal knows the last run, and how often in a row a copy was refused.
+KEYS_REMEMBERED = 10_000
 
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
@@ -89,10 +100,11 @@ class Call:
         return "EVAL", self.script.text, len(self.keys), *self.keys, *self.args
 
 
-_ACQUIRE, _RELEASE, _RENEW = Script("acquire"), Script("release"), Script("renew")
-_VOTE, _PUT_BACK, _RAISE, _WAKE = Script("vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
+_ACQUIRE, _RELEASE, _RENEW = Script("now", "acquire"), Script("release"), Script("renew")
+_VOTE, _PUT_BACK, _RAISE, _WAKE = Script("now", "vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
 
 _ALIGN, _FORGET, _CLAIM, _RECORD = Script("align"), Script("forget"), Script("claim"), Script("record")
+_WRITE = Script("now", "write")
 
 #: The scripts that the nodes of a Redlock run.
 OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE, _ALIGN, _FORGET, _CLAIM, _RECORD)
@@ -244,6 +256,34 @@ def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
 def forget(key: str, gone: Sequence[bytes]) -> Call:
     """Have a ledger forget some entries."""
     return Call(_FORGET, [ledger_key(key)], gone)
+
+
+def journal_key(prefix: str, part: str) -> str:
+    """A part of the journal."""
+    return f"{prefix}:{{journal}}:{part}"
+
+
+def write(prefix: str, size: int, counts: Mapping[str, int], entries: Sequence[Entry], slack: float) -> Call:
+    """See `Journal.write`."""
+    keys = [journal_key(prefix, part) for part in ("counts", "entries", "last", "refused", "scratch")]
+    args: list[object] = [_ms(JOURNAL_TTL), size, KEYS_REMEMBERED, len(counts)]
+    args += [arg for pair in counts.items() for arg in pair]
+    for it in entries:
+        times = (round(it.began * 1000), round(it.ended * 1000), round(slack * 1000, 3))
+        args += [_treated_as(it), it.key, *times, it.fence, it.dumps()]
+    return Call(_WRITE, keys, args)
+
+
+def written(answer: Any) -> Written:
+    """What a `write` has found."""
+    now, rows, overlaps = answer
+    return Written(now / 1_000_000, rows, [Entry.loads(overlap) if overlap else None for overlap in overlaps])
+
+
+def _treated_as(entry: Entry) -> str:
+    if entry.kind == "run":
+        return "run" if entry.limit == 1 else "turn"
+    return "refusal" if entry.kind in REFUSALS else "note"
 
 
 def claim(key: str, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> Call:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, heir_of
-from celery_singleton_lock.stores.base import Refused
+from celery_singleton_lock.stores.base import Refused, Written
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class MemoryStore:
         self._mutex = threading.Lock()
         self._waiting: dict[str, deque[_MemoryBell]] = {}
         self._ledgers: dict[str, _MemoryLedger] = {}
+        self._journals: dict[str, _MemoryJournal] = {}
 
     def acquire(
         self,
@@ -116,6 +118,9 @@ class MemoryStore:
 
     def ledger(self, key: str) -> _MemoryLedger:
         return self._ledgers.setdefault(key, _MemoryLedger())
+
+    def journal(self, prefix: str, *, size: int) -> _MemoryJournal:
+        return self._journals.setdefault(prefix, _MemoryJournal(size))
 
     def close(self) -> None:
         pass
@@ -207,6 +212,55 @@ class _MemoryLedger:
     def _known(self, entry: str, ceiling: int) -> int | None:
         known = self._lasts.get(entry)
         return None if known is None or known > ceiling else known
+
+
+class _MemoryJournal:
+    """What became of all copies."""
+
+    def __init__(self, size: int) -> None:
+        self._counts: Counter[str] = Counter()
+        self._entries: deque[Entry] = deque(maxlen=size)
+        self._last: dict[str, tuple[Entry, float]] = {}
+        self._refused: Counter[str] = Counter()
+        self._mutex = threading.Lock()
+
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
+        with self._mutex:
+            self._counts.update(counts)
+            rows, overlaps = zip(*(self._add(entry, slack) for entry in entries), strict=True) if entries else ((), ())
+            return Written(clock.wall(), rows, overlaps)
+
+    def counts(self) -> dict[str, int]:
+        with self._mutex:
+            return dict(self._counts)
+
+    def entries(self, *, since: float) -> Iterator[Entry]:
+        with self._mutex:
+            found = [entry for entry in self._entries if entry.ended >= since]
+        yield from found
+
+    def refused(self) -> dict[str, int]:
+        with self._mutex:
+            return dict(self._refused)
+
+    def _add(self, entry: Entry, slack: float) -> tuple[int, Entry | None]:
+        self._entries.append(entry)
+        if entry.kind in REFUSALS:
+            self._refused[entry.key] += 1
+            return self._refused[entry.key], None
+        if entry.kind != "run":
+            return 0, None
+        self._refused.pop(entry.key, None)
+        return 0, self._overlap(entry, slack) if entry.limit == 1 else None
+
+    def _overlap(self, entry: Entry, slack: float) -> Entry | None:
+        other, its_slack = self._last.get(entry.key, (None, 0.0))
+        if other is None or entry.ended > other.ended:
+            self._last[entry.key] = entry, slack
+        if other is None or other.fence == entry.fence:
+            return None
+        common = min(entry.ended, other.ended) - max(entry.began, other.began)
+        return other if common > slack + its_slack else None
 
 
 def _slot_of(owner: str, live: Mapping[int, _Entry]) -> int | None:

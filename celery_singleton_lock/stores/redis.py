@@ -30,6 +30,7 @@ from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
+from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import entries, holds, look
 from celery_singleton_lock.stores.server import Server
@@ -155,6 +156,12 @@ class RedisStore:
             return self._patiently(lambda: [*entries(self._servers.server_of(calls.ledger_key(key)), key)])
 
         return RedisLedger(key, ask, known, batch=calls.BATCH)
+
+    def journal(self, prefix: str, *, size: int) -> RedisJournal:
+        def read(reading: Callable[[Server], T]) -> list[T]:
+            return [self._patiently(lambda: reading(self._servers.server_of(calls.journal_key(prefix, "counts"))))]
+
+        return RedisJournal(prefix, size, lambda call: self._patiently(lambda: self._servers.run(call)), read)
 
     def close(self) -> None:
         self._servers.close()

@@ -23,7 +23,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -33,6 +33,7 @@ from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, h
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node
+from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import entries, holds, look
 from celery_singleton_lock.stores.server import Server
@@ -45,6 +46,8 @@ ANSWER_SHARE, MIN_ANSWER, MAX_ANSWER = 1 / 20, 0.05, 0.5
 
 #: Leases, or entries of beat's, in one call: it must fit into a socket's buffer, since nobody waits for a node to read.
 BATCH = 25
+
+T = TypeVar("T")
 
 #: What a release is answered where it has freed the lock and woken nobody.
 _SOMEBODY_WAITS = 2
@@ -221,13 +224,12 @@ class RedlockStore:
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[bytes]:
-            found: list[bytes] = []
-            for node in self._nodes:
-                with suppress(RedisError, OSError):
-                    found += entries(node.server, key)
-            return found
+            return [entry for found in self._reachable(lambda server: [*entries(server, key)]) for entry in found]
 
         return RedisLedger(key, self._majority, known, batch=BATCH, quorum=self._quorum)
+
+    def journal(self, prefix: str, *, size: int) -> RedisJournal:
+        return RedisJournal(prefix, size, self._first, self._reachable)
 
     def close(self) -> None:
         while self._fans:
@@ -248,6 +250,34 @@ class RedlockStore:
                 return _given(answers)
             errors = _errors(answers)
         raise self._unavailable(errors)
+
+    def _first(self, call: calls.Call) -> Any:
+        """The answer of the first node that gives one."""
+        errors: dict[int, str] = {}
+        for index, node in enumerate(self._nodes):
+            if not node.is_resting:
+                try:
+                    return node.server.run(call)
+                except (RedisError, OSError) as error:
+                    errors[index] = _told(error)
+        raise self._unavailable(errors)
+
+    def _reachable(self, reading: Callable[[Server], T]) -> list[T]:
+        """What each node shows that answers.
+
+        Raises:
+            LockUnavailable: none does.
+        """
+        found: list[T] = []
+        errors: dict[int, str] = {}
+        for index, node in enumerate(self._nodes):
+            try:
+                found.append(reading(node.server))
+            except (RedisError, OSError) as error:
+                errors[index] = _told(error)
+        if not found:
+            raise self._unavailable(errors)
+        return found
 
     def _from_each(self, ask: Callable[[Server], Iterable[tuple[str, Held]]]) -> Iterator[tuple[str, Held]]:
         """What a majority of the nodes shows; one node after the other."""

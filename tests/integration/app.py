@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun, task_success, worker_ready
 from redis import Redis
 
-from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released
+from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
 from tests import recording
 
 app = Celery("tests.integration.app")
@@ -44,6 +44,11 @@ def _ready(sender: Any, **_: Any) -> None:
 @lock_lost.connect
 def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
     recording.mark("lost", task_id)
+
+
+@overlap_detected.connect
+def _overlapped(task_id: str, **_: Any) -> None:
+    recording.mark("overlap", task_id)
 
 
 @lock_released.connect

@@ -14,6 +14,8 @@ from celery_singleton_lock import LockUnavailable, children, clock
 from celery_singleton_lock.children import Children
 from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.tally import Tally
+from celery_singleton_lock.warner import Warner
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
 
@@ -58,7 +60,7 @@ def store() -> Store:
 
 @pytest.fixture
 def family(store: Store) -> Children:
-    return Children(store)
+    return Children(store, Tally(None, Warner(lambda: None, 0)))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 --      behind the 32 characters of the owner; '' where there is none), once (1: look whether this message has been
 --      carried out), slots, slot ('': any), seed of the counter of fences ('': the server's time)
 -- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
--- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
+-- Follows now.lua. Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
 local owner, heir, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local task, once, slots, wanted = ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -54,18 +54,9 @@ end
 local number = redis.call('INCR', fence)
 if number == 1 then
   -- No counter: start at the server's time in microseconds, which is above every fence given before the counter was
-  -- lost (restart, flush, expiry). TIME lies outside of +@read +@write; where it is refused, a stream id tells the time
-  -- to the millisecond.
+  -- lost (restart, flush, expiry).
   redis.call('DEL', fence)
-  local time = ARGV[11] == '' and redis.pcall('TIME')
-  if not time then
-    number = tonumber(ARGV[11])
-  elseif time.err then
-    number = tonumber(string.match(redis.call('XADD', fence, '*', 't', ''), '^%d+')) * 1000
-    redis.call('DEL', fence)
-  else
-    number = time[1] * 1000000 + time[2]
-  end
+  number = tonumber(ARGV[11]) or now(fence)
   redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
 else
   redis.call('PEXPIRE', fence, fence_ttl)

@@ -1,0 +1,45 @@
+"""Prometheus' metrics of a cluster, from one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+
+from celery_singleton_lock.cli import command
+
+
+@click.command(cls=CeleryCommand)
+@click.option(
+    "--port",
+    cls=CeleryOption,
+    type=click.IntRange(0, 65535),
+    default=9808,
+    show_default=True,
+    help_group="Locks",
+    help="To listen on; 0 for a free one.",
+)
+@click.option("--host", cls=CeleryOption, default="127.0.0.1", show_default=True, help_group="Locks", help="As well.")
+@click.pass_context
+@handle_preload_options
+def exporter(ctx: click.Context, port: int = 9808, host: str = "127.0.0.1", **_: Any) -> None:
+    """Serve the counts of `stats` and what is held now to Prometheus, until Ctrl-C. Needs the extra "prometheus"."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from celery_singleton_lock.contrib.prometheus import LockCollector
+    except ImportError as error:
+        raise click.ClickException(str(error)) from error
+    with command.runtime_of(ctx) as runtime:
+        registry = CollectorRegistry()
+        registry.register(LockCollector(runtime))
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        click.echo(f"metrics at http://{host}:{server.server_port}/metrics")
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            server.shutdown()

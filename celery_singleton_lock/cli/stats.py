@@ -1,0 +1,99 @@
+"""What happened to the locks so far: counts of each task."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_singleton_lock import metrics
+from celery_singleton_lock.cli import command
+from celery_singleton_lock.keys import name_in
+
+
+@dataclass(slots=True)
+class Line:
+    """The counts of one task, since they were begun.
+
+    Attributes:
+        task: its name.
+        runs: how many executions, by how they ended.
+        conflicts: how many met a held lock, by what was done.
+        redeliveries: how many copies stood by or were dropped.
+        renewals, losses, takeovers, blocked, overlaps: see `metrics.COUNTERS`.
+        waited: seconds that executions waited for their lock, altogether.
+        held: seconds for which they held it, altogether.
+    """
+
+    task: str
+    runs: dict[str, int] = field(default_factory=dict)
+    conflicts: dict[str, int] = field(default_factory=dict)
+    redeliveries: dict[str, int] = field(default_factory=dict)
+    renewals: int = 0
+    losses: int = 0
+    takeovers: int = 0
+    blocked: int = 0
+    overlaps: int = 0
+    waited: float = 0.0
+    held: float = 0.0
+
+    def __str__(self) -> str:
+        ran = sum(self.runs.values())
+        parts = [f"{ran} runs{_divided(self.runs)}"]
+        if ran:
+            parts.append(f"held {self.held / ran:.3g} s, waited {self.waited / ran:.3g} s each")
+        for name in ("conflicts", "redeliveries"):
+            if found := getattr(self, name):
+                parts.append(f"{sum(found.values())} {name}{_divided(found)}")
+        parts += [f"{count} {name}" for name in _PLAIN if (count := getattr(self, name))]
+        return f"{self.task}  " + "; ".join(parts)
+
+
+_PLAIN = tuple(counter.name for counter in metrics.COUNTERS if not counter.label)
+
+
+@click.command(cls=CeleryCommand)
+@command.as_json
+@click.pass_context
+@handle_preload_options
+def stats(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
+    """Show what the workers counted: runs, conflicts, losses and more, of each task; and whose copies are refused.
+
+    The counts are those of the last seconds before, and live in the lock server until it forgets them.
+    """
+    with command.runtime_of(ctx) as runtime:
+        journal = runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal)
+        counts, refused = metrics.read(journal.counts()), journal.refused()
+    for line in _lines(counts):
+        click.echo(json.dumps(asdict(line)) if as_json else str(line))
+    for key, in_a_row in sorted(refused.items(), key=lambda item: -item[1]):
+        found = {"key": key, "name": name_in(key), "refused_in_a_row": in_a_row}
+        text = f"{name_in(key)}  refused {in_a_row} times since a run under this key ended  [{key}]"
+        click.echo(json.dumps(found) if as_json else text)
+
+
+def _lines(counts: Mapping[metrics.Count, int]) -> list[Line]:
+    lines: defaultdict[str, dict[metrics.Count, int]] = defaultdict(dict)
+    for count, value in counts.items():
+        lines[count.task][count] = value
+    return [_line(task, lines[task]) for task in sorted(lines)]
+
+
+def _line(task: str, counts: Mapping[metrics.Count, int]) -> Line:
+    line = Line(task)
+    for count, value in sorted(counts.items()):
+        if count.name in ("runs", "conflicts", "redeliveries"):
+            getattr(line, count.name)[count.label] = value
+        elif count.name in _PLAIN:
+            setattr(line, count.name, value)
+    line.waited, line.held = (metrics.sum_of(it, task, counts) for it in (metrics.WAITED, metrics.HELD))
+    return line
+
+
+def _divided(counts: Mapping[str, int]) -> str:
+    return f" ({', '.join(f'{count} {name}' for name, count in counts.items())})"

@@ -1,0 +1,1 @@
+"""Integrations with optional libraries, one per file."""

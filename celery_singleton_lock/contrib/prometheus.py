@@ -1,0 +1,94 @@
+"""The journal's counts, and the locks that are held, in Prometheus' format.
+
+One exporter is enough for a cluster: what it shows is in Redis, whoever counted it. Two show the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from celery_singleton_lock import metrics
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.keys import name_in
+from celery_singleton_lock.runtime import Runtime
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+except ImportError as error:
+    raise ImportError("prometheus_client is not installed: pip install 'celery-singleton-lock[prometheus]'") from error
+
+#: What the names of the metrics begin with.
+PREFIX = "singleton_lock"
+
+
+class LockCollector:
+    """A collector for `prometheus_client.REGISTRY.register`; asks Redis at each scrape.
+
+    Args:
+        runtime: of the app.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: to register asks no server."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics; `singleton_lock_up` is 0 where the lock server does not answer, and the only one."""
+        try:
+            found = list(self._found())
+            up = 1
+        except LockUnavailable:
+            found, up = [], 0
+        yield GaugeMetricFamily(f"{PREFIX}_up", "Whether the lock server answered.", value=up)
+        yield from found
+
+    def _found(self) -> Iterator[Metric]:
+        settings, store = self._runtime.settings, self._runtime.store
+        journal = store.journal(settings.prefix, size=settings.journal)
+        counts = metrics.read(journal.counts())
+        yield from map(_held, [Counter(name_in(key) for key, _ in store.holds(settings.prefix))])
+        yield _refused(journal.refused())
+        for counter in metrics.COUNTERS:
+            yield _counter(counter, counts)
+        for histogram in metrics.HISTOGRAMS:
+            yield _histogram(histogram, counts)
+
+
+def _held(held: Counter[str]) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_held_now", "Locks that are held.", labels=["lock"])
+    for name, count in held.items():
+        family.add_metric([name], count)
+    return family
+
+
+def _refused(refused: dict[str, int]) -> Metric:
+    text = "Most copies that were refused in a row, under one key of the lock."
+    family = GaugeMetricFamily(f"{PREFIX}_refused_in_a_row", text, labels=["lock"])
+    most: dict[str, int] = {}
+    for key, count in refused.items():
+        most[name_in(key)] = max(count, most.get(name_in(key), 0))
+    for name, count in most.items():
+        family.add_metric([name], count)
+    return family
+
+
+def _counter(counter: metrics.Counter, counts: dict[metrics.Count, int]) -> Metric:
+    labels = ["task", *([counter.label] if counter.label else [])]
+    family = CounterMetricFamily(f"{PREFIX}_{counter.name}", counter.text, labels=labels)
+    for count, value in sorted(counts.items()):
+        if count.name == counter.name:
+            family.add_metric([count.task, *([count.label] if counter.label else [])], value)
+    return family
+
+
+def _histogram(histogram: metrics.Histogram, counts: dict[metrics.Count, int]) -> Metric:
+    family = HistogramMetricFamily(f"{PREFIX}_{histogram.name}_seconds", histogram.text, labels=["task"])
+    for task in sorted({count.task for count in counts if count.name == f"{histogram.name}_sum"}):
+        buckets: Any = metrics.buckets(histogram, task, counts)
+        family.add_metric([task], buckets, metrics.sum_of(histogram, task, counts))
+    return family

@@ -1,0 +1,131 @@
+"""What is counted, under which names, and how the journal's counts are read."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from celery_singleton_lock.entry import LOST, Entry
+
+
+class Counter(NamedTuple):
+    """A number that only grows.
+
+    Attributes:
+        name: of the count.
+        label: what it is divided by, beside the task; '' for nothing.
+        text: what it counts.
+    """
+
+    name: str
+    label: str
+    text: str
+
+
+class Histogram(NamedTuple):
+    """How often something took how long.
+
+    Attributes:
+        name: of the three kinds of counts, behind which stand _bucket, _sum (milliseconds) and _count.
+        bounds: of its buckets: seconds.
+        text: what it measures.
+    """
+
+    name: str
+    bounds: tuple[float, ...]
+    text: str
+
+
+COUNTERS = (
+    Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
+    Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
+    Counter("renewals", "", "Times that the lock of an execution was renewed."),
+    Counter("losses", "", "Executions that lost their lock while they ran."),
+    Counter("redeliveries", "kind", "Copies of a message that stood by or were dropped, since another one ran or had."),
+    Counter("takeovers", "", "Locks that were freed because the process that held them had died."),
+    Counter("blocked", "", "Warnings that copies were refused many times in a row."),
+    Counter("overlaps", "", "Pairs of executions that held one lock at the same time."),
+)
+WAITED = Histogram("waited", (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300), "Seconds until an execution had its lock.")
+HELD = Histogram("held", (0.01, 0.1, 0.5, 1, 5, 30, 120, 600, 3600, 14400), "Seconds for which a lock was held.")
+HISTOGRAMS = (WAITED, HELD)
+
+#: The bucket above the last bound.
+INFINITE = "+Inf"
+
+
+class Count(NamedTuple):
+    """One number of the journal.
+
+    Attributes:
+        name: of a counter, or of a histogram with _bucket or _sum.
+        task: that it is of.
+        label: a counter's, or the upper bound of a bucket in seconds.
+    """
+
+    name: str
+    task: str
+    label: str = ""
+
+    def dumps(self) -> str:
+        """Its name in the journal."""
+        return json.dumps(self)
+
+
+def of(entry: Entry) -> Iterator[tuple[Count, int]]:
+    """What an entry adds to which counts."""
+    task = entry.task
+    if entry.kind == "run":
+        yield Count("runs", task, entry.outcome), 1
+        yield from _observed(WAITED, task, entry.waited)
+        yield from _observed(HELD, task, entry.ended - entry.began)
+        if entry.renewals:
+            yield Count("renewals", task), entry.renewals
+        if entry.outcome == LOST:
+            yield Count("losses", task), 1
+    elif entry.kind in ("stand-by", "drop", "repeat"):
+        yield Count("redeliveries", task, entry.kind), 1
+    elif entry.kind == "free":
+        yield Count("takeovers", task), 1
+    else:
+        yield Count("conflicts", task, entry.kind), 1
+
+
+def read(counts: Mapping[str, int]) -> dict[Count, int]:
+    """The counts of a journal; what is none of ours is left out."""
+    found: dict[Count, int] = {}
+    for text, value in counts.items():
+        try:
+            name, task, label = json.loads(text)
+        except (ValueError, TypeError):
+            continue
+        if isinstance(name, str) and isinstance(task, str) and isinstance(label, str):
+            found[Count(name, task, label)] = value
+    return found
+
+
+def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> list[tuple[str, int]]:
+    """The upper bounds of a histogram, and how many were not above each: the last is their number."""
+    total, found = 0, []
+    for bound in (*map(_shown, histogram.bounds), INFINITE):
+        total += counts.get(Count(f"{histogram.name}_bucket", task, bound), 0)
+        found.append((bound, total))
+    return found
+
+
+def sum_of(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> float:
+    """Seconds altogether."""
+    return counts.get(Count(f"{histogram.name}_sum", task), 0) / 1000
+
+
+def _observed(histogram: Histogram, task: str, seconds: float) -> Iterator[tuple[Count, int]]:
+    index = bisect_left(histogram.bounds, seconds)
+    bound = _shown(histogram.bounds[index]) if index < len(histogram.bounds) else INFINITE
+    yield Count(f"{histogram.name}_bucket", task, bound), 1
+    yield Count(f"{histogram.name}_sum", task), round(seconds * 1000)
+
+
+def _shown(bound: float) -> str:
+    return f"{bound:g}"

@@ -1,0 +1,73 @@
+"""The journal on a Redis server, or on the nodes of a Redlock, of which each has a part."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from celery_singleton_lock.entry import Entry
+from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.base import Written
+from celery_singleton_lock.stores.server import Server
+
+#: Entries that are read at once.
+PAGE = 1000
+
+#: Applies a function to each server that has a part; what it returned.
+Read = Callable[[Callable[[Server], Any]], Sequence[Any]]
+
+
+class RedisJournal:
+    """A `Journal`.
+
+    Args:
+        prefix: what its keys begin with.
+        size: entries that are kept.
+        run: runs a script on one of the servers.
+        read: see `Read`.
+    """
+
+    def __init__(self, prefix: str, size: int, run: Callable[[calls.Call], Any], read: Read) -> None:
+        self._prefix = prefix
+        self._size = size
+        self._run = run
+        self._read = read
+
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
+        return calls.written(self._run(calls.write(self._prefix, self._size, counts, entries, slack)))
+
+    def counts(self) -> dict[str, int]:
+        return self._sum("counts")
+
+    def refused(self) -> dict[str, int]:
+        return self._sum("refused")
+
+    def entries(self, *, since: float) -> Iterator[Entry]:
+        key, start = calls.journal_key(self._prefix, "entries"), round(since * 1000)
+        parts = self._read(lambda server: list(_texts(server, key, start)))
+        for _, text in heapq.merge(*parts):
+            if (entry := Entry.loads(text)) is not None:
+                yield entry
+
+    def _sum(self, part: str) -> dict[str, int]:
+        key, total = calls.journal_key(self._prefix, part), Counter[str]()
+        for flat in self._read(lambda server: server.command("HGETALL", key)):
+            for name, value in zip(flat[::2], flat[1::2], strict=True):
+                if value.lstrip(b"-").isdigit():  # Or somebody else wrote it.
+                    total[name.decode(errors="replace")] += int(value)
+        return dict(total)
+
+
+def _texts(server: Server, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
+    """The elements of the stream, with their ids; since so many milliseconds."""
+    start = str(since)
+    while True:
+        page = server.command("XRANGE", key, start, "+", "COUNT", PAGE)
+        for name, fields in page:
+            milliseconds, _, number = name.partition(b"-")
+            yield (int(milliseconds), int(number)), fields[1]
+        if len(page) < PAGE:
+            return
+        start = f"({page[-1][0].decode()}"

@@ -1,0 +1,186 @@
+"""What operators see of real workers afterwards: counts, warnings, events."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock.entry import LOST
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Journal
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import POOLS, Shop, until
+from tests.integration.test_cli import of_shop
+from tests.integration.workers import ROOT, environment
+
+LIMIT = 60
+TASK = "tests.integration.app.exclusive"
+
+
+def stats(shop: Shop) -> dict[str, dict[str, Any]]:
+    shown = of_shop(shop, "stats", "--json")
+    assert shown.returncode == 0, shown.stderr
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+    return {line["task"]: line for line in lines if "task" in line}
+
+
+def journal(shop: Shop) -> Journal:
+    return open_url(shop.conf["singleton_lock_backend"], {}).journal("singleton_lock", size=100)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_counts_of_a_worker_are_complete_when_it_has_ended(shop: Shop, pool: str) -> None:
+    (worker,) = shop.start("one", pool=pool, concurrency=1 if pool == "solo" else 2)
+    for _ in range(3):
+        shop.send("exclusive", "report", 0.01).get(timeout=LIMIT)
+    if pool != "solo":
+        running = shop.send("exclusive", "other", 2.0)
+        shop.record.wait_for(starts=1, job="other")
+        for _ in range(2):
+            with pytest.raises(TaskRevokedError):
+                shop.send("exclusive", "other").get(timeout=LIMIT)
+        running.get(timeout=LIMIT)
+    shop.send("failing", "report").get(timeout=LIMIT, propagate=False)
+    assert worker.terminate() == 0
+    found = stats(shop)
+    line = found[TASK]
+    assert line["runs"] == {"SUCCESS": 3 if pool == "solo" else 4}
+    assert line["conflicts"] == ({} if pool == "solo" else {"skip": 2})
+    assert found["tests.integration.app.failing"]["runs"] == {"FAILURE": 1}
+    assert line["held"] >= (0.03 if pool == "solo" else 2.0)
+    assert (line["losses"], line["overlaps"], line["takeovers"]) == (0, 0, 0)
+    assert f"{TASK}  {3 if pool == 'solo' else 4} runs" in of_shop(shop, "stats").stdout
+
+
+def test_counts_are_there_while_the_workers_run(shop: Shop) -> None:
+    shop.start("one")
+    shop.send("exclusive", "report", 0.01).get(timeout=LIMIT)
+    until(lambda: journal(shop).counts())
+    (entry,) = journal(shop).entries(since=0.0)
+    (run,) = shop.record.runs("report")
+    assert (entry.kind, entry.outcome, entry.fence, entry.task_id) == ("run", "SUCCESS", run.fence, run.task_id)
+    assert (entry.node, entry.pid) == ("one@test", run.pid)
+
+
+def test_killed_child_and_lost_lock(shop: Shop) -> None:
+    (worker,) = shop.start("one")
+    shop.send("exclusive", "report", 300.0)
+    (run,) = shop.record.wait_for(starts=1)
+    os.kill(run.pid, signal.SIGKILL)
+    until(lambda: not shop.held())
+    shop.send("exclusive", "report", 300.0)
+    shop.record.wait_for(starts=2)
+    (key,) = shop.held()
+    with shop.locks() as client:
+        client.delete(key)
+    shop.record.wait_for(starts=2, ends=1)
+    assert worker.terminate() == 0
+    found = stats(shop)
+    assert found[TASK]["losses"] == 1
+    assert found[TASK]["runs"] == {LOST: 1}
+    assert found["job"]["takeovers"] == 1, "the main process knows the lock's name"
+
+
+def test_refused_again_and_again_is_a_warning(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    shop = shop_on(redis_server, singleton_lock_blocked_after=3)
+    (worker,) = shop.start("one", concurrency=2)
+    running = shop.send("exclusive", "report", 300.0)
+    shop.record.wait_for(starts=1)
+    for _ in range(4):
+        with pytest.raises(TaskRevokedError):
+            shop.send("exclusive", "report").get(timeout=LIMIT)
+    until(lambda: "was refused 3 times in a row" in worker.log)
+    assert re.search(rf"{TASK} was refused 3 times in a row: \S+ is held by task {running.id} on one@test", worker.log)
+    shown = of_shop(shop, "stats").stdout
+    assert "job  refused 4 times since a run under this key ended" in shown
+
+
+def test_two_runs_beside_each_other_are_found_whatever_the_cause(shop: Shop) -> None:
+    """Here: a lock that was deleted, and a task that only warns."""
+    one, two = shop.start("one", "two", concurrency=1)
+    shop.send("warned", "report", 4.0)
+    shop.record.wait_for(starts=1)
+    (key,) = shop.held()
+    with shop.locks() as client:
+        client.delete(key)
+    second = shop.send("warned", "report", 1.0)
+    shop.record.wait_for(starts=2, ends=2, job="report")
+    second.get(timeout=LIMIT)
+    assert one.terminate() == two.terminate() == 0
+    assert "was held twice at the same time" in one.log + two.log
+    assert shop.record.runs("overlap")
+
+
+def test_conflict_and_loss_are_events(shop: Shop) -> None:
+    got: list[dict[str, Any]] = []
+    ready, done = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with shop.app.connection() as connection:
+            receiver = shop.app.events.Receiver(connection, handlers={"*": got.append})
+            with receiver.consumer_context(wakeup=False) as (own, _, _):
+                ready.set()
+                while not done.is_set():
+                    try:
+                        own.drain_events(timeout=0.5)
+                    except TimeoutError:
+                        continue
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    try:
+        assert ready.wait(LIMIT)
+        shop.start("one", arguments=("-E",))
+        running = shop.send("exclusive", "report", 300.0)
+        shop.record.wait_for(starts=1)
+        copy = shop.send("exclusive", "report")
+        with pytest.raises(TaskRevokedError):
+            copy.get(timeout=LIMIT)
+        (key,) = shop.held()
+        with shop.locks() as client:
+            client.delete(key)
+        until(lambda: {"task-lock-conflict", "task-lock-lost"} <= {event["type"] for event in got})
+    finally:
+        done.set()
+        thread.join()
+    (conflict,) = [event for event in got if event["type"] == "task-lock-conflict"]
+    assert (conflict["uuid"], conflict["holder"], conflict["policy"]) == (copy.id, running.id, "skip")
+    assert (conflict["name"], conflict["hostname"]) == (TASK, "one@test")
+    (lost,) = [event for event in got if event["type"] == "task-lock-lost"]
+    assert lost["uuid"] == running.id
+
+
+def test_exporter_serves_prometheus(shop: Shop) -> None:
+    (worker,) = shop.start("one")
+    shop.send("exclusive", "report", 0.01).get(timeout=LIMIT)
+    assert worker.terminate() == 0
+    shop.start("two")
+    shop.send("exclusive", "report", 300.0)
+    shop.record.wait_for(starts=2)
+    env = {**os.environ, **environment(shop.conf, events=shop.events, record=shop.record.path)}
+    command = [sys.executable, "-m", "celery", "-A", "tests.integration.app", "locks", "exporter", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**env, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True
+    ) as exporter:
+        try:
+            assert exporter.stdout is not None
+            url = exporter.stdout.readline().split()[-1]
+            page = urllib.request.urlopen(url, timeout=LIMIT).read().decode()
+        finally:
+            exporter.send_signal(signal.SIGINT)
+        assert exporter.wait(LIMIT) == 0
+    assert "singleton_lock_up 1.0" in page
+    assert f'singleton_lock_runs_total{{outcome="SUCCESS",task="{TASK}"}} 1.0' in page
+    assert 'singleton_lock_held_now{lock="job"} 1.0' in page
+    assert f'singleton_lock_held_seconds_bucket{{le="+Inf",task="{TASK}"}} 1.0' in page

@@ -1,0 +1,91 @@
+"""Optional libraries: what they are told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry, generate_latest
+
+from celery_singleton_lock import SingletonTask, metrics
+from celery_singleton_lock.contrib.prometheus import LockCollector
+from celery_singleton_lock.entry import Entry
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.runtime import Runtime
+
+DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery("contrib", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_backend = "memory://"
+    return app
+
+
+def page_of(app: Celery) -> str:
+    registry = CollectorRegistry()
+    registry.register(LockCollector(Runtime.of(app)))
+    return generate_latest(registry).decode()
+
+
+def test_prometheus_gets_every_metric(app: Celery) -> None:
+    tally = Runtime.of(app).tally
+    for kind in ("run", "skip", "stand-by", "free"):
+        entry = Entry("run", "shop.report", "p:1:{shop.report:1}", "id", "node", 1, 0.0, 2.0, outcome="SUCCESS")
+        tally.add(entry._replace(kind=kind))
+    tally.write()
+    page = page_of(app)
+    assert 'singleton_lock_runs_total{outcome="SUCCESS",task="shop.report"} 1.0' in page
+    assert 'singleton_lock_conflicts_total{policy="skip",task="shop.report"} 1.0' in page
+    assert 'singleton_lock_held_seconds_bucket{le="1",task="shop.report"} 0.0' in page
+    assert 'singleton_lock_held_seconds_bucket{le="5",task="shop.report"} 1.0' in page
+    assert 'singleton_lock_held_seconds_sum{task="shop.report"} 2.0' in page
+    assert 'singleton_lock_refused_in_a_row{lock="shop.report"} 1.0' in page
+    for counter in metrics.COUNTERS:
+        assert f"# TYPE singleton_lock_{counter.name}_total counter" in page
+    for histogram in metrics.HISTOGRAMS:
+        assert f"# TYPE singleton_lock_{histogram.name}_seconds histogram" in page
+
+
+def test_prometheus_is_told_that_the_server_does_not_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise LockUnavailable("redis", "closed")
+
+    monkeypatch.setattr(type(Runtime.of(app).store), "holds", refuse)
+    lines = [line for line in page_of(app).splitlines() if not line.startswith("#")]
+    assert lines == ["singleton_lock_up 0.0"]
+
+
+def test_dashboard_shows_metrics_that_exist(app: Celery) -> None:
+    Runtime.of(app).tally.write()
+    known = set(re.findall(r"# TYPE (\w+)", page_of(app)))
+    asked = set(re.findall(r"singleton_lock_\w+", DASHBOARD.read_text()))
+    assert len(asked) > 8
+    assert {re.sub(r"_bucket$", "", name) for name in asked} <= known
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_span_has_the_lock(app: Celery) -> None:
+    import celery_singleton_lock.contrib.opentelemetry  # noqa: F401 - as a worker does
+
+    @app.task(base=SingletonTask, name="traced")
+    def traced() -> None:
+        """Nothing."""
+
+    tracer = TracerProvider().get_tracer("test")
+    with tracer.start_as_current_span("run") as span:
+        traced.apply().get()
+    found: Any = span.attributes  # type: ignore[attr-defined]
+    assert found["celery.singleton_lock.key"] == traced.lock_key_of()
+    assert found["celery.singleton_lock.fence"] >= 1
+    assert 0 <= found["celery.singleton_lock.waited"] <= found["celery.singleton_lock.held"] + 60
+    assert trace.get_current_span().is_recording() is False
+    traced.apply().get()  # Without a span nothing happens.

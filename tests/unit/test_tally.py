@@ -1,0 +1,265 @@
+"""What a process tells the journal: all of it once, on the server's clock, and in nobody's way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import clock, metrics, signals, tally
+from celery_singleton_lock.entry import LOST, Entry
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores.base import Written
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.tally import MOST, Tally
+from celery_singleton_lock.warner import Warner
+
+KEY = "p:1:{report:1}"
+
+
+def run(began: float, ended: float, *, fence: int = 1, **more: Any) -> Entry:
+    return Entry("run", "report", KEY, "id", "node", 7, began, ended, outcome="SUCCESS", fence=fence)._replace(**more)
+
+
+def refusal() -> Entry:
+    now = clock.now()
+    return Entry("skip", "report", KEY, "id", "node", 7, now, now, holder="other", holder_node="there")
+
+
+class Book:
+    """A journal in memory whose clock is an hour ahead, and which can be out of reach."""
+
+    ahead = 3600.0
+
+    def __init__(self) -> None:
+        self.inner = MemoryStore().journal("p", size=10_000)
+        self.fails = False
+        self.writes = 0
+
+    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
+        self.writes += 1
+        if self.fails:
+            raise LockUnavailable("book", "closed")
+        assert slack < 0.5
+        return self.inner.write(counts, entries, slack=slack)._replace_now(clock.wall() + self.ahead)
+
+    def entries(self) -> list[Entry]:
+        return list(self.inner.entries(since=0.0))
+
+    def counts(self) -> dict[metrics.Count, int]:
+        return metrics.read(self.inner.counts())
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch) -> Book:
+    monkeypatch.setattr(tally, "WRITE_AFTER", 3600.0)  # Here the tests write.
+    monkeypatch.setattr(
+        Written,
+        "_replace_now",
+        lambda self, now: Written(now, self.in_a_row, self.overlaps),
+        raising=False,
+    )
+    return Book()
+
+
+@pytest.fixture
+def told(book: Book) -> Tally:
+    app = SimpleNamespace(tasks={"report": "the task"})
+    return Tally(book, Warner(lambda: app, 3))  # type: ignore[arg-type]
+
+
+def test_entries_are_written_once_with_the_servers_time(book: Book, told: Tally) -> None:
+    now = clock.now()
+    told.add(run(now - 2.0, now - 1.0))
+    assert told.write()
+    assert told.write()
+    (entry,) = book.entries()
+    assert entry.ended - entry.began == pytest.approx(1.0)
+    assert entry.ended == pytest.approx(clock.wall() + Book.ahead - 1.0, abs=0.5)
+
+
+def test_counts(book: Book, told: Tally) -> None:
+    now = clock.now()
+    told.add(run(now - 2.0, now, waited=0.3, renewals=4))
+    told.add(run(now - 700.0, now, outcome=LOST))
+    for kind in ("skip", "skip", "raise", "retry", "stand-by", "repeat", "free"):
+        told.add(refusal()._replace(kind=kind))
+    told.write()
+    counts = book.counts()
+    assert counts["runs", "report", "SUCCESS"] == counts["runs", "report", LOST] == 1
+    assert counts["conflicts", "report", "skip"] == 2
+    assert counts["conflicts", "report", "raise"] == counts["conflicts", "report", "retry"] == 1
+    assert counts["redeliveries", "report", "stand-by"] == counts["redeliveries", "report", "repeat"] == 1
+    assert counts["takeovers", "report", ""] == counts["losses", "report", ""] == 1
+    assert counts["renewals", "report", ""] == 4
+    held = dict(metrics.buckets(metrics.HELD, "report", counts))
+    assert (held["1"], held["5"], held["600"], held["3600"], held["+Inf"]) == (0, 1, 1, 2, 2)
+    assert metrics.sum_of(metrics.HELD, "report", counts) == pytest.approx(702.0, abs=0.01)
+    assert dict(metrics.buckets(metrics.WAITED, "report", counts))["0.5"] == 2
+
+
+def test_what_could_not_be_written_is_written_later(book: Book, told: Tally) -> None:
+    now = clock.now()
+    told.add(run(now - 3, now - 2, fence=1))
+    book.fails = True
+    assert not told.write()
+    told.add(run(now - 1, now, fence=2))
+    assert not told.write()
+    book.fails = False
+    assert told.write()
+    assert [entry.fence for entry in book.entries()] == [1, 2]
+    assert book.counts()["runs", "report", "SUCCESS"] == 2
+
+
+def test_many_are_all_counted_and_the_latest_kept(book: Book, told: Tally) -> None:
+    now = clock.now()
+    for fence in range(MOST + 250):
+        told.add(run(now, now, fence=fence))
+    told.write()
+    assert [entry.fence for entry in book.entries()] == list(range(250, MOST + 250))
+    assert book.counts()["runs", "report", "SUCCESS"] == MOST + 250
+
+
+def test_threads_lose_nothing(book: Book, told: Tally) -> None:
+    def work() -> None:
+        for _ in range(500):
+            told.add(refusal())
+            if threading.get_ident() % 3 == 0:
+                told.write()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told.write()
+    assert book.counts()["conflicts", "report", "skip"] == 4000
+
+
+def test_thread_of_its_own_writes(book: Book, told: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends when there is nothing to tell."""
+    monkeypatch.setattr(tally, "WRITE_AFTER", 0.01)
+    told.add(refusal())
+    thread = told._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert book.counts()["conflicts", "report", "skip"] == 1
+    told.add(refusal())
+    assert told._thread is not None
+    told._thread.join(10)
+    assert book.counts()["conflicts", "report", "skip"] == 2
+
+
+def test_child_of_a_fork_tells_only_its_own(book: Book, told: Tally) -> None:
+    told.add(refusal())
+    pid = os.fork()
+    if pid == 0:
+        told.add(refusal())
+        told.write()
+        os._exit(book.counts().get(("conflicts", "report", "skip"), 0))  # type: ignore[call-overload]
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_without_a_journal_nothing_is_kept() -> None:
+    told = Tally(None, Warner(lambda: None, 3))  # type: ignore[arg-type]
+    told.add(refusal())
+    assert told.write()
+    assert not told._counts
+
+
+class TestWarnings:
+    @pytest.fixture
+    def blocked(self) -> Iterator[list[dict[str, Any]]]:
+        yield from heard(signals.lock_blocked)
+
+    @pytest.fixture
+    def overlaps(self) -> Iterator[list[dict[str, Any]]]:
+        yield from heard(signals.overlap_detected)
+
+    def test_refused_again_and_again(
+        self, book: Book, told: Tally, blocked: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """After three, six, twelve: not each time."""
+        since = clock.wall() + Book.ahead - 3 * 3600
+        with caplog.at_level(logging.WARNING):
+            for _ in range(14):
+                told.add(refusal()._replace(holder_since=since))
+                told.write()
+        assert [it["in_a_row"] for it in blocked] == [3, 6, 12]
+        assert blocked[0]["sender"] == "the task"
+        assert (blocked[0]["key"], blocked[0]["holder"], blocked[0]["node"]) == (KEY, "other", "there")
+        assert blocked[0]["held"] == pytest.approx(3 * 3600, abs=5)
+        assert "task report was refused 3 times in a row" in caplog.text
+        assert "held by task other on there for 1080" in caplog.text
+        told.write()
+        assert book.counts()["blocked", "report", ""] == 3
+
+    def test_run_in_between_starts_the_row_anew(self, told: Tally, blocked: list[dict[str, Any]]) -> None:
+        for _ in range(3):
+            told.add(refusal())
+            told.add(refusal())
+            told.add(run(clock.now(), clock.now()))
+        told.write()
+        assert blocked == []
+
+    def test_never(self, book: Book, blocked: list[dict[str, Any]]) -> None:
+        told = Tally(book, Warner(lambda: None, 0))  # type: ignore[arg-type]
+        for _ in range(20):
+            told.add(refusal())
+        told.write()
+        assert blocked == []
+
+    def test_runs_that_overlap(
+        self, book: Book, told: Tally, overlaps: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        now = clock.now()
+        told.add(run(now - 20.0, now - 10.0, fence=1))
+        told.add(run(now - 15.0, now - 5.0, fence=2))
+        with caplog.at_level(logging.ERROR):
+            told.write()
+        (found,) = overlaps
+        assert found["seconds"] == pytest.approx(5.0)
+        assert [entry.fence for entry in found["runs"]] == [2, 1]
+        assert "held twice at the same time, for 5.000 s" in caplog.text
+        told.write()
+        assert book.counts()["overlaps", "report", ""] == 1
+
+    def test_clock_that_was_set_is_no_overlap(self, book: Book, told: Tally, overlaps: list[dict[str, Any]]) -> None:
+        """Of the server: what was known of its clock before is not believed any more."""
+        told.add(run(clock.now() - 1.0, clock.now(), fence=1))
+        told.write()
+        Book.ahead -= 1800.0
+        try:
+            told.write()
+            told.add(refusal())
+            told.write()
+            told.add(run(clock.now(), clock.now(), fence=2))
+            told.write()
+            last = book.entries()[-1]
+            assert last.ended == pytest.approx(clock.wall() + Book.ahead, abs=0.5)
+        finally:
+            Book.ahead += 1800.0
+        assert overlaps == []
+
+
+def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
+    got: list[dict[str, Any]] = []
+
+    def receive(**details: Any) -> None:
+        got.append(details)
+
+    signal.connect(receive)
+    yield got
+    signal.disconnect(receive)
+
+
+def test_foreign_counts_are_left_out() -> None:
+    assert metrics.read({"x": 1, '["a"]': 2, '["a", "b", 3]': 4, '["runs", "t", "SUCCESS"]': 5}) == {
+        metrics.Count("runs", "t", "SUCCESS"): 5
+    }
