@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from celery_singleton_lock.entry import LOST, Entry
@@ -28,14 +28,21 @@ class Histogram(NamedTuple):
     """How often something took how long.
 
     Attributes:
-        name: of the three kinds of counts, behind which stand _bucket, _sum (milliseconds) and _count.
+        name: of the two kinds of counts, behind which stand _bucket and _sum (milliseconds).
         bounds: of its buckets: seconds.
+        shown: the bounds as labels; the last is that of the bucket above them all.
         text: what it measures.
     """
 
     name: str
     bounds: tuple[float, ...]
+    shown: tuple[str, ...]
     text: str
+
+    @classmethod
+    def of(cls, name: str, bounds: tuple[float, ...], text: str) -> Histogram:
+        """Make one."""
+        return cls(name, bounds, (*(f"{bound:g}" for bound in bounds), "+Inf"), text)
 
 
 COUNTERS = (
@@ -48,12 +55,9 @@ COUNTERS = (
     Counter("blocked", "", "Warnings that copies were refused many times in a row."),
     Counter("overlaps", "", "Pairs of executions that held one lock at the same time."),
 )
-WAITED = Histogram("waited", (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300), "Seconds until an execution had its lock.")
-HELD = Histogram("held", (0.01, 0.1, 0.5, 1, 5, 30, 120, 600, 3600, 14400), "Seconds for which a lock was held.")
+WAITED = Histogram.of("waited", (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300), "Seconds until an execution had its lock.")
+HELD = Histogram.of("held", (0.01, 0.1, 0.5, 1, 5, 30, 120, 600, 3600, 14400), "Seconds for which a lock was held.")
 HISTOGRAMS = (WAITED, HELD)
-
-#: The bucket above the last bound.
-INFINITE = "+Inf"
 
 
 class Count(NamedTuple):
@@ -69,28 +73,33 @@ class Count(NamedTuple):
     task: str
     label: str = ""
 
-    def dumps(self) -> str:
-        """Its name in the journal."""
-        return json.dumps(self)
+
+#: The same as a plain tuple: there are several for each execution.
+Key = tuple[str, str, str]
 
 
-def of(entry: Entry) -> Iterator[tuple[Count, int]]:
+def dumps(count: Key) -> str:
+    """The name of a count in the journal."""
+    return json.dumps(count)
+
+
+def of(entry: Entry) -> list[tuple[Key, int]]:
     """What an entry adds to which counts."""
     task = entry.task
     if entry.kind == "run":
-        yield Count("runs", task, entry.outcome), 1
-        yield from _observed(WAITED, task, entry.waited)
-        yield from _observed(HELD, task, entry.ended - entry.began)
+        found: list[tuple[Key, int]] = [(("runs", task, entry.outcome), 1)]
+        found += _observed(WAITED, task, entry.waited)
+        found += _observed(HELD, task, entry.ended - entry.began)
         if entry.renewals:
-            yield Count("renewals", task), entry.renewals
+            found.append((("renewals", task, ""), entry.renewals))
         if entry.outcome == LOST:
-            yield Count("losses", task), 1
-    elif entry.kind in ("stand-by", "drop", "repeat"):
-        yield Count("redeliveries", task, entry.kind), 1
-    elif entry.kind == "free":
-        yield Count("takeovers", task), 1
-    else:
-        yield Count("conflicts", task, entry.kind), 1
+            found.append((("losses", task, ""), 1))
+        return found
+    if entry.kind in ("stand-by", "drop", "repeat"):
+        return [(("redeliveries", task, entry.kind), 1)]
+    if entry.kind == "free":
+        return [(("takeovers", task, ""), 1)]
+    return [(("conflicts", task, entry.kind), 1)]
 
 
 def read(counts: Mapping[str, int]) -> dict[Count, int]:
@@ -109,7 +118,7 @@ def read(counts: Mapping[str, int]) -> dict[Count, int]:
 def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> list[tuple[str, int]]:
     """The upper bounds of a histogram, and how many were not above each: the last is their number."""
     total, found = 0, []
-    for bound in (*map(_shown, histogram.bounds), INFINITE):
+    for bound in histogram.shown:
         total += counts.get(Count(f"{histogram.name}_bucket", task, bound), 0)
         found.append((bound, total))
     return found
@@ -120,12 +129,6 @@ def sum_of(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> floa
     return counts.get(Count(f"{histogram.name}_sum", task), 0) / 1000
 
 
-def _observed(histogram: Histogram, task: str, seconds: float) -> Iterator[tuple[Count, int]]:
-    index = bisect_left(histogram.bounds, seconds)
-    bound = _shown(histogram.bounds[index]) if index < len(histogram.bounds) else INFINITE
-    yield Count(f"{histogram.name}_bucket", task, bound), 1
-    yield Count(f"{histogram.name}_sum", task), round(seconds * 1000)
-
-
-def _shown(bound: float) -> str:
-    return f"{bound:g}"
+def _observed(histogram: Histogram, task: str, seconds: float) -> tuple[tuple[Key, int], tuple[Key, int]]:
+    bound = histogram.shown[bisect_left(histogram.bounds, seconds)]
+    return ((histogram.name + "_bucket", task, bound), 1), ((histogram.name + "_sum", task, ""), round(seconds * 1000))

@@ -77,7 +77,7 @@ class Tally:
         """Start with nothing: at first, and in the child of a fork, whose entries and thread are the parent's."""
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
-        self._counts: Counter[metrics.Count] = Counter()
+        self._counts: Counter[metrics.Key] = Counter()
         self._entries: deque[Entry] = deque(maxlen=MOST)
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
         self._thread: threading.Thread | None = None
@@ -127,11 +127,11 @@ class Tally:
             except Exception:
                 logger.exception("journal: unexpected error; going on")
 
-    def _write(self, journal: Journal, counts: Counter[metrics.Count], entries: Sequence[Entry]) -> None:
+    def _write(self, journal: Journal, counts: Counter[metrics.Key], entries: Sequence[Entry]) -> None:
         if not self._samples:
             self._timed(journal, {}, [], 0.0)
         sample = min(self._samples)
-        texts = {count.dumps(): by for count, by in counts.items()}
+        texts = {metrics.dumps(count): by for count, by in counts.items()}
         for start in range(0, max(len(entries), 1), BATCH):
             part = [_at(entry, sample.offset) for entry in entries[start : start + BATCH]]
             self._judge(part, self._timed(journal, texts, part, sample.slack))
@@ -159,7 +159,7 @@ class Tally:
 
     def _count(self, name: str, entry: Entry) -> None:
         with self._mutex:
-            self._counts[metrics.Count(name, entry.task)] += 1
+            self._counts[name, entry.task, ""] += 1
 
 
 def _at(entry: Entry, offset: float) -> Entry:

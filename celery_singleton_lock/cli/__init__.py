@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import exporter, held, stats
+from celery_singleton_lock.cli import exporter, held, stats, timeline
 
 __all__ = ["locks"]
 
@@ -20,3 +20,4 @@ def locks() -> None:
 locks.add_command(held.list_)
 locks.add_command(stats.stats)
 locks.add_command(exporter.exporter)
+locks.add_command(timeline.timeline)

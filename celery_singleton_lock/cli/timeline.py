@@ -1,0 +1,49 @@
+"""A picture of what happened."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+
+from celery_singleton_lock.cli import command
+from celery_singleton_lock.timeline import Window, page, running
+
+
+@click.command(cls=CeleryCommand)
+@click.option(
+    "--minutes",
+    cls=CeleryOption,
+    type=click.FloatRange(0.01, 43_200),
+    default=10.0,
+    show_default=True,
+    help_group="Locks",
+    help="How far back; what the journal has forgotten is not shown.",
+)
+@click.option(
+    "--output",
+    cls=CeleryOption,
+    type=click.File("w", encoding="utf-8", lazy=True),
+    default="timeline.html",
+    show_default=True,
+    help_group="Locks",
+    help="The file to write; - for the standard output.",
+)
+@click.pass_context
+@handle_preload_options
+def timeline(ctx: click.Context, minutes: float = 10.0, output: Any = None, **_: Any) -> None:
+    """Draw who held which lock when, and what became of the copies, as a page of HTML."""
+    with command.runtime_of(ctx) as runtime:
+        settings, store = runtime.settings, runtime.store
+        if not settings.journal:
+            raise click.ClickException("there is no journal: setting singleton_lock_journal is 0")
+        journal = store.journal(settings.prefix, size=settings.journal)
+        now = journal.write({}, [], slack=0.0).now
+        window = Window(now - minutes * 60, now)
+        held = [running(key, held, now) for key, held in store.holds(settings.prefix)]
+        entries = [*chain(journal.entries(since=window.since), (entry for entry in held if entry is not None))]
+    output.write(page(f"Locks of {ctx.obj.app.main or 'the app'}", entries, window))
+    if output.name != "-":
+        click.echo(f"{len(entries)} entries in {output.name}")

@@ -1,0 +1,116 @@
+"""The page that shows what happened: all of it, once, and nothing that a task's name could smuggle in."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from celery_singleton_lock.entry import KINDS, Entry
+from celery_singleton_lock.lease import Held, Holder
+from celery_singleton_lock.timeline import OPEN, Window, page, running
+
+WINDOW = Window(1_000_000.0, 1_000_600.0)
+
+
+def run(began: float, ended: float, **more: object) -> Entry:
+    entry = Entry("run", "shop.report", "p:1:{shop.report:abcdef}", "the-id", "one@web", 7, began, ended)
+    return entry._replace(**{"outcome": "SUCCESS", **more})  # type: ignore[arg-type]
+
+
+class Balanced(HTMLParser):
+    """Fails where a tag is closed that was not open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+        if tag not in ("meta", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(text: str) -> Balanced:
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+    return parser
+
+
+def test_run_is_drawn_where_it_was() -> None:
+    text = page("Locks", [run(1_000_060.0, 1_000_090.0, waited=30.0)], WINDOW)
+    assert 'class="success" style="left:10.000%;width:5.000%"' in text
+    assert 'class="wait" style="left:5.000%;width:5.000%"' in text
+    assert "1 success" in text
+    parsed(text)
+
+
+def test_what_began_before_or_goes_on_is_cut_off() -> None:
+    text = page("Locks", [run(999_000.0, 1_000_060.0), run(1_000_540.0, 2_000_000.0)], WINDOW)
+    assert 'style="left:0.000%;width:10.000%"' in text
+    assert 'style="left:90.000%;width:10.000%"' in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_in_the_chart_and_in_the_table(kind: str) -> None:
+    text = page("Locks", [run(1_000_060.0, 1_000_060.5, kind=kind, holder="other")], WINDOW)
+    assert len(re.findall(r'<i class="[^"]+"[^>]*title=', text)) == 1
+    assert text.count("<tr><td>") == 1
+    parsed(text)
+
+
+def test_keys_have_a_lane_each_and_names_a_chart() -> None:
+    keys = ["p:1:{shop.report:1}", "p:1:{shop.report:2}", "p:1:{shop.sync:1}"]
+    text = page("Locks", [run(1_000_000.0 + n, 1_000_001.0 + n, key=key) for n, key in enumerate(keys * 2)], WINDOW)
+    assert text.count('<div class="lane">') == 3
+    assert text.count("<h2>") == 2
+    assert "2 keys" in text
+
+
+def test_names_are_text_and_not_markup() -> None:
+    evil = '"><script>alert(1)</script>$title'
+    entry = run(1_000_060.0, 1_000_061.0, task=evil, key=f"p:1:{{{evil}:1}}", task_id=evil, node=evil, outcome=evil)
+    text = page(evil, [entry, entry._replace(kind="skip", holder=evil, holder_node=evil)], WINDOW)
+    assert "script" not in parsed(text).seen
+    assert "<script" not in text
+
+
+def test_many_are_drawn_and_the_table_is_folded() -> None:
+    many = [run(1_000_000.0 + n / 10, 1_000_000.05 + n / 10, key=f"p:1:{{shop.report:{n % 50}}}") for n in range(5000)]
+    text = page("Locks", many, WINDOW)
+    assert text.count('class="success"') == 5000
+    assert "<details>" in text
+    assert "<details open>" in page("Locks", many[:OPEN], WINDOW)
+    assert len(text) < 5_000_000
+
+
+def test_nothing_is_said_to_be_nothing() -> None:
+    assert "Nothing happened" in page("Locks", [], WINDOW)
+
+
+def test_page_needs_nothing_else() -> None:
+    text = page("Locks", [run(1_000_060.0, 1_000_090.0)], WINDOW)
+    assert not re.search(r"(src|href)=|url\(|@import|https?://", text)
+
+
+def test_what_is_held_is_running() -> None:
+    holder = Holder("the-id", 0, "one@web", 7, 1_000_500.0)
+    entry = running("p:1:{shop.report:1}", Held(holder, "o", 20.0), 1_000_600.0)
+    assert entry is not None
+    assert (entry.task, entry.began, entry.ended) == ("shop.report", 1_000_500.0, 1_000_600.0)
+    assert 'class="now"' in page("Locks", [entry], WINDOW)
+    ahead = running("p:1:{a:1}", Held(Holder("i", since=2_000_000.0, pid=1), "o", 20.0), 1_000_600.0)
+    assert ahead is not None
+    assert ahead.began == 1_000_600.0, "its host's clock is ahead"
+
+
+@pytest.mark.parametrize("held", [Held(None, "o", 1.0), Held(Holder("i"), "o", 1.0)])
+def test_lock_that_nobody_runs_under_is_no_run(held: Held) -> None:
+    """A stranger's, or one that is kept between two attempts."""
+    assert running("p:1:{a:1}", held, 1_000_600.0) is None
