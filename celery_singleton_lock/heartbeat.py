@@ -82,6 +82,8 @@ class Heartbeat:
         self._changed: threading.Condition
         self._watched: dict[str, _Watched]
         self._thread: threading.Thread | None
+        #: Whether the thread ends with the last lease. Written under `_changed`, read by the thread.
+        self._closed = False
         #: When the thread looks next, unless it is notified.
         self._wakes_at: float
         self.begin()
@@ -110,6 +112,12 @@ class Heartbeat:
         """Renew `lease` no more. A renewal that is under way may still arrive, and does no harm."""
         with self._changed:
             self._watched.pop(lease.owner, None)
+
+    def close(self) -> None:
+        """End the thread as soon as there is no lease to renew; another lease would start it again."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     def begin(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose leases and thread are the parent's."""
@@ -142,6 +150,9 @@ class Heartbeat:
                 due = [watched for watched in self._watched.values() if watched.due_at <= now + _slack(watched)]
                 if any(watched.due_at <= now for watched in due):
                     return due
+                if self._closed and not self._watched:
+                    self._thread = None
+                    return None
                 # One more short sleep after the last lease is gone: in a row of short tasks nobody has to be woken.
                 sleep = IDLE if idle and not self._watched else self._seconds_to_sleep(now)
                 idle = not self._watched

@@ -236,8 +236,12 @@ class Settings:
         return shown(self.backend)
 
     @classmethod
-    def from_app(cls, app: Any) -> Settings:
+    def from_app(cls, app: Any, *, backend: str | None = None) -> Settings:
         """The settings in an app's configuration.
+
+        Args:
+            app: whose configuration it is.
+            backend: URL to use whatever that says.
 
         Raises:
             InvalidOption: a setting is unknown or not allowed, or no backend can be found.
@@ -250,7 +254,8 @@ class Settings:
             if own[name] is not None:
                 _require(rule, own[name], f"setting {name}", secret=name == "singleton_lock_backend")
         enabled = own["singleton_lock_enabled"]
-        backend, transport_options = _backend(conf, own["singleton_lock_backend"], enabled is False)
+        explicit = backend or own["singleton_lock_backend"]
+        backend, transport_options = _backend(conf, explicit, enabled is False)
         return cls(
             backend=backend,
             transport_options={**transport_options, **(own["singleton_lock_transport_options"] or {})},

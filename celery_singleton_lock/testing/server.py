@@ -1,4 +1,4 @@
-"""For tests: a real Redis server of one's own, without installing one."""
+"""A real Redis server of one's own, without installing one."""
 
 from __future__ import annotations
 

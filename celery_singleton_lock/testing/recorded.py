@@ -1,0 +1,226 @@
+"""Locks for one test: in memory, empty at first, gone afterwards, and everything that happens to them is recorded.
+
+They stand in for the locks of every app of the process, so that a test need not know which app runs its task: a task of
+`@shared_task` runs in whatever app is the current one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from celery.utils import uuid
+from celery.utils.dispatch import Signal
+
+from celery_singleton_lock import clock, process, runtime, signals
+from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.options import options_for
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores import Store
+
+#: What may happen to a lock, and the signal that tells it.
+_SIGNALS = {
+    "acquired": signals.lock_acquired,
+    "conflict": signals.lock_conflict,
+    "released": signals.lock_released,
+    "lost": signals.lock_lost,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LockEvent:
+    """What happened to the lock of one execution of a task.
+
+    Attributes:
+        what: "acquired", "conflict", "released" or "lost".
+        task: the name of the task.
+        task_id: its id.
+        key: of the lock.
+        args: what the task was called with; empty when the lock was lost, which another thread finds out.
+        kwargs: as `args`.
+        policy: what was done about a conflict, such as "skip"; None for everything else.
+        held_by: the id of the task that held the lock in a conflict; None for everything else.
+    """
+
+    what: Literal["acquired", "conflict", "released", "lost"]
+    task: str
+    task_id: str | None
+    key: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    policy: str | None = None
+    held_by: str | None = None
+
+    def __str__(self) -> str:
+        end = f", {self.policy} (held by task {self.held_by})" if self.what == "conflict" else ""
+        return f"{self.what}: {_shown(self.task, self.args, self.kwargs or {})}{end}, {self.key}"
+
+
+class RecordedLocks:
+    """The locks of one test, see `memory_locks`.
+
+    The assertions take a task and the arguments of a call, and compare keys as the lock does: `f(1)` and `f(tenant=1)`
+    are one call, and arguments that `lock_key` leaves out do not count. Each returns the events that it found.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        #: Everything that has happened, in order. Appended to by whatever thread runs a task.
+        self.events: list[LockEvent] = []
+
+    @property
+    def acquired(self) -> list[LockEvent]:
+        """Executions that got their lock, and so ran."""
+        return self._all("acquired")
+
+    @property
+    def conflicts(self) -> list[LockEvent]:
+        """Executions that met a held lock; `policy` says what became of each."""
+        return self._all("conflict")
+
+    @property
+    def released(self) -> list[LockEvent]:
+        """Executions that have freed their lock."""
+        return self._all("released")
+
+    @property
+    def lost(self) -> list[LockEvent]:
+        """Executions that lost their lock while they ran."""
+        return self._all("lost")
+
+    def assert_acquired(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
+        """Fail unless such a call has got its lock, and so ran."""
+        return self._assert_some("acquired", "has got its lock", task, args, kwargs)
+
+    def assert_conflict(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
+        """Fail unless such a call has met a held lock, whatever was done about it."""
+        return self._assert_some("conflict", "has met a held lock", task, args, kwargs)
+
+    def assert_skipped(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
+        """Fail unless such a call was skipped because the lock was held."""
+        return self._assert_some("conflict", "was skipped", task, args, kwargs, policy="skip")
+
+    def assert_free(self, task: Any, *args: Any, **kwargs: Any) -> None:
+        """Fail if somebody holds the lock that such a call takes."""
+        for held in self._store.look(_key(task, args, kwargs)):
+            holder = f"task {held.holder.task_id}" if held.holder else "somebody"
+            raise AssertionError(f"the lock of {_shown(task.name, args, kwargs)} is held by {holder}")
+
+    def _all(self, what: str) -> list[LockEvent]:
+        return [event for event in self.events if event.what == what]
+
+    def _assert_some(
+        self, what: str, claim: str, task: Any, args: Any, kwargs: Any, *, policy: str | None = None
+    ) -> list[LockEvent]:
+        key = _key(task, args, kwargs)
+        found = [
+            event
+            for event in self._all(what)
+            if (event.task, event.key) == (task.name, key) and policy in (None, event.policy)
+        ]
+        if not found:
+            raise AssertionError(f"no {_shown(task.name, args, kwargs)} {claim}; {self._told(task)}")
+        return found
+
+    def _told(self, task: Any) -> str:
+        """What there is instead."""
+        if not Runtime.of(task.app).settings.enabled:
+            return "setting singleton_lock_enabled is False: no task takes a lock"
+        if not self.events:
+            return (
+                "no task asked for a lock. It does so when it runs, in this process: by .apply(), by .delay() with "
+                "task_always_eager, or in a worker in a thread; a direct call takes none"
+            )
+        return "\n  ".join(["what there was:", *map(str, self.events)])
+
+    def _record(self, what: Any, sender: Any, details: Mapping[str, Any]) -> None:
+        told = what != "lost"
+        request, conflict = sender.request, details.get("conflict")
+        event = LockEvent(
+            what=what,
+            task=sender.name,
+            task_id=details["task_id"],
+            key=details["key"],
+            args=tuple(request.args or ()) if told else (),
+            kwargs=dict(request.kwargs or {}) if told else {},
+            policy=details.get("policy"),
+            held_by=conflict.task_id if conflict else None,
+        )
+        self.events.append(event)
+
+
+@contextmanager
+def memory_locks() -> Iterator[RecordedLocks]:
+    """Keep the locks of every app of this process in memory meanwhile, and record what happens to them.
+
+    No server is asked, whatever the settings say, and nothing is left of them afterwards. All other settings count, and
+    are read anew: change them for one test as you like. Other processes, such as those of a prefork worker, do not see
+    these locks.
+    """
+    with ExitStack() as exits:
+        locks = RecordedLocks(exits.enter_context(runtime.in_memory()))
+        for what, signal in _SIGNALS.items():
+            exits.enter_context(_recording(locks, what, signal))
+        yield locks
+
+
+@contextmanager
+def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
+    """Hold the lock that the call `task(*args, **kwargs)` would take, as another task does that runs: a conflict.
+
+    Works on the locks of `memory_locks`, and on those of a server. It is renewed meanwhile. With `lock_limit` it is one
+    holder of several.
+
+    Raises:
+        LockConflict: it is held already.
+        LockUnavailable: the server does not answer.
+    """
+    key, locks = _key(task, args, kwargs), Runtime.of(task.app)
+    options = options_for(task, locks.settings)
+    holder = Holder(f"hold-lock-{uuid()}", pid=os.getpid(), since=clock.wall(), process=process.identity())
+    lease = locks.store.acquire(key, new_owner(), ttl=options.ttl, holder=holder, limit=options.limit)
+    if isinstance(lease, Held):
+        raise lease.conflict(key)
+    assert isinstance(lease, Lease)  # noqa: S101 - it did not ask for records
+    other = _OtherTask()
+    locks.heartbeat.start(lease, other.when_lost)
+    try:
+        yield lease
+    finally:
+        locks.heartbeat.stop(lease)
+        locks.store.release(lease)
+
+
+class _OtherTask:
+    """What seems to run under a lock that a test holds."""
+
+    def when_lost(self) -> None:
+        """There is nothing to stop."""
+
+
+@contextmanager
+def _recording(locks: RecordedLocks, what: str, signal: Signal) -> Iterator[None]:
+    def record(sender: Any = None, **details: Any) -> None:
+        locks._record(what, sender, details)
+
+    signal.connect(record, weak=False)
+    try:
+        yield
+    finally:
+        signal.disconnect(record)
+
+
+def _key(task: Any, args: Any, kwargs: Any) -> str:
+    try:
+        key_of = task.lock_key_of
+    except AttributeError:
+        raise TypeError(f"{task!r} is not an exclusive task; those have base=SingletonTask") from None
+    return str(key_of(*args, **kwargs))
+
+
+def _shown(task: str, args: Any, kwargs: Mapping[str, Any]) -> str:
+    given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+    return f"{task}({', '.join(given)})"

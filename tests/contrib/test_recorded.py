@@ -1,0 +1,172 @@
+"""Locks that a test of a user's records: in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import LockConflict, SingletonTask, lock_acquired
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.testing import RecordedLocks, RedisServer, hold_lock, memory_locks
+
+
+class Shop:
+    """An app with some tasks."""
+
+    def __init__(self, **conf: Any) -> None:
+        self.app = Celery("shop", set_as_current=False, **conf)
+        self.rebuild = self.app.task(name="shop.rebuild", base=SingletonTask, shared=False)(_rebuild)
+        self.bill = self.app.task(
+            name="shop.bill", base=SingletonTask, shared=False, on_conflict="raise", lock_key=["tenant"]
+        )(_bill)
+
+
+def _rebuild(tenant: int, full: bool = False) -> str:
+    return f"rebuilt {tenant}"
+
+
+def _bill(tenant: int, month: int) -> None: ...
+
+
+@pytest.fixture
+def shop() -> Shop:
+    # A broker and a lock server that nobody could reach.
+    return Shop(broker="amqp://127.0.0.1:1", backend="cache+memory://")
+
+
+@pytest.fixture
+def locks() -> Iterator[RecordedLocks]:
+    with memory_locks() as locks:
+        yield locks
+
+
+def test_call_that_ran_is_found_by_what_its_lock_is_made_of(shop: Shop, locks: RecordedLocks) -> None:
+    shop.rebuild.apply((7,))
+    locks.assert_acquired(shop.rebuild, 7)
+    (event,) = locks.assert_acquired(shop.rebuild, tenant=7, full=False)
+    assert (event.task, event.args, event.kwargs) == ("shop.rebuild", (7,), {})
+    assert locks.acquired == [event]
+    assert [event.key for event in locks.released] == [event.key]
+    assert locks.conflicts == locks.lost == []
+
+
+def test_call_that_met_a_held_lock_was_skipped(shop: Shop, locks: RecordedLocks) -> None:
+    with hold_lock(shop.rebuild, 7):
+        assert shop.rebuild.apply((7,)).state == "IGNORED"
+        assert shop.rebuild.apply((8,)).get() == "rebuilt 8"
+    (event,) = locks.assert_skipped(shop.rebuild, 7)
+    assert event.policy == "skip"
+    assert event.held_by is not None
+    assert event.held_by.startswith("hold-lock")
+    with pytest.raises(AssertionError):
+        locks.assert_skipped(shop.rebuild, 8)
+
+
+def test_conflict_that_raises_was_not_skipped(shop: Shop, locks: RecordedLocks) -> None:
+    with hold_lock(shop.bill, 7, month=1), pytest.raises(LockConflict):
+        shop.bill.apply((7, 2)).get()
+    (event,) = locks.assert_conflict(shop.bill, 7, month=3)
+    assert event.policy == "raise"
+    with pytest.raises(AssertionError, match=r"no shop.bill\(7, 2\) was skipped; what there was:\n  conflict:"):
+        locks.assert_skipped(shop.bill, 7, 2)
+
+
+def test_failed_assertion_says_why_there_is_nothing(shop: Shop, locks: RecordedLocks) -> None:
+    shop.rebuild(7)
+    with pytest.raises(AssertionError, match=r"no task asked for a lock.*a direct call takes none"):
+        locks.assert_acquired(shop.rebuild, 7)
+    with memory_locks() as disabled:
+        shop.app.conf.singleton_lock_enabled = False
+        shop.rebuild.apply((7,))
+        with pytest.raises(AssertionError, match="setting singleton_lock_enabled is False"):
+            disabled.assert_acquired(shop.rebuild, 7)
+
+
+def test_task_that_is_not_exclusive_is_pointed_out(shop: Shop, locks: RecordedLocks) -> None:
+    plain = shop.app.task(name="shop.plain", shared=False)(_rebuild)
+    with pytest.raises(TypeError, match="base=SingletonTask"):
+        locks.assert_acquired(plain, 7)
+    with pytest.raises(TypeError, match="base=SingletonTask"), hold_lock(plain, 7):
+        pass
+
+
+def test_held_lock_is_free_after_the_block(shop: Shop, locks: RecordedLocks) -> None:
+    with hold_lock(shop.rebuild, 7) as lease:
+        assert lease.held
+        with pytest.raises(AssertionError, match=r"the lock of shop.rebuild\(7\) is held by task hold-lock"):
+            locks.assert_free(shop.rebuild, 7)
+        with pytest.raises(LockConflict), hold_lock(shop.rebuild, 7):
+            pass
+    locks.assert_free(shop.rebuild, 7)
+    shop.rebuild.apply((7,))
+    locks.assert_acquired(shop.rebuild, 7)
+
+
+def test_each_holder_takes_one_place_of_several(shop: Shop, locks: RecordedLocks) -> None:
+    task = shop.app.task(name="shop.few", base=SingletonTask, shared=False, lock_limit=2, lock_key=[])(_rebuild)
+    with hold_lock(task, 1):
+        task.apply((2,))
+        with hold_lock(task, 1):
+            task.apply((3,))
+    assert [event.args for event in locks.acquired] == [(2,)]
+    assert [event.args for event in locks.conflicts] == [(3,)]
+
+
+def test_locks_are_fresh_each_time_and_nothing_is_left(shop: Shop) -> None:
+    threads, receivers = set(threading.enumerate()), list(lock_acquired.receivers)
+    with ExitStack() as held:
+        with memory_locks() as first:
+            held.enter_context(hold_lock(shop.rebuild, 7))
+            shop.rebuild.apply((7,))
+        with memory_locks() as second:
+            shop.rebuild.apply((7,))
+            second.assert_acquired(shop.rebuild, 7)
+    assert len(first.conflicts) == 1
+    assert first.acquired == second.conflicts == []
+    assert lock_acquired.receivers == receivers
+    for heartbeat in set(threading.enumerate()) - threads:
+        heartbeat.join(10)
+        assert not heartbeat.is_alive()
+
+
+def test_settings_of_one_test_are_forgotten_with_it(shop: Shop) -> None:
+    with memory_locks():
+        shop.app.conf.singleton_lock_ttl = 5.0
+        assert Runtime.of(shop.app).settings.defaults["ttl"] == 5.0
+    with memory_locks():
+        shop.app.conf.singleton_lock_ttl = 6.0
+        assert Runtime.of(shop.app).settings.defaults["ttl"] == 6.0
+
+
+def test_locks_of_the_app_itself_are_back_afterwards(redis_server: RedisServer) -> None:
+    shop = Shop(broker=redis_server.url)
+    own = Runtime.of(shop.app)
+    with memory_locks():
+        assert Runtime.of(shop.app).store is not own.store
+        shop.rebuild.apply((7,))
+    assert Runtime.of(shop.app) is own
+    with redis_server.client() as client:
+        assert client.keys("*") == []
+
+
+def test_lock_on_a_server_can_be_held_too(redis_server: RedisServer) -> None:
+    shop = Shop(broker=redis_server.url)
+    with hold_lock(shop.rebuild, 7):
+        assert shop.rebuild.apply((7,)).state == "IGNORED"
+    assert shop.rebuild.apply((7,)).state == "SUCCESS"
+    redis_server.flush()
+
+
+def test_eager_calls_are_recorded(shop: Shop, locks: RecordedLocks) -> None:
+    shop.app.conf.task_always_eager = True
+    with hold_lock(shop.rebuild, 7):
+        shop.rebuild.delay(7)
+    shop.rebuild.delay(7, full=True)
+    locks.assert_skipped(shop.rebuild, 7)
+    (event,) = locks.assert_acquired(shop.rebuild, 7, True)
+    assert event.kwargs == {"full": True}
