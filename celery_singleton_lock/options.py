@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Literal, get_args
@@ -172,6 +172,13 @@ _BEAT_SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_beat_name": _TEXT,
 }
 
+#: Every setting of ours.
+SETTINGS: Mapping[str, _Rule] = {
+    **_SETTINGS,
+    **{option.setting: option.rule for option in _OPTIONS.values()},
+    **_BEAT_SETTINGS,
+}
+
 #: What `broker_transport_options` says about Sentinel.
 _SENTINEL_OPTIONS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
@@ -248,7 +255,8 @@ class Settings:
         """
         app.conf.get("singleton_lock_backend")  # Loads the configuration: until then `conf` is a stand-in.
         conf = app.conf
-        _refuse_unknown_settings(conf)
+        for error in _unknown_settings(conf):
+            raise error
         own = {name: conf.get(name) for name in _SETTINGS}
         for name, rule in _SETTINGS.items():
             if own[name] is not None:
@@ -305,6 +313,19 @@ class BeatSettings:
             catch_up=found["singleton_lock_beat_catch_up"],
             name=found["singleton_lock_beat_name"] or app.main or "default",
         )
+
+
+def problems(app: Any) -> Iterator[InvalidOption]:
+    """What is wrong with an app's settings of ours, one by one; who starts is told the first of them only."""
+    app.conf.get("singleton_lock_backend")  # As in `Settings.from_app`.
+    conf = app.conf
+    yield from _unknown_settings(conf)
+    for name, rule in SETTINGS.items():
+        if (value := conf.get(name)) is not None:
+            try:
+                _require(rule, value, f"setting {name}", secret=name == "singleton_lock_backend")
+            except InvalidOption as error:
+                yield error
 
 
 def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = None) -> Options:
@@ -460,11 +481,10 @@ def _scheme(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def _refuse_unknown_settings(conf: Any) -> None:
-    known = {*_SETTINGS, *_BEAT_SETTINGS, *(option.setting for option in _OPTIONS.values())}
+def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
     for name in _setting_names(conf):
-        if name not in known:
-            raise InvalidOption(f"there is no setting {name}{_instead(name, sorted(known))}")
+        if name not in SETTINGS:
+            yield InvalidOption(f"there is no setting {name}{_instead(name, sorted(SETTINGS))}")
 
 
 def _setting_names(conf: Any) -> Iterable[str]:

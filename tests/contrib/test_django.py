@@ -1,0 +1,176 @@
+"""Settings in Django's namespace, and what `manage.py check` says about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.django.task import DjangoTask
+from django.conf import LazySettings
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.contrib.django import DjangoSingletonTask, checks
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options import SETTINGS, BeatSettings, Settings, options_for
+
+REDIS = {"CELERY_BROKER_URL": "redis://localhost/0"}
+
+
+def app_of(**values: Any) -> Celery:
+    """An app of a Django project with these settings."""
+    settings = LazySettings()
+    settings.configure(**values)
+    made = Celery("shop", set_as_current=False)
+    made.config_from_object(settings, namespace="CELERY")
+    return made
+
+
+def body() -> None: ...
+
+
+def told(app: Celery, *names: str) -> list[tuple[str, str]]:
+    """What the check says: the last part of each id, and the message."""
+    return [(str(it.id).rpartition(".")[2], it.msg) for it in checks.of_settings(app, names)]
+
+
+@pytest.fixture
+def told_in_production(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `check --deploy` says: ids and hints."""
+    # There is no project here whose modules it could import.
+    monkeypatch.setattr(checks, "autodiscover_modules", lambda name: None)
+    return lambda app: {str(it.id).rpartition(".")[2]: it.hint for it in checks.of_production(app)}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_each_setting_is_read_under_the_namespace(setting: str) -> None:
+    wrong = object()
+    ((number, message),) = told(app_of(**REDIS, **{f"CELERY_{setting.upper()}": wrong}))
+    assert number == "E001"
+    assert message.startswith(f"setting CELERY_{setting.upper()} is ")
+    assert "; allowed: " in message
+
+
+def test_values_arrive() -> None:
+    app = app_of(
+        CELERY_BROKER_URL="amqp://localhost",
+        CELERY_SINGLETON_LOCK_BACKEND="rediss://locks:6379/3",
+        CELERY_SINGLETON_LOCK_TRANSPORT_OPTIONS={"ssl_ca_certs": "/etc/ca.pem", "socket_timeout": 0.5},
+        CELERY_SINGLETON_LOCK_PREFIX="shop",
+        CELERY_SINGLETON_LOCK_TTL=60,
+        CELERY_SINGLETON_LOCK_WAIT=5,
+        CELERY_SINGLETON_LOCK_ON_CONFLICT="raise",
+        CELERY_SINGLETON_LOCK_ON_UNAVAILABLE="run",
+        CELERY_SINGLETON_LOCK_DONE_TTL=7200,
+        CELERY_SINGLETON_LOCK_BEAT_MODE="shared",
+        CELERY_SINGLETON_LOCK_BEAT_NAME="main",
+    )
+    settings, beat = Settings.from_app(app), BeatSettings.from_app(app)
+    assert settings.backend == "rediss://locks:6379/3"
+    assert settings.transport_options == {"ssl_ca_certs": "/etc/ca.pem", "socket_timeout": 0.5}
+    assert (settings.prefix, settings.done_ttl, beat.mode, beat.name) == ("shop", 7200, "shared", "main")
+    task = app.task(base=SingletonTask, name="shop.task", shared=False, lock_wait=7)(body)
+    options = options_for(task, settings)
+    assert (options.ttl, options.wait, options.on_conflict, options.on_unavailable) == (60, 7, "raise", "run")
+    assert told(app) == []
+
+
+def test_misspelt_setting_comes_with_the_right_name() -> None:
+    ((number, message),) = told(app_of(**REDIS, CELERY_SINGLETON_LOCK_TTTL=30))
+    assert number == "E001"
+    assert message.startswith(
+        "there is no setting CELERY_SINGLETON_LOCK_TTTL; did you mean 'CELERY_SINGLETON_LOCK_TTL'?"
+    )
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    app = app_of(**REDIS, CELERY_SINGLETON_LOCK_TTL=0, CELERY_SINGLETON_LOCK_WAIT=-1, CELERY_SINGLETON_LOCK_TLL=1)
+    assert [number for number, _ in told(app)] == ["E001"] * 3
+
+
+def test_message_is_that_of_the_worker() -> None:
+    app = app_of(**REDIS, CELERY_SINGLETON_LOCK_TTL=0)
+    with pytest.raises(InvalidOption) as raised:
+        Settings.from_app(app)
+    assert told(app) == [("E001", str(raised.value).replace("singleton_lock_ttl", "CELERY_SINGLETON_LOCK_TTL"))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"CELERY_BROKER_URL": "amqp://localhost"}, "CELERY_SINGLETON_LOCK_BACKEND is not set"),
+        ({"CELERY_SINGLETON_LOCK_BACKEND": "http://localhost"}, "allowed: a URL that begins with"),
+        ({**REDIS, "CELERY_SINGLETON_LOCK_TRANSPORT_OPTIONS": {"sokket_timeout": 1}}, "sokket_timeout"),
+        ({**REDIS, "CELERY_SINGLETON_LOCK_BEAT_SCHEDULER": "shop.nowhere:Scheduler"}, "BEAT_SCHEDULER is 'shop.nowh"),
+    ],
+)
+def test_what_only_shows_when_it_is_put_to_use(settings: dict[str, Any], words: str) -> None:
+    ((number, message),) = told(app_of(**settings))
+    assert number == "E001"
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SINGLETON_LOCK_TTL", "CELERY_SINGLETON_LOCK_TTL"),
+        ("CELERY_SINGELTON_LOCK_BACKEND", "CELERY_SINGLETON_LOCK_BACKEND"),
+        ("CELERY_SINGLETONLOCK_ON_CONFLICT", "CELERY_SINGLETON_LOCK_ON_CONFLICT"),
+    ],
+)
+def test_setting_that_nobody_reads_is_pointed_out(name: str, meant: str) -> None:
+    app = app_of(**REDIS, **{name: "x"})
+    (found,) = checks.of_settings(app, [name, "CELERY_BROKER_URL", "CELERY_SINGLETON_LOCK_TTL", "DEBUG"])
+    assert (found.id, found.msg) == ("celery_singleton_lock.W002", f"nobody reads the setting {name}")
+    assert found.hint == f"Call it {meant}."
+
+
+def test_project_whose_app_is_not_imported_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_apps", list)
+    (found,) = checks.check_settings()
+    assert found.id == "celery_singleton_lock.W001"
+    assert "from .celery import app" in found.hint
+
+
+class TestProduction:
+    def test_of_a_project_that_is_right_nothing_is_said(self, told_in_production: Any) -> None:
+        app = app_of(
+            **REDIS, CELERY_BEAT_SCHEDULER="exclusive", CELERY_BEAT_SCHEDULE={"x": {"task": "shop.x", "schedule": 1}}
+        )
+        app.task(base=SingletonTask, name="shop.x", shared=False)(body)
+        assert told_in_production(app) == {}
+
+    def test_locks_in_memory(self, told_in_production: Any) -> None:
+        assert "W003" in told_in_production(app_of(**REDIS, CELERY_SINGLETON_LOCK_BACKEND="memory://"))
+
+    def test_no_locks(self, told_in_production: Any) -> None:
+        assert "W006" in told_in_production(app_of(**REDIS, CELERY_SINGLETON_LOCK_ENABLED=False))
+
+    def test_beat_that_sends_exclusive_tasks_and_is_not_exclusive(self, told_in_production: Any) -> None:
+        schedule = {"x": {"task": "shop.x", "schedule": 1}, "y": {"task": "shop.y", "schedule": 1}}
+        app = app_of(**REDIS, CELERY_BEAT_SCHEDULE=schedule)
+        assert told_in_production(app) == {}
+        app.task(base=SingletonTask, name="shop.x", shared=False)(body)
+        (found,) = checks.of_production(app)
+        assert found.id == "celery_singleton_lock.W004"
+        assert found.msg == "beat is not exclusive: started on two hosts it sends shop.x twice"
+        assert "CELERY_SINGLETON_LOCK_BEAT_SCHEDULER = 'celery.beat.PersistentScheduler'" in found.hint
+
+    def test_records_that_end_before_the_broker_delivers_again(self, told_in_production: Any) -> None:
+        options = {"visibility_timeout": 7200}
+        app = app_of(**REDIS, CELERY_BROKER_TRANSPORT_OPTIONS=options, CELERY_SINGLETON_LOCK_DONE_TTL=3600)
+        assert "visibility_timeout of 7200 seconds" in told_in_production(app)["W005"]
+        assert told_in_production(app_of(**REDIS, CELERY_BROKER_TRANSPORT_OPTIONS=options)) == {}
+
+    def test_option_of_a_task(self, told_in_production: Any) -> None:
+        app = app_of(**REDIS)
+        app.task(base=SingletonTask, name="shop.x", shared=False, lock_ttl=-1)(body)
+        (found,) = checks.of_production(app)
+        assert found.id == "celery_singleton_lock.E002"
+        assert "option lock_ttl of task shop.x is -1" in found.msg
+
+
+def test_exclusive_task_can_be_sent_on_commit() -> None:
+    assert not hasattr(SingletonTask, "delay_on_commit")
+    assert issubclass(DjangoSingletonTask, SingletonTask)
+    assert DjangoSingletonTask.delay_on_commit is DjangoTask.delay_on_commit
