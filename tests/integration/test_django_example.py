@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -111,6 +112,26 @@ def test_task_is_sent_when_the_transaction_is_committed(own_redis: RedisServer, 
         (message,) = broker.lrange("celery", 0, -1)
     headers = json.loads(message)["headers"]
     assert (headers["argsrepr"], headers["singleton_lock"]) == ("(8,)", {"wait": 5})
+
+
+def test_docs_tell_the_truth(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "django.md").read_text()
+    files = re.findall(r"```python\n# (\w+\.py).*?\n(.*?)```", page, re.DOTALL)
+    assert [name for name, _ in files] == ["settings.py", "celery.py", "tasks.py", "tests.py"]
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "__init__.py").write_text("from .celery import app as celery_app\n")
+    for name, content in files:
+        (shop / name).write_text(content)
+    with (shop / "settings.py").open("a") as settings:
+        settings.write("DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3'}}\nSECRET_KEY = 'x'\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "test", "--settings", "shop.settings"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Ran 1 test" in done.stderr
+    assert "System check identified no issues" in done.stdout + done.stderr
 
 
 @pytest.mark.slow
