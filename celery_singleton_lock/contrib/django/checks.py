@@ -27,6 +27,9 @@ from celery_singleton_lock.task import SingletonTask, is_builtin
 #: How alike a name and one of ours are that was probably meant: `get_close_matches` counts from 0 to 1.
 ALIKE = 0.85
 
+#: Seconds after which a Redis broker delivers a message again that was not acknowledged, unless it is told otherwise.
+REDIS_VISIBILITY_TIMEOUT = 3600
+
 
 def check_settings(*_: Any, **__: Any) -> list[CheckMessage]:
     """The settings of each Celery app of the project."""
@@ -93,7 +96,7 @@ def _only_seen_in_use(app: Any) -> Iterator[InvalidOption]:
 def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
     """Settings in Django's that were meant for us, and that no name of ours matches."""
     namespace = _namespace(app)
-    for name in names:
+    for name in names if namespace else ():
         bare = name.removeprefix(namespace).lower()
         meant: str | None = None
         if not name.startswith(namespace) and bare in SETTINGS:
@@ -108,8 +111,9 @@ def _beat_that_sends_twice(app: Any, exclusive: Mapping[str, Any]) -> Iterator[C
     aliases: dict[str, str] = dict(load_extension_class_names("celery.beat_schedulers"))  # type: ignore[arg-type]
     scheduler = symbol_by_name(app.conf.beat_scheduler, aliases=aliases)
     scheduled = {name for name in map(_task_of, app.conf.beat_schedule.values()) if name in exclusive}
-    # Another scheduler has its schedule elsewhere, in a database for one.
-    if issubclass(scheduler, ExclusiveScheduler) or not (scheduled or not issubclass(scheduler, PersistentScheduler)):
+    # Another scheduler than Celery's has its schedule elsewhere, in a database for one.
+    may_send = scheduled or (exclusive and not issubclass(scheduler, PersistentScheduler))
+    if not may_send or issubclass(scheduler, ExclusiveScheduler):
         return
     sent = ", ".join(sorted(scheduled)) or "all that its schedule says"
     yield _warning(
@@ -122,8 +126,10 @@ def _beat_that_sends_twice(app: Any, exclusive: Mapping[str, Any]) -> Iterator[C
 
 def _forgetful(app: Any, of_app: Settings) -> Iterator[CheckMessage]:
     """Records of finished messages that end before the broker may deliver a copy."""
-    timeout = (app.conf.get("broker_transport_options") or {}).get("visibility_timeout", 0)
-    if 0 < of_app.done_ttl < timeout:
+    timeout = (app.conf.get("broker_transport_options") or {}).get("visibility_timeout")
+    if timeout is None and str(app.conf.broker_url).startswith(("redis", "sentinel")):
+        timeout = REDIS_VISIBILITY_TIMEOUT
+    if isinstance(timeout, (int, float)) and 0 < of_app.done_ttl < timeout:
         yield _warning(
             *(app, "W005", f"CELERY_SINGLETON_LOCK_DONE_TTL is {of_app.done_ttl:g}"),
             f"The broker delivers a message again after its visibility_timeout of {timeout:g} seconds, and that it was "
