@@ -13,6 +13,7 @@ from celery import Celery
 from celery_singleton_lock import LockConflict, SingletonTask, lock_acquired
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RecordedLocks, RedisServer, hold_lock, memory_locks
+from tests.integration.conftest import until
 
 
 class Shop:
@@ -160,6 +161,18 @@ def test_lock_on_a_server_can_be_held_too(redis_server: RedisServer) -> None:
         assert shop.rebuild.apply((7,)).state == "IGNORED"
     assert shop.rebuild.apply((7,)).state == "SUCCESS"
     redis_server.flush()
+
+
+def test_lock_that_is_lost_is_recorded(shop: Shop, locks: RecordedLocks) -> None:
+    def lose() -> None:
+        Runtime.of(shop.app).store._entries.clear()  # type: ignore[attr-defined]
+        until(lambda: locks.lost)
+
+    options = {"shared": False, "lock_ttl": 1.0, "on_lock_lost": "warn"}
+    task = shop.app.task(name="shop.losing", base=SingletonTask, **options)(lose)
+    task.apply().get()
+    assert [(event.task, event.key) for event in locks.lost] == [("shop.losing", task.lock_key_of())]
+    assert [event.what for event in locks.events] == ["acquired", "lost"]
 
 
 def test_eager_calls_are_recorded(shop: Shop, locks: RecordedLocks) -> None:
