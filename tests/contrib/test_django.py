@@ -13,6 +13,7 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.django import DjangoSingletonTask, checks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options import SETTINGS, BeatSettings, Settings, options_for
+from celery_singleton_lock.testing import hold_lock, memory_locks
 
 REDIS = {"CELERY_BROKER_URL": "redis://localhost/0"}
 
@@ -182,3 +183,16 @@ def test_exclusive_task_can_be_sent_on_commit() -> None:
     assert not hasattr(SingletonTask, "delay_on_commit")
     assert issubclass(DjangoSingletonTask, SingletonTask)
     assert DjangoSingletonTask.delay_on_commit is DjangoTask.delay_on_commit
+
+
+@pytest.mark.parametrize("task_cls", [DjangoSingletonTask, "celery_singleton_lock.contrib.django:DjangoSingletonTask"])
+def test_every_task_of_an_app_can_be_both(task_cls: Any) -> None:
+    app = Celery("shop", set_as_current=False, task_cls=task_cls)
+    task = app.task(name="shop.x", shared=False)(body)
+    assert isinstance(task, DjangoTask)
+    with memory_locks() as locks:
+        with hold_lock(task):
+            task.apply()
+        task.apply()
+        locks.assert_skipped(task)
+        locks.assert_acquired(task)

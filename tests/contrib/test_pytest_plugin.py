@@ -89,6 +89,7 @@ def test_projects_that_do_not_use_it_do_not_import_celery(tmp_path: Path) -> Non
     assert outcomes == {"passed": 1}, printed
 
 
+@pytest.mark.slow
 def test_example_passes() -> None:
     outcomes, printed = run(ROOT, "examples/testing")
     assert outcomes == {"passed": 4}, printed
