@@ -11,6 +11,9 @@ Kind = Literal["run", "skip", "raise", "retry", "reject", "stand-by", "drop", "r
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+#: The message header that names the entry of beat's schedule that it was sent for.
+SCHEDULED_HEADER = "singleton_lock_entry"
+
 #: The outcome of a run that was stopped, since its lock was lost; and of one whose process was being stopped.
 LOST, STOPPED = "LOST", "STOPPED"
 
@@ -40,6 +43,7 @@ class Entry(NamedTuple):
         holder: the task that had the lock meanwhile.
         holder_node: where that ran.
         holder_since: since when.
+        scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another beat than ours.
     """
 
     kind: Kind
@@ -58,6 +62,7 @@ class Entry(NamedTuple):
     holder: str | None = None
     holder_node: str | None = None
     holder_since: float = 0.0
+    scheduled: str = ""
 
     def dumps(self) -> str:
         """As it stands in the journal."""

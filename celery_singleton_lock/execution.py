@@ -26,7 +26,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import clock, conflict, done, process, signals
 from celery_singleton_lock.abort import Body
-from celery_singleton_lock.entry import LOST, STOPPED, Entry, Kind
+from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
 from celery_singleton_lock.lease import FIRST, Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.options import Options
@@ -342,9 +342,23 @@ class Execution:
         own = self._holder
         its = (holder.task_id, holder.node, holder.since) if holder is not None else (None, None, 0.0)
         times = (self._began, clock.now(), clock.now() - self._began)
-        limit = self._options.limit
+        limit, scheduled = self._options.limit, str((self._request.headers or {}).get(SCHEDULED_HEADER) or "")
         self._tally.add(
-            Entry(kind, self._task.name, self._key, own.task_id, own.node, own.pid, *times, "", 0, 0, limit, *its)
+            Entry(
+                kind,
+                self._task.name,
+                self._key,
+                own.task_id,
+                own.node,
+                own.pid,
+                *times,
+                "",
+                0,
+                0,
+                limit,
+                *its,
+                scheduled,
+            )
         )
 
     def _mark(self, outcome: done.Outcome | None) -> Mark | None:

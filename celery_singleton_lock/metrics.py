@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from celery_singleton_lock.entry import LOST, Entry
+from celery_singleton_lock.entry import LOST, REFUSALS, Entry
 
 
 class Counter(NamedTuple):
@@ -48,6 +48,7 @@ class Histogram(NamedTuple):
 COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
+    Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
     Counter("renewals", "", "Times that the lock of an execution was renewed."),
     Counter("losses", "", "Executions that lost their lock while they ran."),
     Counter("redeliveries", "kind", "Copies of a message that stood by or were dropped, since another one ran or had."),
@@ -99,7 +100,10 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
         return [(("redeliveries", task, entry.kind), 1)]
     if entry.kind == "free":
         return [(("takeovers", task, ""), 1)]
-    return [(("conflicts", task, entry.kind), 1)]
+    conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1
+    if entry.scheduled and entry.kind in REFUSALS:
+        return [conflict, (("refused_ticks", task, entry.scheduled), 1)]
+    return [conflict]
 
 
 def read(counts: Mapping[str, int]) -> dict[Count, int]:

@@ -20,6 +20,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import clock, ticks
 from celery_singleton_lock.claims import Claims
+from celery_singleton_lock.entry import SCHEDULED_HEADER
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options import BeatSettings
 from celery_singleton_lock.ticks import Tick
@@ -125,7 +126,7 @@ class Claiming:
         entry.options = {
             "task_id": tick.id_for(self._settings.name),
             **options,
-            "headers": {**(options.get("headers") or {}), DUE_HEADER: tick.due_at},
+            "headers": {**(options.get("headers") or {}), DUE_HEADER: tick.due_at, SCHEDULED_HEADER: entry.name},
         }
         with _undisturbed():
             try:

@@ -34,8 +34,16 @@ class Warner:
             return False  # Not 1, 2, 4, 8...
         held = max(entry.ended - entry.holder_since, 0.0)
         logger.warning(
-            "task %s was refused %d times in a row: %s is held by task %s on %s for %.0f s",
-            *(entry.task, in_a_row, entry.key, entry.holder, entry.holder_node, held),
+            "task %s%s was refused %d times in a row: %s is held by task %s on %s for %.0f s",
+            *(
+                entry.task,
+                f" (entry {entry.scheduled!r} of beat's)" if entry.scheduled else "",
+                in_a_row,
+                entry.key,
+                entry.holder,
+                entry.holder_node,
+                held,
+            ),
         )
         details = {"in_a_row": in_a_row, "holder": entry.holder, "node": entry.holder_node, "held": held}
         self._send(signals.lock_blocked, entry, **details)

@@ -24,6 +24,7 @@ class Line:
         task: its name.
         runs: how many executions, by how they ended.
         conflicts: how many met a held lock, by what was done.
+        refused_ticks: how many of them were sent by beat, by the entry of its schedule.
         redeliveries: how many copies stood by or were dropped.
         renewals, losses, takeovers, blocked, overlaps: see `metrics.COUNTERS`.
         waited: seconds that executions waited for their lock, altogether.
@@ -33,6 +34,7 @@ class Line:
     task: str
     runs: dict[str, int] = field(default_factory=dict)
     conflicts: dict[str, int] = field(default_factory=dict)
+    refused_ticks: dict[str, int] = field(default_factory=dict)
     redeliveries: dict[str, int] = field(default_factory=dict)
     renewals: int = 0
     losses: int = 0
@@ -47,13 +49,14 @@ class Line:
         parts = [f"{ran} runs{_divided(self.runs)}"]
         if ran:
             parts.append(f"held {self.held / ran:.3g} s, waited {self.waited / ran:.3g} s each")
-        for name in ("conflicts", "redeliveries"):
+        for name in _DIVIDED[1:]:
             if found := getattr(self, name):
-                parts.append(f"{sum(found.values())} {name}{_divided(found)}")
+                parts.append(f"{sum(found.values())} {name.replace('_', ' ')}{_divided(found)}")
         parts += [f"{count} {name}" for name in _PLAIN if (count := getattr(self, name))]
         return f"{self.task}  " + "; ".join(parts)
 
 
+_DIVIDED = tuple(counter.name for counter in metrics.COUNTERS if counter.label)
 _PLAIN = tuple(counter.name for counter in metrics.COUNTERS if not counter.label)
 
 
@@ -87,7 +90,7 @@ def _lines(counts: Mapping[metrics.Count, int]) -> list[Line]:
 def _line(task: str, counts: Mapping[metrics.Count, int]) -> Line:
     line = Line(task)
     for count, value in sorted(counts.items()):
-        if count.name in ("runs", "conflicts", "redeliveries"):
+        if count.name in _DIVIDED:
             getattr(line, count.name)[count.label] = value
         elif count.name in _PLAIN:
             setattr(line, count.name, value)

@@ -89,10 +89,12 @@ def test_counts(book: Book, told: Tally) -> None:
     told.add(run(now - 700.0, now, outcome=LOST))
     for kind in ("skip", "skip", "raise", "retry", "stand-by", "repeat", "free"):
         told.add(refusal()._replace(kind=kind))
+    told.add(refusal()._replace(scheduled="every night"))
     told.write()
     counts = book.counts()
     assert counts["runs", "report", "SUCCESS"] == counts["runs", "report", LOST] == 1
-    assert counts["conflicts", "report", "skip"] == 2
+    assert counts["conflicts", "report", "skip"] == 3
+    assert counts["refused_ticks", "report", "every night"] == 1
     assert counts["conflicts", "report", "raise"] == counts["conflicts", "report", "retry"] == 1
     assert counts["redeliveries", "report", "stand-by"] == counts["redeliveries", "report", "repeat"] == 1
     assert counts["takeovers", "report", ""] == counts["losses", "report", ""] == 1
