@@ -18,7 +18,7 @@ from celery.concurrency import prefork
 from celery.signals import worker_process_shutdown, worker_shutdown
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import process
+from celery_singleton_lock import audit, process
 from celery_singleton_lock.children import Children, free
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
@@ -120,6 +120,8 @@ class LockStep(bootsteps.StartStopStep):
             "singleton lock: %s, ttl %g s, on_conflict %s",
             *(settings.shown_backend, settings.defaults["ttl"], settings.defaults["on_conflict"]),
         )
+        for finding in audit.warnings(parent.app, settings, pool=audit.pool_name(parent.pool_cls)):
+            logger.warning("singleton lock: %s", finding)
 
     def start(self, parent: Any) -> None:
         """Free what an earlier life of this worker left behind: beside the start, which does not wait for that."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import exporter, held, stats, timeline
+from celery_singleton_lock.cli import audit, exporter, held, stats, timeline
 
 __all__ = ["locks"]
 
@@ -21,3 +21,4 @@ locks.add_command(held.list_)
 locks.add_command(stats.stats)
 locks.add_command(exporter.exporter)
 locks.add_command(timeline.timeline)
+locks.add_command(audit.audit)

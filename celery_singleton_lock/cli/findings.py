@@ -1,0 +1,45 @@
+"""How findings are shown, and what they make of the exit status."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+from celery.bin.base import CeleryOption
+
+from celery_singleton_lock.finding import Finding
+
+#: Commands that judge take it.
+strict = click.option(
+    "--strict", cls=CeleryOption, is_flag=True, help_group="Locks", help="A warning makes the exit status 1 as well."
+)
+
+_COLOURS = {"problem": "red", "warning": "yellow", "note": "cyan"}
+
+
+def show(found: Sequence[Finding], *, subject: str | None = None) -> None:
+    """For people; under a headline that names their subject, it is left out."""
+    for finding in found:
+        about = "" if finding.subject == subject else f"{finding.subject}: "
+        indent = "  " if subject else ""
+        severity = click.style(f"{finding.severity:<8}", fg=_COLOURS[finding.severity])
+        click.echo(f"{indent}{severity} {about}{finding.text}")
+        click.echo(f"{indent}{'':<8} -> {finding.remedy}")
+
+
+def dump(found: Sequence[Finding]) -> None:
+    """For programs: an object per line."""
+    for finding in found:
+        click.echo(json.dumps(asdict(finding)))
+
+
+def conclude(ctx: click.Context, found: Sequence[Finding], as_json: bool, strict: bool) -> None:
+    """Count them, and end the command: status 1 for a problem, and for a warning where that is asked for."""
+    counts = Counter(finding.severity for finding in found)
+    if not as_json:
+        click.echo(", ".join(f"{severity}s: {counts[severity]}" for severity in ("problem", "warning", "note")))
+    if counts["problem"] or (strict and counts["warning"]):
+        ctx.exit(1)

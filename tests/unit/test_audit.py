@@ -1,0 +1,292 @@
+"""The audit finds what does not do what somebody meant, and is silent where nothing is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.concurrency import prefork, solo, thread
+from celery.worker.request import Request
+
+from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
+from celery_singleton_lock.audit import audit_app, audit_tasks, pool_name, visibility_timeout, warnings
+from celery_singleton_lock.finding import Finding, worst_first
+from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
+from celery_singleton_lock.options import MIN_TTL, Settings
+
+REDIS = {"broker_url": "redis://localhost:6379/0"}
+
+
+def bill(tenant_id: int, month: int) -> None: ...
+
+
+def refund(tenant_id: int, amount: int) -> None: ...
+
+
+def make_app(**conf: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update({**REDIS, **conf})
+    return app
+
+
+def with_task(options: dict[str, Any], conf: dict[str, Any] | None = None) -> Celery:
+    app = make_app(**(conf or {}))
+    app.task(shared=False, base=SingletonTask, name="bill", **options)(bill)
+    return app
+
+
+def of_task(options: dict[str, Any], conf: dict[str, Any] | None = None, pool: str = "prefork") -> list[Finding]:
+    app = with_task(options, conf)
+    (audited,) = audit_tasks(app, Settings.from_app(app), pool=pool)
+    return list(audited.findings)
+
+
+def of_app(app: Celery) -> list[Finding]:
+    return audit_app(app, Settings.from_app(app))
+
+
+def pool_warnings(options: dict[str, Any], pool: str) -> list[Finding]:
+    return [finding for finding in of_task(options, pool=pool) if finding.severity == "warning"]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.mark.parametrize("broker", ["redis://localhost", "amqp://localhost", "sentinel://a;sentinel://b", "sqs://"])
+def test_nothing_is_said_about_the_defaults(pool: str, broker: str) -> None:
+    app = with_task({}, {"broker_url": broker, "singleton_lock_backend": "redis://localhost"})
+    assert warnings(app, Settings.from_app(app), pool=pool) == []
+
+
+def test_nothing_is_said_about_a_plain_task() -> None:
+    app = make_app()
+    app.task(shared=False, name="plain", reject_on_worker_lost=True)(bill)
+    assert audit_tasks(app, Settings.from_app(app), pool="prefork") == []
+    assert of_app(app) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "conf", "severity", "words"),
+    [
+        ({"on_conflict": "reject"}, {}, "warning", "no dead-letter queue"),
+        ({"autoretry_for": (LockConflict,), "on_conflict": "raise"}, {}, "warning", "autoretry_for has LockConflict"),
+        ({"autoretry_for": (LockUnavailable,)}, {}, "warning", "autoretry_for has LockUnavailable"),
+        ({"reject_on_worker_lost": True}, {}, "warning", "does nothing without acks_late"),
+        ({"lock_ttl": 3600}, {}, "warning", "copies multiply"),
+        ({"acks_late": True, "lock_wait": 3600}, {}, "warning", "delivered again meanwhile"),
+        (
+            {"acks_late": True, "lock_wait": 40},
+            {"broker_transport_options": {"visibility_timeout": 30}},
+            "warning",
+            "delivered again meanwhile",
+        ),
+        ({"lock_wait": 60, "time_limit": 30}, {}, "warning", "in which waiting counts"),
+        ({"lock_wait": 60}, {"task_soft_time_limit": 30}, "warning", "in which waiting counts"),
+        ({"soft_time_limit": 30, "time_limit": 30}, {}, "warning", "kills the child first"),
+        ({"Request": Request}, {}, "problem", "is no SingletonRequest"),
+        ({"Request": "celery.worker.request:Request"}, {}, "problem", "is no SingletonRequest"),
+        ({"acks_late": True}, {}, "note", "counts as done"),
+        ({"lock_ttl": 601}, {}, "note", "does not limit the run"),
+        ({"time_limit": 30}, {}, "note", "no soft one"),
+        ({"on_unavailable": "run"}, {}, "note", "without a lock"),
+        ({"on_lock_lost": "warn"}, {}, "note", "goes on"),
+        ({"lock_retain_on_retry": True, "max_retries": None}, {}, "note", "never frees its lock"),
+        ({"serializer": "pickle"}, {}, "note", "InvalidKey"),
+    ],
+)
+def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity: str, words: str) -> None:
+    (finding,) = [finding for finding in of_task(options, conf) if words in finding.text]
+    assert finding.severity == severity
+    assert finding.subject == "bill"
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "conf"),
+    [
+        ({"on_conflict": "reject", "acks_late": True}, {}),
+        ({"reject_on_worker_lost": True, "acks_late": True}, {}),
+        ({}, {"task_reject_on_worker_lost": True}),
+        ({"autoretry_for": (Exception,)}, {}),
+        ({"lock_ttl": 3600}, {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost"}),
+        ({"lock_ttl": 60}, {"broker_transport_options": {"visibility_timeout": 30}}),
+        ({"lock_wait": 3600}, {}),
+        ({"lock_wait": 29, "soft_time_limit": 30, "time_limit": 60}, {}),
+    ],
+)
+def test_no_warning_where_it_is_meant(options: dict[str, Any], conf: dict[str, Any]) -> None:
+    app = with_task(options, conf)
+    assert warnings(app, Settings.from_app(app), pool="prefork") == []
+
+
+def test_time_limits_that_a_pool_has_not_are_told() -> None:
+    limits = {"soft_time_limit": 30, "time_limit": 60}
+    assert pool_warnings(limits, "prefork") == []
+    (threads,) = pool_warnings(limits, "threads")
+    assert "no soft and no hard" in threads.text
+    (gevent,) = pool_warnings(limits, "gevent")
+    assert "no soft time limits" in gevent.text
+
+
+def test_waiting_is_not_stopped_by_a_limit_that_the_pool_has_not() -> None:
+    (only,) = pool_warnings({"lock_wait": 60, "time_limit": 30}, "threads")
+    assert "no hard" in only.text
+
+
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [
+        (prefork.TaskPool, "prefork"),
+        (thread.TaskPool, "threads"),
+        (solo.TaskPool, "solo"),
+        ("threads", "threads"),
+        ("processes", "prefork"),
+        ("celery.concurrency.thread:TaskPool", "threads"),
+    ],
+)
+def test_pools_are_known_by_the_name_of_the_option(pool: Any, name: str) -> None:
+    assert pool_name(pool) == name
+
+
+@pytest.mark.parametrize(
+    ("conf", "seconds"),
+    [
+        ({"broker_url": "redis://localhost"}, 3600),
+        ({"broker_url": "rediss://localhost"}, 3600),
+        ({"broker_url": "redis+socket:///run/redis.sock"}, 3600),
+        ({"broker_url": ["sentinel://a", "sentinel://b"]}, 3600),
+        ({"broker_url": "sqs://"}, 1800),
+        ({"broker_url": "redis://localhost", "broker_transport_options": {"visibility_timeout": 7}}, 7),
+        ({"broker_url": "amqp://"}, None),
+    ],
+)
+def test_visibility_timeout_is_the_brokers(conf: dict[str, Any], seconds: float | None) -> None:
+    assert visibility_timeout(make_app(**conf).conf) == seconds
+
+
+@pytest.mark.parametrize("done_ttl", [0, 60])
+def test_forgetting_a_message_before_its_copy_may_come_is_a_problem(done_ttl: float) -> None:
+    (finding,) = of_app(with_task({}, {"singleton_lock_done_ttl": done_ttl}))
+    assert (finding.severity, finding.subject) == ("problem", "singleton_lock_done_ttl")
+    assert "3600 s" in finding.text
+
+
+def test_forgetting_is_no_problem_where_no_copy_comes() -> None:
+    conf = {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost", "singleton_lock_done_ttl": 60}
+    assert of_app(with_task({}, conf)) == []
+
+
+def test_locks_that_are_switched_off_are_told() -> None:
+    (finding,) = of_app(with_task({}, {"singleton_lock_enabled": False}))
+    assert (finding.severity, finding.subject) == ("warning", "singleton_lock_enabled")
+
+
+def test_pickled_results_are_told() -> None:
+    (finding,) = of_app(with_task({}, {"result_serializer": "pickle"}))
+    assert (finding.severity, finding.subject) == ("warning", "result_serializer")
+
+
+class TestSharedName:
+    """Tasks with one lock_name."""
+
+    def _of(self, first: dict[str, Any], second: dict[str, Any], **conf: Any) -> list[Finding]:
+        app = make_app(**conf)
+        app.task(shared=False, base=SingletonTask, lock_name="ledger", name="bill", **first)(bill)
+        app.task(shared=False, base=SingletonTask, lock_name="ledger", name="refund", **second)(refund)
+        return of_app(app)
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (None, None),
+            (["tenant_id"], ["amount"]),
+            (["tenant_id"], "tenant:{tenant_id}"),
+            (["tenant_id"], None),
+        ],
+    )
+    def test_keys_that_never_meet_are_a_problem(self, first: Any, second: Any) -> None:
+        (finding,) = self._of({"lock_key": first}, {"lock_key": second})
+        assert (finding.severity, finding.subject) == ("problem", "lock_name ledger")
+        assert "never exclude each other" in finding.text
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (["tenant_id"], ["tenant_id"]),
+            ([], []),
+            ("tenant:{tenant_id}", "tenant:{tenant_id}"),
+            (len, ["tenant_id"]),
+        ],
+    )
+    def test_keys_that_may_meet_are_fine(self, first: Any, second: Any) -> None:
+        assert self._of({"lock_key": first}, {"lock_key": second}) == []
+
+    def test_what_is_called_a_problem_does_have_different_keys(self) -> None:
+        app = make_app()
+        one = app.task(shared=False, base=SingletonTask, lock_name="ledger", lock_key=["tenant_id"])(bill)
+        other = app.task(shared=False, base=SingletonTask, lock_name="ledger", lock_key="{tenant_id}")(refund)
+        assert one.lock_key_of("a", 1) != other.lock_key_of("a", 1)
+
+    def test_different_limits_are_told(self) -> None:
+        (finding,) = self._of({"lock_key": [], "lock_limit": 2}, {"lock_key": []})
+        assert finding.severity == "warning"
+        assert "bill 2, refund 1" in finding.text
+
+    def test_different_ttls_are_a_problem_on_a_redlock_only(self) -> None:
+        options = {"lock_key": [], "lock_ttl": 60}, {"lock_key": []}
+        (finding,) = self._of(*options, singleton_lock_backend="redis://a;redis://b;redis://c")
+        assert (finding.severity, "bill 60 s, refund 30 s" in finding.text) == ("problem", True)
+        assert self._of(*options) == []
+        sentinels = "sentinel://a;sentinel://b"
+        options_of_sentinels = {"master_name": "mymaster"}
+        conf = {"singleton_lock_backend": sentinels, "singleton_lock_transport_options": options_of_sentinels}
+        assert self._of(*options, **conf) == []
+
+
+class TestBeat:
+    """A schedule that names exclusive tasks."""
+
+    SCHEDULE = {"every night": {"task": "bill", "schedule": 60.0}}
+
+    def test_scheduler_that_is_not_exclusive_is_noted(self) -> None:
+        (finding,) = of_app(with_task({}, {"beat_schedule": self.SCHEDULE}))
+        assert (finding.severity, finding.subject) == ("note", "beat_scheduler")
+        assert "every night" in finding.text
+
+    @pytest.mark.parametrize("scheduler", ["exclusive", "celery_singleton_lock.beat:ExclusiveScheduler"])
+    def test_exclusive_scheduler_is_fine(self, scheduler: str) -> None:
+        assert of_app(with_task({}, {"beat_schedule": self.SCHEDULE, "beat_scheduler": scheduler})) == []
+
+    def test_schedule_of_plain_tasks_is_fine(self) -> None:
+        assert of_app(make_app(beat_schedule=self.SCHEDULE)) == []
+
+
+class TestHeartbeatFitsTheTtl:
+    """A ttl in which a lease could not be renewed three times is refused; the heartbeat's pace follows the ttl."""
+
+    def test_three_renewals_fit_into_any_ttl(self) -> None:
+        assert round(1 / RENEW_AFTER) >= 3
+
+    def test_a_renewal_that_takes_as_long_as_it_may_ends_before_the_lease_is_given_up(self) -> None:
+        connect_and_read = 2 * STEP_SHARE
+        assert RENEW_AFTER + connect_and_read < 1 - GIVE_UP_BEFORE
+
+    def test_shorter_ttl_is_refused(self) -> None:
+        with pytest.raises(InvalidOption, match="lock_ttl"):
+            with_task({"lock_ttl": MIN_TTL * 0.99}).finalize()
+        with pytest.raises(InvalidOption, match="singleton_lock_ttl"):
+            Settings.from_app(make_app(singleton_lock_ttl=MIN_TTL * 0.99))
+
+    def test_shortest_ttl_leaves_a_network_time_to_answer(self) -> None:
+        assert MIN_TTL * STEP_SHARE >= 0.05
+
+
+def test_worst_comes_first() -> None:
+    found = [Finding("note", "a", "", ""), Finding("problem", "b", "", ""), Finding("warning", "c", "", "")]
+    assert [finding.subject for finding in worst_first(found)] == ["b", "c", "a"]
+
+
+def test_verdict_is_that_of_the_worst() -> None:
+    for options, verdict in (({}, "ok"), ({"on_conflict": "reject"}, "warning"), ({"Request": Request}, "problem")):
+        app = with_task(options)
+        (audited,) = audit_tasks(app, Settings.from_app(app), pool="prefork")
+        assert audited.verdict == verdict
