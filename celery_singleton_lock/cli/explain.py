@@ -1,0 +1,131 @@
+"""Why a call has the key that it has, where its options come from, and who holds the lock."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_singleton_lock.audit import exclusive_tasks
+from celery_singleton_lock.cli import arguments, command
+from celery_singleton_lock.errors import InvalidKey, InvalidOption, LockUnavailable
+from celery_singleton_lock.explanation import Explanation, differences
+from celery_singleton_lock.explanation import explain as explained
+from celery_singleton_lock.lease import Held
+from celery_singleton_lock.runtime import Runtime
+
+#: What stands between two calls.
+_AND = "--"
+
+
+# Options come before the task, so that what follows is left as it is, `--` included.
+@click.command(cls=CeleryCommand, context_settings={"allow_interspersed_args": False})
+@command.as_json
+@click.argument("call", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]... [-- TASK [ARG]...]")
+@click.pass_context
+@handle_preload_options
+def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **_: Any) -> None:
+    """Show the key of a call, what made it, where the task's options come from, and who holds the lock.
+
+    Each ARG is JSON or, where it is not, a text; name=value is a keyword argument. With two calls: why their keys
+    differ, or what differs and does not count.
+    """
+    app = ctx.obj.app
+    app.loader.import_default_modules()
+    try:
+        runtime = Runtime.of(app)
+        explanations = [_explained(app, runtime, words) for words in _calls(call)]
+    except (InvalidKey, InvalidOption) as error:
+        raise click.ClickException(str(error)) from error
+    for explanation in explanations:
+        held, unknown = _holders(runtime, explanation)
+        if as_json:
+            holders = None if unknown else [_holder(each) for each in held]
+            click.echo(json.dumps({**asdict(explanation), "held_by": holders}, default=str))
+        else:
+            _show(explanation)
+            click.echo(f"held by    {unknown or '; '.join(map(_told, held)) or 'nobody'}\n")
+    if len(explanations) == 2:
+        _compare(*explanations, as_json=as_json)
+
+
+def _calls(words: Sequence[str]) -> list[Sequence[str]]:
+    calls: list[list[str]] = [[]]
+    for word in words:
+        if word == _AND:
+            calls.append([])
+        elif word.startswith("--"):
+            raise click.UsageError(
+                f"options come before the task; for a text that begins so, write '{json.dumps(word)}'"
+            )
+        else:
+            calls[-1].append(word)
+    if len(calls) > 2 or not all(calls):
+        raise click.UsageError(f"give one call, or two with {_AND} between them")
+    return [*calls]
+
+
+def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
+    name, *rest = words
+    tasks = {task.name: task for task in exclusive_tasks(app)}
+    if name not in tasks:
+        close = difflib.get_close_matches(name, tasks, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(tasks) or 'none'}"
+        what = "is not exclusive (base=SingletonTask)" if name in app.tasks else "is not known"
+        raise click.UsageError(f"the task {name!r} {what}{hint}")
+    args, kwargs = arguments.parse(rest)
+    return explained(tasks[name], runtime.settings, args, kwargs)
+
+
+def _holders(runtime: Runtime, explanation: Explanation) -> tuple[list[Held], str]:
+    """Who holds the lock, or why that is not known."""
+    if runtime.settings.backend.startswith("memory://"):
+        return [], "cannot be seen from here: memory:// locks are in each process of its own"
+    limit = next(option.value for option in explanation.options if option.option == "lock_limit")
+    try:
+        return runtime.store.look(explanation.key, limit=limit), ""
+    except LockUnavailable as error:
+        return [], f"not known: {error}"
+
+
+def _holder(held: Held) -> dict[str, Any]:
+    known = asdict(held.holder) if held.holder else {}
+    return {**known, "expires_in": round(held.remaining, 3)}
+
+
+def _told(held: Held) -> str:
+    who = f"task {held.holder.task_id} on {held.holder.node} (pid {held.holder.pid})" if held.holder else "a stranger"
+    return f"{who}, expires in {held.remaining:.0f} s unless renewed"
+
+
+def _show(explanation: Explanation) -> None:
+    click.echo(f"task       {explanation.task}")
+    click.echo(f"key        {explanation.key}")
+    click.echo(f"lock_name  {explanation.lock_name}")
+    click.echo(f"lock_key   {explanation.lock_key}")
+    for title, lines in (
+        ("arguments", [_argument(explanation, name) for name in explanation.arguments]),
+        ("of these", [f"{name} = {part.value}  as  {part.serialized}" for name, part in explanation.counts.items()]),
+        ("options", [f"{each.option} = {each.value!r}  from {each.source}" for each in explanation.options]),
+    ):
+        for index, line in enumerate(lines or ["none"]):
+            click.echo(f"{'' if index else title:<11}{line}")
+
+
+def _argument(explanation: Explanation, name: str) -> str:
+    return f"{name} = {explanation.arguments[name]}{'  by default' if name in explanation.defaults else ''}"
+
+
+def _compare(one: Explanation, other: Explanation, *, as_json: bool) -> None:
+    same, reasons = one.key == other.key, differences(one, other)
+    if as_json:
+        click.echo(json.dumps({"same": same, "differences": reasons}))
+        return
+    click.echo("the same key: they exclude each other" if same else "different keys: they do not exclude each other")
+    for reason in reasons:
+        click.echo(f"  {reason}")

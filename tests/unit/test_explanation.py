@@ -1,0 +1,170 @@
+"""An explanation tells what the key is made of, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_singleton_lock import InvalidKey, SingletonTask
+from celery_singleton_lock.cli import locks
+from celery_singleton_lock.explanation import Explanation, differences, explain
+from celery_singleton_lock.options import Settings
+
+
+def ship(order: Any, fast: bool = False, *boxes: Any, **notes: Any) -> None: ...
+
+
+class Patient(SingletonTask):
+    abstract = True
+    lock_ttl = 60
+    on_conflict = "retry"
+
+
+def make_task(base: type = SingletonTask, *, conf: dict[str, Any] | None = None, **options: Any) -> Any:
+    app = Celery("shop", set_as_current=False, broker="redis://localhost")
+    app.conf.update(conf or {})
+    return app.task(shared=False, base=base, name="ship", **options)(ship)
+
+
+def explained(task: Any, *args: Any, **kwargs: Any) -> Explanation:
+    return explain(task, Settings.from_app(task.app), args, kwargs)
+
+
+def lock_key_of_order(arguments: dict[str, Any]) -> Any:
+    return arguments["order"]
+
+
+FORMS = (None, [], ["order"], ["order", "gift"], "order:{order}", "{order}-{fast}", lock_key_of_order)
+
+CALLS: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+    ((1,), {}),
+    (("1",), {}),
+    ((1, False), {}),
+    ((), {"order": 1}),
+    ((1, True), {}),
+    ((1, False, "box"), {}),
+    ((1,), {"gift": "yes"}),
+    (({"id": [1, 2.0, None]},), {}),
+    ((), {}),
+    ((), {"fast": True}),
+)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: getattr(form, "__name__", str(form)))
+def test_what_counts_is_equal_where_the_keys_are_and_only_there(form: Any) -> None:
+    task = make_task(lock_key=form)
+    each = [explained(task, *args, **kwargs) for args, kwargs in CALLS]
+    for (call, one), (_, other) in itertools.product(zip(CALLS, each, strict=True), repeat=2):
+        assert one.key == task.lock_key_of(*call[0], **call[1])
+        assert (one.counts == other.counts) == (one.key == other.key)
+
+
+def test_arguments_are_bound_and_defaults_told() -> None:
+    explanation = explained(make_task(lock_key=["order"]), 7)
+    assert explanation.arguments["order"] == "7"
+    assert explanation.arguments["fast"] == "False"
+    assert "fast" in explanation.defaults
+    assert "order" not in explanation.defaults
+    assert {name: part.serialized for name, part in explanation.counts.items()} == {"order": "i1:7"}
+
+
+def test_each_form_of_lock_key_shows_what_it_makes() -> None:
+    assert explained(make_task(lock_key="order:{order}"), 7).counts["the filled template"].value == "'order:7'"
+    explanation = explained(make_task(lock_key=lock_key_of_order), 7)
+    assert explanation.lock_key == "the callable lock_key_of_order"
+    assert explanation.counts["what lock_key returned"].value == "7"
+    assert explained(make_task(lock_key=[]), 7).counts == {}
+
+
+def test_call_that_does_not_fit_is_explained_all_the_same() -> None:
+    explanation = explained(make_task(lock_key=["order"]), fast=True)
+    assert explanation.arguments == {}
+    assert "do not fit" in explanation.lock_key
+    assert explanation.counts["kwargs"].value == "{'fast': True}"
+
+
+def test_argument_without_a_stable_form_is_named() -> None:
+    with pytest.raises(InvalidKey, match="argument order"):
+        explained(make_task(), object())
+
+
+def test_each_option_says_where_it_comes_from() -> None:
+    task = make_task(Patient, lock_wait=5, conf={"singleton_lock_limit": 3, "singleton_lock_ttl": 90})
+    found = {option.option: (option.value, option.source) for option in explained(task, 7).options}
+    assert found["lock_wait"] == (5, "the task")
+    assert found["lock_ttl"] == (60, "its class Patient")
+    assert found["on_conflict"] == ("retry", "its class Patient")
+    assert found["lock_limit"] == (3, "the setting singleton_lock_limit")
+    assert found["lock_at_least_for"] == (0.0, "the default")
+
+
+class TestDifferences:
+    """Of two calls."""
+
+    def test_argument_that_counts_is_named_with_its_type(self) -> None:
+        task = make_task(lock_key=["order", "fast"])
+        (difference,) = differences(explained(task, 7), explained(task, "7"))
+        assert difference == "order: 7 (i1:7), '7' (s1:7)"
+
+    def test_argument_that_does_not_count_is_named(self) -> None:
+        task = make_task(lock_key=["order"])
+        (difference,) = differences(explained(task, 7), explained(task, 7, True))
+        assert difference == "fast differs and does not count: False, True"
+
+    def test_equal_calls_have_none(self) -> None:
+        task = make_task()
+        assert differences(explained(task, 7), explained(task, order=7)) == []
+
+    def test_lock_name_is_named(self) -> None:
+        one, other = make_task(), make_task(lock_name="ledger")
+        assert differences(explained(one, 7), explained(other, 7)) == ["lock_name: ship, ledger"]
+
+    def test_forms_that_never_meet_are_named(self) -> None:
+        one, other = make_task(lock_key="{order}"), make_task(lock_key=["order"])
+        assert differences(explained(one, 7), explained(other, 7)) == [
+            "the filled template counts in one of them only",
+            "order counts in one of them only",
+        ]
+
+
+class TestOnTheCommandLine:
+    """`celery locks explain`."""
+
+    def _run(self, *words: str, broker: str = "memory://") -> Result:
+        app = make_task(lock_key=["order"]).app
+        app.conf.broker_url = broker
+        app.task(shared=False, name="plain")(ship)
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        return CliRunner().invoke(locks, ["explain", *words], obj=context)
+
+    @pytest.mark.parametrize(
+        ("words", "status", "reason"),
+        [
+            (["shop", "7"], 2, "the task 'shop' is not known; did you mean ship?"),
+            (["plain", "7"], 2, "is not exclusive"),
+            (["ship", "7", "--json"], 2, "options come before the task"),
+            (["ship", "7", "--"], 2, "give one call, or two"),
+            (["ship", "7", "--", "ship", "7", "--", "ship", "7"], 2, "give one call, or two"),
+            (["ship", "order=8", "order=9"], 2, "given twice"),
+            ([], 2, "Missing argument"),
+        ],
+    )
+    def test_what_cannot_be_explained_is_said(self, words: list[str], status: int, reason: str) -> None:
+        shown = self._run(*words)
+        assert shown.exit_code == status
+        assert reason in shown.output
+
+    @pytest.mark.parametrize(
+        ("broker", "reason"),
+        [("memory://", "cannot be seen from here"), ("redis://127.0.0.1:1", "not known: no lock from")],
+    )
+    def test_key_is_shown_where_the_holder_cannot_be(self, broker: str, reason: str) -> None:
+        shown = self._run("ship", "7", broker=broker)
+        assert shown.exit_code == 0
+        assert "key        singleton_lock:1:{ship:" in shown.output
+        assert reason in shown.output
