@@ -37,6 +37,9 @@ _LIMITS: Mapping[str, tuple[bool, bool]] = {
 #: A lease that is longer than this was probably meant to last for the whole run, seconds.
 _LONG_TTL = 600.0
 
+#: Tasks that are named of many.
+_TOLD = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Audited:
@@ -348,7 +351,16 @@ def _form(task: Any) -> str | None:
 
 
 def _each(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    """Each value, with some of those that have it."""
+    names: defaultdict[Any, list[str]] = defaultdict(list)
+    for name, value in values.items():
+        names[value].append(name)
+    return "; ".join(f"{value} for {_some(having)}" for value, having in names.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+    return ", ".join(names[:_TOLD]) + more
 
 
 def _explicit_visibility(conf: Any) -> float | None:

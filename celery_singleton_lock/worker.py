@@ -101,6 +101,9 @@ class LockStep(bootsteps.StartStopStep):
         Raises:
             InvalidOption: one of them is wrong, or does not suit the pool.
         """
+        # Imported here, where there is a worker: registers what it answers when it is asked how it locks.
+        from celery_singleton_lock import remote  # noqa: F401
+
         runtime = Runtime.of(parent.app)
         settings = runtime.settings
         if not settings.enabled:

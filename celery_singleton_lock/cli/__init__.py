@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import audit, explain, exporter, held, stats, timeline
+from celery_singleton_lock.cli import audit, doctor, explain, exporter, held, stats, timeline
 
 __all__ = ["locks"]
 
@@ -23,3 +23,4 @@ locks.add_command(exporter.exporter)
 locks.add_command(timeline.timeline)
 locks.add_command(audit.audit)
 locks.add_command(explain.explain)
+locks.add_command(doctor.doctor)

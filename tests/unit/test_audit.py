@@ -229,12 +229,12 @@ class TestSharedName:
     def test_different_limits_are_told(self) -> None:
         (finding,) = self._of({"lock_key": [], "lock_limit": 2}, {"lock_key": []})
         assert finding.severity == "warning"
-        assert "bill 2, refund 1" in finding.text
+        assert "2 for bill; 1 for refund" in finding.text
 
     def test_different_ttls_are_a_problem_on_a_redlock_only(self) -> None:
         options = {"lock_key": [], "lock_ttl": 60}, {"lock_key": []}
         (finding,) = self._of(*options, singleton_lock_backend="redis://a;redis://b;redis://c")
-        assert (finding.severity, "bill 60 s, refund 30 s" in finding.text) == ("problem", True)
+        assert (finding.severity, "60 s for bill; 30 s for refund" in finding.text) == ("problem", True)
         assert self._of(*options) == []
         sentinels = "sentinel://a;sentinel://b"
         options_of_sentinels = {"master_name": "mymaster"}

@@ -1,0 +1,46 @@
+"""Whether the lock servers, what is on them, the settings and the workers are as they should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+
+from celery_singleton_lock.audit import pool_name
+from celery_singleton_lock.cli import command, findings
+
+
+@click.command(cls=CeleryCommand)
+@command.as_json
+@findings.strict
+@click.option(
+    "--timeout",
+    cls=CeleryOption,
+    type=click.FloatRange(0.1, 60),
+    default=1.0,
+    show_default=True,
+    help_group="Locks",
+    help="Seconds that workers get to answer.",
+)
+@click.pass_context
+@handle_preload_options
+def doctor(ctx: click.Context, as_json: bool = False, strict: bool = False, timeout: float = 1.0, **_: Any) -> None:
+    """Look at the lock servers, the keys on them, the settings and the workers; say what is wrong and what to do.
+
+    The exit status is 1 if a problem was found (with --strict: or a warning), else 0.
+    """
+    # Imported here: it asks servers and workers, which the other commands do not.
+    from celery_singleton_lock.doctor import diagnose
+
+    app = ctx.obj.app
+    app.loader.import_default_modules()
+    with command.runtime_of(ctx):
+        diagnosis = diagnose(app, pool=pool_name(app.conf.worker_pool), timeout=timeout)
+    if as_json:
+        findings.dump(diagnosis.findings)
+    else:
+        for line in diagnosis.seen:
+            click.echo(line)
+        findings.show(diagnosis.findings)
+    findings.conclude(ctx, diagnosis.findings, as_json, strict)

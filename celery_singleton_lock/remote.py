@@ -1,0 +1,101 @@
+"""How the workers of an app lock, as they say themselves: `celery inspect singleton_lock`, which the doctor asks for.
+
+Imported by workers when they start, and by who asks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from celery.worker.control import inspect_command
+
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.runtime import Runtime
+
+#: What all workers of an app must have in common: "version", "enabled", "backend", "prefix".
+Standing = Mapping[str, Any]
+
+#: An attribute that exclusive tasks have and plain ones do not.
+_OURS = "tracks_started"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker that answered.
+
+    Attributes:
+        node: its name.
+        exclusive: the names of its tasks that are exclusive there.
+        plain: those that are not.
+        standing: see `standing`; None if it has no exclusive task, or did not say.
+    """
+
+    node: str
+    exclusive: frozenset[str]
+    plain: frozenset[str]
+    standing: Standing | None
+
+
+def standing(app: Any) -> dict[str, Any]:
+    """How an app locks, see `Standing`; "error" if its settings are wrong."""
+    try:
+        settings = Runtime.of(app).settings
+    except InvalidOption as error:
+        return {"error": str(error)}
+    return {
+        "version": version("celery-singleton-lock"),
+        "enabled": settings.enabled,
+        "backend": settings.shown_backend,
+        "prefix": settings.prefix,
+    }
+
+
+@inspect_command()
+def singleton_lock(state: Any, **_: Any) -> dict[str, Any]:
+    """How this worker locks its exclusive tasks."""
+    return standing(state.app)
+
+
+def ask(app: Any, *, timeout: float) -> list[Peer]:
+    """The workers that answer within `timeout` seconds, by name.
+
+    Raises:
+        kombu.exceptions.OperationalError: the broker does not answer.
+    """
+    with app.connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1)
+        control = app.control.inspect(timeout=timeout, connection=connection)
+        tasks = control.registered(_OURS) or {}
+        peers = {node: _sorted_out(told) for node, told in tasks.items() if isinstance(told, list)}
+        ours = [node for node, (exclusive, _) in peers.items() if exclusive]
+        # Only those: a worker logs an error when it is asked for what it does not know.
+        answers = _standings(app, connection, ours, timeout) if ours else {}
+    return [
+        Peer(node, exclusive, plain, _known(answers.get(node))) for node, (exclusive, plain) in sorted(peers.items())
+    ]
+
+
+def _standings(app: Any, connection: Any, nodes: Sequence[str], timeout: float) -> dict[str, Any]:
+    answers = app.control.broadcast(
+        *("singleton_lock",),
+        destination=nodes,
+        connection=connection,
+        reply=True,
+        timeout=timeout,
+        limit=len(nodes),
+    )
+    return {node: told for answer in answers or [] for node, told in answer.items()}
+
+
+def _sorted_out(told: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Which of a worker's tasks are exclusive, and which are not; each is told as "name [attribute=value]"."""
+    named = [each.partition(" [") for each in told]
+    exclusive = frozenset(name for name, _, attributes in named if attributes)
+    return exclusive, frozenset(name for name, _, _ in named) - exclusive
+
+
+def _known(told: Any) -> Standing | None:
+    return told if isinstance(told, Mapping) and "prefix" in told else None

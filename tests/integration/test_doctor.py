@@ -1,0 +1,291 @@
+"""`celery locks doctor` on real servers, keys and workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.cli import locks
+from celery_singleton_lock.doctor import Diagnosis, diagnose
+from celery_singleton_lock.finding import Finding
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, until
+from tests.integration.test_cli import of_shop
+from tests.servers import Cluster, Nodes, SentinelGroup
+
+
+def make_app(**conf: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update({"broker_url": "memory://", "singleton_lock_ttl": 2.0, **conf})
+    app.task(shared=False, base=SingletonTask, name="bill")(bill)
+    return app
+
+
+def looked_at(backend: str, **conf: Any) -> Diagnosis:
+    """What the doctor says, without asking workers: this app's broker is in memory."""
+    app = make_app(singleton_lock_backend=backend, **conf)
+    try:
+        return diagnose(app, pool="prefork", timeout=0.1)
+    finally:
+        Runtime.of(app).store.close()
+
+
+def run_here(*arguments: str, **conf: Any) -> Result:
+    """The command, in this process."""
+    context = CLIContext(app=make_app(**conf), no_color=True, workdir=None)
+    return CliRunner().invoke(locks, ["doctor", "--timeout", "0.1", *arguments], obj=context)
+
+
+def bill(tenant_id: int) -> None: ...
+
+
+def serious(diagnosis: Diagnosis) -> list[Finding]:
+    return [finding for finding in diagnosis.findings if finding.severity != "note"]
+
+
+@contextmanager
+def user(server: RedisServer, *rules: str) -> Iterator[str]:
+    """The URL of a user with these rights."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "locks", "on", ">s3cret", *rules)
+        yield f"redis://locks:s3cret@127.0.0.1:{server.port}/0"
+
+
+class TestOnTheCommandLine:
+    """As an operator runs it."""
+
+    def test_all_is_well(self, shop: Shop) -> None:
+        (worker,) = shop.start("one")
+        shown = of_shop(shop, "doctor")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert "problems: 0" in shown.stdout
+        assert f"worker {worker.name}: " in shown.stdout
+        assert ", master, 0 replicas, maxmemory-policy noeviction, clock " in shown.stdout
+        assert f"worker {worker.name}: it" not in shown.stdout, "a finding"
+        assert "ERROR" not in worker.log
+
+    def test_problem_makes_the_status_1_and_comes_first(self, own_redis: RedisServer) -> None:
+        with own_redis.client() as client:
+            client.set("singleton_lock:1:{job:x}:run", "x")
+        shown = run_here("--json", singleton_lock_backend=own_redis.url, singleton_lock_done_ttl=0)
+        assert shown.exit_code == 1
+        first, *_ = map(json.loads, shown.stdout.splitlines())
+        assert (first["severity"], first["subject"]) == ("problem", "singleton_lock:1:{job:x}:run")
+
+    def test_strict_counts_warnings(self, own_redis: RedisServer) -> None:
+        conf = {"singleton_lock_backend": own_redis.url, "result_serializer": "pickle"}
+        assert run_here(**conf).exit_code == 0
+        assert run_here("--strict", **conf).exit_code == 1
+
+    def test_no_server_no_broker_no_traceback(self) -> None:
+        nowhere = "redis://:s3cret@127.0.0.1:1"
+        shown = run_here(broker_url=nowhere, singleton_lock_backend=nowhere)
+        assert shown.exit_code == 1
+        assert "it does not answer: ConnectionError" in shown.output
+        assert "workers cannot be asked" in shown.output
+        assert "s3cret" not in shown.output
+
+    def test_even_number_of_nodes_is_refused(self) -> None:
+        shown = run_here(singleton_lock_backend="redis://a;redis://b;redis://c;redis://d")
+        assert shown.exit_code == 1
+        assert "4 nodes for Redlock" in shown.output
+
+
+class TestWorkers:
+    """Those that differ from this app."""
+
+    def test_old_one_and_one_that_is_set_up_otherwise_are_told(self, shop: Shop) -> None:
+        (old,) = shop.start("old", app="tests.integration.bare_app", concurrency=1)
+        other = {"singleton_lock_prefix": "other", "singleton_lock_backend": shop.conf["broker_url"]}
+        ours, shop.conf = shop.conf, {**shop.conf, **other}
+        shop.start("strange", concurrency=1, arguments=("--singleton-lock-disable",))
+        shop.conf = ours
+        lines = map(json.loads, of_shop(shop, "doctor", "--json").stdout.splitlines())
+        told = [(line["subject"], line["severity"], line["text"]) for line in lines]
+        of_workers = [each for each in told if each[0].startswith("worker ")]
+        assert sorted((subject, severity) for subject, severity, _ in of_workers) == [
+            ("worker old@test", "problem"),
+            ("worker strange@test", "problem"),
+            ("worker strange@test", "problem"),
+            ("worker strange@test", "warning"),
+        ]
+        for words in (
+            "it runs tests.integration.app.exclusive without a lock",
+            "singleton_lock_enabled is False there",
+            "its locks have the prefix 'other'",
+            f"it keeps its locks at {shop.conf['broker_url']}",
+        ):
+            assert any(words in text for *_, text in of_workers), words
+        assert "pidbox" not in old.log, "it is not asked for what it does not know"
+
+
+class TestOneServer:
+    """A Redis."""
+
+    def test_nothing_serious_is_said_and_nothing_is_left(self, own_redis: RedisServer) -> None:
+        assert serious(looked_at(own_redis.url)) == []
+        with own_redis.client() as client:
+            left = list(client.scan_iter())
+            assert all(client.ttl(key) > 0 for key in left)
+            assert not [key for key in left if key.endswith(":run")]
+
+    def test_eviction_is_a_problem(self, own_redis: RedisServer) -> None:
+        with own_redis.client() as client:
+            client.execute_command("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+            client.execute_command("CONFIG", "SET", "maxmemory", "100mb")
+        (finding,) = serious(looked_at(own_redis.url))
+        assert (finding.severity, "volatile-lru" in finding.text) == ("problem", True)
+
+    def test_least_rights_are_enough(self, own_redis: RedisServer) -> None:
+        with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting") as url:
+            diagnosis = looked_at(url)
+        assert serious(diagnosis) == []
+        assert any("could not be looked at" in finding.text for finding in diagnosis.findings)
+
+    @pytest.mark.parametrize(
+        ("rules", "missing"),
+        [
+            (["~singleton_lock:*", "+@read", "+@write"], "EVAL, EVALSHA, SCRIPT"),
+            (["~singleton_lock:*", "+@all", "-xadd", "-pexpire"], "PEXPIRE, XADD"),
+            (["~other:*", "+@all"], "SET"),
+        ],
+    )
+    def test_missing_rights_are_named(self, own_redis: RedisServer, rules: list[str], missing: str) -> None:
+        with user(own_redis, *rules) as url:
+            first, *_ = serious(looked_at(url))
+        assert first.text == f"its user may not run {missing} on singleton_lock:*"
+        assert first.remedy == "ACL SETUSER locks ~singleton_lock:* +@read +@write +@scripting"
+
+    def test_wrong_password_is_said_once(self, own_redis: RedisServer) -> None:
+        with user(own_redis, "+@all") as url:
+            (finding,) = serious(looked_at(url.replace("s3cret", "wr0ng")))
+        assert "AuthenticationError" in finding.text
+        assert "wr0ng" not in str(finding)
+
+    def test_silent_server_is_given_up(self, own_redis: RedisServer) -> None:
+        own_redis.pause()
+        (finding,) = serious(looked_at(own_redis.url, singleton_lock_transport_options={"socket_timeout": 0.1}))
+        assert (finding.severity, "does not answer" in finding.text) == ("problem", True)
+
+    def test_full_memory_is_told_by_a_real_lock(self, own_redis: RedisServer) -> None:
+        with own_redis.client() as client:
+            client.execute_command("CONFIG", "SET", "maxmemory", "1")
+        found = {finding.text.partition(":")[0]: finding.severity for finding in serious(looked_at(own_redis.url))}
+        assert found["no lock can be taken"] == "problem"
+
+    def test_replica_is_a_problem(self, own_redis: RedisServer) -> None:
+        with RedisServer(["--replicaof", "127.0.0.1", str(own_redis.port)]) as replica:
+            found = {finding.text.partition(":")[0] for finding in serious(looked_at(replica.url))}
+        assert {"it is a replica", "no lock can be taken"} <= found
+
+    def test_replicas_that_are_not_there_are_a_problem(self, own_redis: RedisServer) -> None:
+        found = serious(looked_at(own_redis.url, singleton_lock_replicas=1))
+        assert "singleton_lock_replicas is 1, and it has 0: no lock counts as taken" in [each.text for each in found]
+        assert any("no lock can be taken" in finding.text for finding in found)
+
+
+class TestKeys:
+    """What was left behind, or written by others."""
+
+    def test_each_kind_of_orphan_is_named(self, own_redis: RedisServer) -> None:
+        with own_redis.client() as client:
+            client.set("singleton_lock:1:{job:a}:fence", 1)
+            client.set("singleton_lock:1:{job:b}:run", "somebody", ex=60)
+            client.rpush("singleton_lock:1:{job:c}:run", 1)
+            client.set("singleton_lock:mine", 1)
+            client.set("another:1:{job:d}:run", 1)
+        found = {each.subject: each for each in looked_at(own_redis.url).findings}
+        assert found["singleton_lock:1:{job:a}:fence"].severity == "problem"
+        assert "no time to live" in found["singleton_lock:1:{job:a}:fence"].text
+        assert "did not write" in found["singleton_lock:1:{job:b}:run"].text
+        assert "there is a list" in found["singleton_lock:1:{job:c}:run"].text
+        assert found["singleton_lock:mine"].severity == "note"
+        assert "another:1:{job:d}:run" not in found
+
+    def test_lock_of_a_killed_worker_is_named_and_that_of_a_running_one_is_not(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        shop = shop_on(redis_server, singleton_lock_ttl=60)
+        dead, _ = shop.start("dead", "alive", concurrency=1)
+        for job in ("first", "second"):
+            shop.send("exclusive", job, 60.0)
+        runs = shop.record.wait_for(starts=2)
+        dead.kill()
+        diagnosis = looked_at(shop.conf["singleton_lock_backend"])
+        (finding,) = serious(diagnosis)
+        assert finding.severity == "warning"
+        assert f"of {dead.name} on this host, is over" in finding.text
+        assert any(f"process {run.pid} of" in finding.text for run in runs)
+
+
+class TestRedlock:
+    """Nodes that do not know each other."""
+
+    def test_new_nodes_have_no_vote_and_are_fine_after_one_ttl(self) -> None:
+        with Nodes(3) as nodes:
+            (finding,) = serious(looked_at(nodes.url))
+            assert "it came back without what it knew, and has no vote for" in finding.text
+            until(lambda: serious(looked_at(nodes.url)) == [])
+
+    def test_dead_node_is_a_warning_and_a_dead_majority_a_problem(self) -> None:
+        with Nodes(3) as nodes:
+            options = {"singleton_lock_transport_options": {"restart_delay": False}}
+            for server in nodes.servers:
+                server.client().config_set("appendonly", "yes")
+            nodes.servers[0].kill()
+            (finding,) = serious(looked_at(nodes.url, **options))
+            assert (finding.severity, finding.subject) == ("warning", f"127.0.0.1:{nodes.ports[0]}/0")
+            nodes.servers[1].kill()
+            found = serious(looked_at(nodes.url, **options))
+            assert any("no majority: 2 of 3 nodes are needed" in each.text for each in found)
+
+    def test_two_urls_of_one_server_are_a_problem(self, own_redis: RedisServer) -> None:
+        urls = ";".join(own_redis.url_of(database) for database in range(3))
+        first, *_ = serious(looked_at(urls))
+        assert first.severity == "problem"
+        assert f"the same server as 127.0.0.1:{own_redis.port}/1, 127.0.0.1:{own_redis.port}/2" in first.text
+
+
+@pytest.mark.slow
+class TestSentinel:
+    """A master that Sentinels know."""
+
+    def test_is_looked_at(self) -> None:
+        with SentinelGroup() as group:
+            conf = {"singleton_lock_transport_options": group.options}
+            diagnosis = looked_at(group.url, singleton_lock_replicas=1, **conf)
+            assert serious(diagnosis) == []
+            assert f"the master {group.name}: redis" in diagnosis.seen[0]
+            wrong = serious(looked_at(group.url, singleton_lock_transport_options={"master_name": "nobody"}))
+            assert sum("does not know a master" in finding.text for finding in wrong) == len(group.sentinels)
+            group.sentinels[0].kill()
+            (finding,) = serious(looked_at(group.url, **conf))
+            assert (finding.severity, finding.subject.partition(" ")[0]) == ("warning", "Sentinel")
+
+
+@pytest.mark.slow
+class TestCluster:
+    """A Redis Cluster."""
+
+    def test_is_looked_at(self) -> None:
+        with Cluster() as cluster:
+            diagnosis = looked_at(cluster.url)
+            assert serious(diagnosis) == []
+            masters = [line for line in diagnosis.seen if ", master, 1 replicas" in line]
+            assert len(masters) == 3
+            for key in ("singleton_lock:1:{job:a}:fence", "singleton_lock:1:{job:b}:fence"):
+                cluster.client().set(key, 1)
+            assert len(serious(looked_at(cluster.url))) == 2
+            for server in cluster.servers:
+                server.kill()
+            (finding,) = serious(looked_at(cluster.url))
+            assert (finding.severity, "does not answer" in finding.text) == ("problem", True)

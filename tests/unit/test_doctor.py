@@ -1,0 +1,257 @@
+"""What the doctor makes of what servers, keys and workers say; real ones are in tests/integration/test_doctor.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_singleton_lock.cli import locks
+from celery_singleton_lock.doctor.keys import MAX_TOLD, of_keys
+from celery_singleton_lock.doctor.servers import described, of_servers, of_watchers
+from celery_singleton_lock.doctor.workers import of_workers
+from celery_singleton_lock.finding import Finding
+from celery_singleton_lock.lease import Held, Holder
+from celery_singleton_lock.options import Settings
+from celery_singleton_lock.remote import Peer
+from celery_singleton_lock.stores.checkup import Checkup, Key, Watcher
+from celery_singleton_lock.stores.memory import MemoryStore
+
+WELL = {
+    "redis_version": "7.2.4",
+    "role": "master",
+    "maxmemory": "0",
+    "maxmemory_policy": "noeviction",
+    "used_memory": "1000",
+    "evicted_keys": "0",
+    "aof_enabled": "1",
+    "connected_slaves": "0",
+    "run_id": "a",
+}
+
+
+def settings(backend: str = "redis://a", **conf: Any) -> Settings:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update({"singleton_lock_backend": backend, **conf})
+    return Settings.from_app(app)
+
+
+def server(name: str = "a:6379/0", **info: str) -> Checkup:
+    return Checkup(name, info={**WELL, "run_id": name, **info}, ahead=0.0, uncertain=0.001)
+
+
+def found(*checkups: Checkup, of: Settings | None = None) -> list[Finding]:
+    return list(of_servers(checkups, of or settings()))
+
+
+def test_nothing_is_said_about_a_server_that_is_well() -> None:
+    assert found(server()) == []
+
+
+def test_nothing_is_said_about_nodes_that_are_well() -> None:
+    nodes = (server(f"{name}:6379/0", aof_enabled="0") for name in "abc")
+    assert found(*nodes, of=settings("redis://a;redis://b;redis://c")) == []
+
+
+@pytest.mark.parametrize(
+    ("info", "severity", "words"),
+    [
+        ({"redis_version": "6.0.16"}, "problem", "is version 6.0.16"),
+        ({"role": "slave"}, "problem", "is a replica"),
+        ({"maxmemory_policy": "allkeys-lru", "maxmemory": "5000"}, "problem", "it drops any key"),
+        ({"maxmemory_policy": "volatile-ttl", "maxmemory": "5000"}, "problem", "as all locks have"),
+        (
+            {"maxmemory_policy": "volatile-lru", "maxmemory": "5000", "evicted_keys": "7"},
+            "problem",
+            "has dropped 7 keys",
+        ),
+        ({"maxmemory_policy": "allkeys-lru"}, "note", "so that is never"),
+        ({"maxmemory": "1100"}, "warning", "91% of its memory"),
+        ({"connected_slaves": "2"}, "note", "a failover may forget"),
+        ({"aof_enabled": "0"}, "note", "a restart forgets locks"),
+    ],
+)
+def test_finds_in_a_server(info: dict[str, str], severity: str, words: str) -> None:
+    (finding,) = found(server(**info))
+    assert (finding.severity, finding.subject) == (severity, "a:6379/0")
+    assert words in finding.text
+
+
+def test_server_that_does_not_answer_is_a_problem_unless_others_have_votes() -> None:
+    silent = Checkup("b:6379/0", error="TimeoutError: timeout while reading")
+    (alone,) = found(silent)
+    assert (alone.severity, "timeout while reading" in alone.text) == ("problem", True)
+    three = (server("a:6379/0"), silent, server("c:6379/0"))
+    (one_of_three,) = found(*three, of=settings("redis://a;redis://b;redis://c"))
+    assert one_of_three.severity == "warning"
+    (master,) = found(*three, of=settings("redis+cluster://a"))
+    assert master.severity == "problem"
+
+
+def test_missing_rights_are_named_with_the_command_that_gives_them() -> None:
+    few = replace(server(), refused=["PEXPIRE", "XADD"])
+    (finding,) = found(few, of=settings("redis://locks:secret@a", singleton_lock_prefix="shop"))
+    assert finding.severity == "problem"
+    assert "PEXPIRE, XADD on shop:*" in finding.text
+    assert finding.remedy == "ACL SETUSER locks ~shop:* +@read +@write +@scripting"
+    assert "secret" not in str(finding)
+
+
+def test_right_to_wait_matters_with_replicas_only() -> None:
+    few = replace(server(connected_slaves="1"), refused_extras=["WAIT"])
+    assert [finding.severity for finding in found(few)] == ["note"]
+    (finding,) = found(few, of=settings(singleton_lock_replicas=1))
+    assert (finding.severity, finding.remedy) == ("problem", "ACL SETUSER default ~singleton_lock:* +wait")
+
+
+def test_what_could_not_be_looked_at_is_said() -> None:
+    (finding,) = found(Checkup("a:6379/0", refused_extras=["TIME"]))
+    assert (finding.severity, "could not be looked at" in finding.text) == ("note", True)
+
+
+def test_more_replicas_wanted_than_there_are() -> None:
+    (finding,) = found(server(connected_slaves="1"), of=settings(singleton_lock_replicas=2))
+    assert (finding.severity, "is 2, and it has 1" in finding.text) == ("problem", True)
+    assert found(server(connected_slaves="2"), of=settings(singleton_lock_replicas=2)) == []
+
+
+def test_sentinels_without_a_replica() -> None:
+    options = {"singleton_lock_transport_options": {"master_name": "mymaster"}}
+    (finding,) = found(server(), of=settings("sentinel://a", **options))
+    assert (finding.severity, "nothing to fail over to" in finding.text) == ("warning", True)
+
+
+class TestClocks:
+    """Of servers."""
+
+    @pytest.mark.parametrize(("ahead", "words"), [(7.5, "7.5 s ahead of"), (-7.5, "7.5 s behind")])
+    def test_wrong_one_is_told(self, ahead: float, words: str) -> None:
+        (finding,) = found(replace(server(), ahead=ahead))
+        assert (finding.severity, words in finding.text) == ("warning", True)
+
+    def test_slow_answer_proves_nothing(self) -> None:
+        assert found(replace(server(), ahead=7.5, uncertain=7.0)) == []
+
+    def test_nodes_that_differ_are_told(self) -> None:
+        apart = [replace(server("a"), ahead=0.8), replace(server("b"), ahead=-0.8), server("c")]
+        (finding,) = found(*apart, of=settings("redis://a;redis://b;redis://c"))
+        assert "its clock and that of b are 1.6 s apart" in finding.text
+
+
+class TestRedlock:
+    """Nodes of a Redlock."""
+
+    SETTINGS = "redis://a;redis://b;redis://c"
+
+    def test_one_server_by_two_names_is_a_problem(self) -> None:
+        twice = (server("localhost:6379/0", run_id="x"), server("127.0.0.1:6379/0", run_id="x"), server("c:6379/0"))
+        (finding,) = found(*twice, of=settings(self.SETTINGS))
+        assert finding.severity == "problem"
+        assert "the same server as 127.0.0.1:6379/0" in finding.text
+
+    def test_forgetful_node_that_may_vote_at_once_is_a_problem(self) -> None:
+        at_once = settings(self.SETTINGS, singleton_lock_transport_options={"restart_delay": False})
+        forgetful = [server(name, aof_enabled="0") for name in "abc"]
+        assert [finding.severity for finding in found(*forgetful, of=at_once)] == ["problem"] * 3
+        assert found(*(server(name) for name in "abc"), of=at_once) == []
+
+
+class TestSentinels:
+    """What the Sentinels say."""
+
+    def test_nothing_is_said_where_they_agree(self) -> None:
+        assert list(of_watchers([Watcher("a", "m:1"), Watcher("b", "m:1")])) == []
+
+    def test_silent_one_and_one_that_knows_no_master(self) -> None:
+        silent, ignorant = of_watchers([Watcher("a", error="refused"), Watcher("b"), Watcher("c", "m:1")])
+        assert (silent.severity, silent.subject) == ("warning", "Sentinel a")
+        assert (ignorant.severity, ignorant.subject) == ("problem", "Sentinel b")
+
+    def test_two_masters(self) -> None:
+        (finding,) = of_watchers([Watcher("a", "m:1"), Watcher("b", "n:1")])
+        assert "m:1, n:1" in finding.text
+
+
+class TestKeys:
+    """What is under the prefix."""
+
+    KEY = "singleton_lock:1:{shop.bill:x}"
+
+    def _found(self, *keys: Key) -> list[Finding]:
+        return list(of_keys("a:6379/0", keys, MemoryStore()))
+
+    def test_nothing_is_said_about_what_is_ours(self) -> None:
+        held = Held(Holder("id", 0, "one@host", 7), "o" * 32, 20.0)
+        assert self._found(Key(f"{self.KEY}:run", 20.0, held), Key(f"{self.KEY}:fence", 3600.0)) == []
+
+    def test_key_that_lives_for_ever(self) -> None:
+        eternal, other = self._found(Key(f"{self.KEY}:fence", None), Key("singleton_lock:mine", None))
+        assert (eternal.severity, eternal.subject) == ("problem", f"{self.KEY}:fence")
+        assert (other.severity, "another prefix" in other.remedy) == ("note", True)
+
+    def test_value_of_a_stranger(self) -> None:
+        (finding,) = self._found(Key(f"{self.KEY}:run", 20.0, Held(None, "x", 20.0)))
+        assert (finding.severity, "did not write" in finding.text) == ("warning", True)
+
+    def test_key_of_another_type(self) -> None:
+        (finding,) = self._found(Key(f"{self.KEY}:run", None, foreign_type="list"))
+        assert (finding.severity, "there is a list" in finding.text) == ("problem", True)
+
+    def test_only_some_of_many_are_told_one_by_one(self) -> None:
+        findings = self._found(*(Key(f"{self.KEY}:fence{number}", None) for number in range(MAX_TOLD + 3)))
+        assert len(findings) == MAX_TOLD + 1
+        assert "and 3 more keys like" in findings[-1].text
+
+
+class TestWorkers:
+    """What workers say."""
+
+    OWN = {"version": "1.0", "enabled": True, "backend": "redis://a", "prefix": "singleton_lock"}
+
+    def _found(self, *, plain: str = "", **its: Any) -> list[Finding]:
+        standing = None if its.get("standing", 1) is None else {**self.OWN, **its}
+        peer = Peer("one@host", frozenset({"bill"}), frozenset(plain.split()), standing)
+        return list(of_workers([peer], ["bill", "refund"], self.OWN))
+
+    def test_nothing_is_said_about_one_that_locks_as_we_do(self) -> None:
+        assert self._found(plain="mail") == []
+
+    def test_nothing_is_said_about_one_that_has_other_tasks(self) -> None:
+        assert list(of_workers([Peer("mails@host", frozenset(), frozenset({"mail"}), None)], ["bill"], self.OWN)) == []
+
+    @pytest.mark.parametrize(
+        ("its", "severity", "words"),
+        [
+            ({"plain": "refund mail"}, "problem", "it runs refund without a lock"),
+            ({"prefix": "other"}, "problem", "prefix 'other'"),
+            ({"enabled": False}, "problem", "singleton_lock_enabled is False there"),
+            ({"backend": "redis://b"}, "warning", "keeps its locks at redis://b"),
+            ({"version": "0.9"}, "warning", "runs celery-singleton-lock 0.9"),
+            ({"standing": None}, "warning", "does not say how it locks"),
+        ],
+    )
+    def test_what_sets_it_apart_is_told(self, its: dict[str, Any], severity: str, words: str) -> None:
+        (finding,) = self._found(**its)
+        assert (finding.severity, finding.subject) == (severity, "worker one@host")
+        assert words in finding.text
+
+    def test_one_without_the_extension_is_a_problem(self) -> None:
+        bare = Peer("old@host", frozenset(), frozenset({"bill", "mail"}), None)
+        (finding,) = of_workers([bare], ["bill"], self.OWN)
+        assert (finding.severity, "runs bill without a lock" in finding.text) == ("problem", True)
+
+
+def test_server_is_described_in_a_line() -> None:
+    line = described(replace(server(server_name="valkey", connected_slaves="2"), ahead=0.25))
+    assert line == "a:6379/0: valkey 7.2.4, master, 2 replicas, maxmemory-policy noeviction, clock +0.250 s"
+
+
+def test_locks_in_memory_cannot_be_looked_at() -> None:
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    shown = CliRunner().invoke(locks, ["doctor"], obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert shown.exit_code == 1
+    assert "in each process of its own" in shown.output
