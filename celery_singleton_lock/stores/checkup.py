@@ -189,9 +189,13 @@ def _probes(key: str) -> list[calls.Command]:
         ("BLPOP", key, "0.01"),  # Waits where the key could not be written.
         ("HSET", key, "a", 1),
         ("HGET", key, "a"),
+        ("HGETALL", key),
+        ("HINCRBY", key, "a", 1),
+        ("HLEN", key),
         ("HSCAN", key, 0),
         ("HDEL", key, "a"),
         ("XADD", key, "*", "a", 1),
+        ("XRANGE", key, "-", "+"),
         ("SCAN", 0, "COUNT", 1),
         ("EVAL", "return 1", 1, key),
         ("EVALSHA", "0" * 40, 1, key),

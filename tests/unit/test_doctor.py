@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from celery_singleton_lock.finding import Finding
 from celery_singleton_lock.lease import Held, Holder
 from celery_singleton_lock.options import Settings
 from celery_singleton_lock.remote import Peer
-from celery_singleton_lock.stores.checkup import Checkup, Key, Watcher
+from celery_singleton_lock.stores.checkup import _EXTRAS, Checkup, Key, Watcher, _probes
 from celery_singleton_lock.stores.memory import MemoryStore
 
 WELL = {
@@ -123,6 +125,14 @@ def test_sentinels_without_a_replica() -> None:
     options = {"singleton_lock_transport_options": {"master_name": "mymaster"}}
     (finding,) = found(server(), of=settings("sentinel://a", **options))
     assert (finding.severity, "nothing to fail over to" in finding.text) == ("warning", True)
+
+
+def test_each_command_of_the_scripts_is_tried() -> None:
+    folder = files("celery_singleton_lock.stores").joinpath("scripts")
+    texts = [script.read_text() for script in folder.iterdir()]
+    used = {name for text in texts for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
+    assert len(used) > 10
+    assert used <= {command[0] for command in (*_probes("key"), *_EXTRAS)} | {"SET"}
 
 
 class TestClocks:
