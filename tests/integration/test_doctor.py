@@ -18,7 +18,7 @@ from celery_singleton_lock.doctor import Diagnosis, diagnose
 from celery_singleton_lock.finding import Finding
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import Shop, is_alive, until
 from tests.integration.test_cli import of_shop
 from tests.servers import Cluster, Nodes, SentinelGroup
 
@@ -220,6 +220,7 @@ class TestKeys:
             shop.send("exclusive", job, 60.0)
         runs = shop.record.wait_for(starts=2)
         dead.kill()
+        until(lambda: not all(is_alive(run.pid) for run in runs))
         diagnosis = looked_at(shop.conf["singleton_lock_backend"])
         (finding,) = serious(diagnosis)
         assert finding.severity == "warning"
