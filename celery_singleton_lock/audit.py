@@ -105,6 +105,11 @@ def pool_name(pool: Any) -> str:
     return {"thread": "threads", "processes": "prefork"}.get(name, name)
 
 
+def has_exclusive_beat(conf: Any) -> bool:
+    """Whether the setting `beat_scheduler` is our scheduler; what `celery beat -S` says is not known here."""
+    return _scheduler(conf) == "exclusive" or _scheduler(conf).endswith("ExclusiveScheduler")
+
+
 def shown_lock_key(task: Any) -> str:
     """A task's `lock_key`, for people."""
     lock_key = raw_attribute(task, "lock_key")
@@ -324,15 +329,18 @@ def _of_shared_names(app: Any, settings: Settings) -> Iterator[Finding]:
 def _of_beat(app: Any) -> Iterator[Finding]:
     exclusive = {task.name for task in exclusive_tasks(app)}
     entries = [name for name, entry in (app.conf.beat_schedule or {}).items() if _task_of(entry) in exclusive]
-    scheduler = app.conf.beat_scheduler
-    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__qualname__", str(scheduler))
-    if entries and name != "exclusive" and not name.endswith("ExclusiveScheduler"):
+    if entries and not has_exclusive_beat(app.conf):
         yield Finding(
             *("note", "beat_scheduler"),
-            f"it is {name}: two beats would send each tick twice, and the second run of {', '.join(map(str, entries))} "
-            "would follow the first",
+            f"it is {_scheduler(app.conf)}: two beats would send each tick twice, and the second run of "
+            f"{_some([*map(str, entries)])} would follow the first",
             "start beat with -S exclusive where more than one may run",
         )
+
+
+def _scheduler(conf: Any) -> str:
+    scheduler = conf.beat_scheduler
+    return scheduler if isinstance(scheduler, str) else getattr(scheduler, "__qualname__", str(scheduler))
 
 
 def _task_of(entry: Any) -> Any:
@@ -346,7 +354,10 @@ def _form(task: Any) -> str | None:
         return None
     if isinstance(lock_key, str):
         return "a template"
-    names = inspect.signature(task.run).parameters if lock_key is None else lock_key
+    try:
+        names = inspect.signature(task.run).parameters if lock_key is None else lock_key
+    except (TypeError, ValueError):
+        return None  # A function in C.
     return f"({', '.join(sorted(names))})"
 
 

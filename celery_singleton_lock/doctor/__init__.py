@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock import clock, remote
-from celery_singleton_lock.audit import exclusive_tasks, warnings
+from celery_singleton_lock.audit import exclusive_tasks, has_exclusive_beat, warnings
 from celery_singleton_lock.doctor.keys import of_keys
 from celery_singleton_lock.doctor.servers import described, of_servers, of_watchers, unreachable
 from celery_singleton_lock.doctor.workers import of_workers
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.finding import Finding, worst_first
-from celery_singleton_lock.keys import key_of_text
+from celery_singleton_lock.keys import key_of_beat, key_of_text
 from celery_singleton_lock.lease import Holder, Lease, new_owner
-from celery_singleton_lock.options import Settings
+from celery_singleton_lock.options import BeatSettings, Settings
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Store
 from celery_singleton_lock.stores.checkup import MAX_KEYS, Servers, no_answer, told
@@ -64,6 +64,9 @@ def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
         servers.close()
         if any(checkup.error is None for checkup in checkups):
             findings += _tried_out(runtime.store, settings)
+            leaders, found = _of_beat(app, settings, runtime.store)
+            seen += leaders
+            findings += found
     findings += warnings(app, settings, pool=pool)
     peers, found = _asked(app, timeout)
     seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in peers]
@@ -91,6 +94,19 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
             "a lock was taken and was gone at once",
             "see what else deletes keys there: eviction, FLUSHALL, a failover",
         )
+
+
+def _of_beat(app: Any, settings: Settings, store: Store) -> tuple[list[str], list[Finding]]:
+    """Who leads beat, and what is wrong if nobody does."""
+    beat = BeatSettings.from_app(app)
+    try:
+        leaders = [held.holder for held in store.look(key_of_beat(settings.prefix, beat.name)) if held.holder]
+    except LockUnavailable as error:
+        return [], [unreachable(settings.shown_backend, told(error))]
+    if not leaders and has_exclusive_beat(app.conf) and beat.mode == "leader":
+        text = f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent"
+        return [], [Finding("warning", "beat", text, "start one: celery beat -S exclusive")]
+    return [f"beat: {leader.node} (pid {leader.pid}) leads the schedule {beat.name}" for leader in leaders], []
 
 
 def _asked(app: Any, timeout: float) -> tuple[list[remote.Peer], list[Finding]]:

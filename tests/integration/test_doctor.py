@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from celery_singleton_lock.doctor import Diagnosis, diagnose
 from celery_singleton_lock.finding import Finding
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RedisServer
+from tests.integration.beats import APP, studio
 from tests.integration.conftest import Shop, is_alive, until
+from tests.integration.test_cli import locks as locks_of
 from tests.integration.test_cli import of_shop
 from tests.servers import Cluster, Nodes, SentinelGroup
 
@@ -226,6 +229,21 @@ class TestKeys:
         assert finding.severity == "warning"
         assert f"of {dead.name} on this host, is over" in finding.text
         assert any(f"process {run.pid} of" in finding.text for run in runs)
+
+
+class TestBeat:
+    """Who leads it."""
+
+    def test_leader_is_named(self, own_redis: RedisServer, tmp_path: Path) -> None:
+        with studio(own_redis, own_redis, tmp_path) as beats:
+            (first,) = beats.start("first")
+            shown = locks_of("doctor", "--timeout", "0.1", app=APP, env=beats.environment())
+        assert f"(pid {first.process.pid}) leads the schedule {APP}" in shown.stdout, shown.stderr
+
+    def test_nobody_that_leads_is_a_warning(self, own_redis: RedisServer) -> None:
+        (finding,) = serious(looked_at(own_redis.url, beat_scheduler="exclusive"))
+        assert (finding.severity, "no beat leads the schedule shop" in finding.text) == ("warning", True)
+        assert serious(looked_at(own_redis.url)) == []
 
 
 class TestRedlock:
