@@ -9,7 +9,7 @@ import inspect
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.utils.imports import symbol_by_name
@@ -85,9 +85,9 @@ def audit_app(app: Any, settings: Settings) -> list[Finding]:
 
 
 def warnings(app: Any, settings: Settings, *, pool: str) -> list[Finding]:
-    """All that is more than a note; see `audit_tasks`."""
+    """All that is more than a note; what is true of several tasks is said once. See `audit_tasks`."""
     of_tasks = [finding for audited in audit_tasks(app, settings, pool=pool) for finding in audited.findings]
-    return [finding for finding in (*audit_app(app, settings), *of_tasks) if finding.severity != "note"]
+    return [finding for finding in (*audit_app(app, settings), *_merged(of_tasks)) if finding.severity != "note"]
 
 
 def visibility_timeout(conf: Any) -> float | None:
@@ -200,15 +200,17 @@ def _of_time_limits(task: Any, options: Options, pool: str) -> Iterator[Finding]
     soft = task.soft_time_limit or conf.task_soft_time_limit
     hard = task.time_limit or conf.task_time_limit
     has_soft, has_hard = _LIMITS.get(pool, (True, True))
-    lost = [name for name, value, works in (("soft", soft, has_soft), ("hard", hard, has_hard)) if value and not works]
+    limits = (("soft", soft, has_soft), ("hard", hard, has_hard))
+    lost = [name for name, value, works in limits if value and not works]
+    effective = [value for _, value, works in limits if value and works]
     if lost:
+        hangs = "" if effective else ": a run that hangs keeps its lock as long as its worker lives"
         yield Finding(
             *("warning", task.name),
-            f"the {pool} pool has no {' and no '.join(lost)} time limits: a run that hangs keeps its lock as long as "
-            "its worker lives",
+            f"the {pool} pool has no {' and no '.join(lost)} time limits{hangs}",
             "use the prefork pool, or time-outs within the task",
         )
-    limit = min((value for value, works in ((soft, has_soft), (hard, has_hard)) if value and works), default=None)
+    limit = min(effective, default=None)
     if limit is not None and options.wait >= limit:
         yield Finding(
             *("warning", task.name),
@@ -367,6 +369,14 @@ def _each(values: Mapping[str, Any]) -> str:
     for name, value in values.items():
         names[value].append(name)
     return "; ".join(f"{value} for {_some(having)}" for value, having in names.items())
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that differ in their subjects only as one."""
+    subjects: defaultdict[Finding, list[str]] = defaultdict(list)
+    for finding in findings:
+        subjects[replace(finding, subject="")].append(finding.subject)
+    return [replace(finding, subject=_some(names)) for finding, names in subjects.items()]
 
 
 def _some(names: Sequence[str]) -> str:

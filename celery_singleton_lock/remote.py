@@ -1,6 +1,6 @@
-"""How the workers of an app lock, as they say themselves: `celery inspect singleton_lock`, which the doctor asks for.
+"""How the workers of an app lock, as they say themselves by Celery's remote control.
 
-Imported by workers when they start, and by who asks them.
+Imported by workers when they start, so that they know the command, and by who asks them.
 """
 
 from __future__ import annotations

@@ -127,6 +127,21 @@ def test_time_limits_that_a_pool_has_not_are_told() -> None:
     assert "no soft time limits" in gevent.text
 
 
+def test_limit_that_is_left_ends_a_run_that_hangs() -> None:
+    (gevent,) = pool_warnings({"soft_time_limit": 30, "time_limit": 60}, "gevent")
+    assert "hangs" not in gevent.text
+    (only_soft,) = pool_warnings({"soft_time_limit": 30}, "gevent")
+    assert "a run that hangs" in only_soft.text
+
+
+def test_what_is_true_of_many_tasks_is_said_once() -> None:
+    app = make_app(task_time_limit=60)
+    for number in range(7):
+        app.task(shared=False, base=SingletonTask, name=f"bill{number}")(bill)
+    (only,) = warnings(app, Settings.from_app(app), pool="threads")
+    assert only.subject == "bill0, bill1, bill2 and 4 more"
+
+
 def test_waiting_is_not_stopped_by_a_limit_that_the_pool_has_not() -> None:
     (only,) = pool_warnings({"lock_wait": 60, "time_limit": 30}, "threads")
     assert "no hard" in only.text
