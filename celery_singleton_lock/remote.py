@@ -12,7 +12,6 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
-from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.runtime import Runtime
 
 #: What all workers of an app must have in common: "version", "enabled", "backend", "prefix".
@@ -39,12 +38,9 @@ class Peer:
     standing: Standing | None
 
 
-def standing(app: Any) -> dict[str, Any]:
-    """How an app locks, see `Standing`; "error" if its settings are wrong."""
-    try:
-        settings = Runtime.of(app).settings
-    except InvalidOption as error:
-        return {"error": str(error)}
+def standing(app: Any) -> Standing:
+    """How an app locks."""
+    settings = Runtime.of(app).settings
     return {
         "version": version("celery-singleton-lock"),
         "enabled": settings.enabled,
@@ -54,7 +50,7 @@ def standing(app: Any) -> dict[str, Any]:
 
 
 @inspect_command()
-def singleton_lock(state: Any, **_: Any) -> dict[str, Any]:
+def singleton_lock(state: Any, **_: Any) -> Standing:
     """How this worker locks its exclusive tasks."""
     return standing(state.app)
 
@@ -98,4 +94,5 @@ def _sorted_out(told: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _known(told: Any) -> Standing | None:
+    """What a worker said, unless it was that it does not know the question."""
     return told if isinstance(told, Mapping) and "prefix" in told else None

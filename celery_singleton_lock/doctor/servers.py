@@ -14,6 +14,9 @@ from celery_singleton_lock.stores.checkup import Checkup, Watcher
 #: The oldest server that the locks work on.
 MIN_VERSION = (6, 2)
 
+#: Slots of a cluster.
+SLOTS = 16_384
+
 #: Seconds by which clocks may differ before that is worth a word.
 MAX_DRIFT = 1.0
 
@@ -122,10 +125,12 @@ def _of_server(checkup: Checkup) -> Iterator[Finding]:
             "it is a replica: it takes no locks, and what it has may be old",
             "name the master in singleton_lock_backend, or the Sentinels (sentinel://)",
         )
-    if checkup.cluster_state not in (None, "ok"):
+    cluster = checkup.cluster or {}
+    if cluster and (cluster.get("cluster_state"), cluster.get("cluster_slots_ok")) != ("ok", str(SLOTS)):
         yield Finding(
             *("problem", checkup.name),
-            f"the state of its cluster is {checkup.cluster_state!r}: nobody has some slots, and the locks in them",
+            f"its cluster is in the state {cluster.get('cluster_state')!r}, with {cluster.get('cluster_slots_ok')} of "
+            f"{SLOTS} slots well: locks in the others cannot be taken",
             "see CLUSTER NODES, and bring back what has failed",
         )
     yield from _of_memory(checkup)

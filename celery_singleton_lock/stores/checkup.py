@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Held
@@ -25,6 +26,9 @@ _STEP, MAX_KEYS = 500, 100_000
 
 #: What is raised where a server does not answer, or answers with an error.
 no_answer = (RedisError, OSError)
+
+#: Keys that are thought of until one is in a slot of a certain server.
+_TRIAL_KEYS = 10_000
 
 #: Milliseconds that what is written on trial lives.
 _TRIAL_MS = 10_000
@@ -47,7 +51,7 @@ class Checkup:
         uncertain: seconds by which `ahead` may be wrong: half of a round trip.
         refused: commands that the locks need, and that its user may not run on their keys.
         refused_extras: those that some features need: TIME, WAIT.
-        cluster_state: of a node of a cluster.
+        cluster: what CLUSTER INFO told, of a node of one.
     """
 
     name: str
@@ -57,7 +61,7 @@ class Checkup:
     uncertain: float = 0.0
     refused: Sequence[str] = ()
     refused_extras: Sequence[str] = ()
-    cluster_state: str | None = None
+    cluster: Mapping[str, str] | None = None
 
     @property
     def version(self) -> tuple[int, ...] | None:
@@ -150,21 +154,24 @@ class Servers:
             ahead, uncertain = _clock(server)
             return Checkup(
                 name,
-                info=_info(server),
+                info=_told_by(server, "INFO"),
                 ahead=ahead,
                 uncertain=uncertain,
                 refused=refused,
                 refused_extras=[extra[0] for extra in _EXTRAS if _refuses(server, extra)],
-                cluster_state=_cluster_state(server) if self._cluster else None,
+                cluster=_told_by(server, "CLUSTER", "INFO") if self._cluster else None,
             )
         except (RedisError, OSError) as error:
             return Checkup(name, error=told(error))
 
     def _trial_key(self, server: Server) -> str:
         """A key that is on this server."""
-        keys = (f"{self._prefix}:{{doctor:{number}}}:trial" for number in itertools.count())
-        cluster = self._cluster
-        return next(key for key in keys if cluster is None or cluster.server_of(key) is server)
+        for number in range(_TRIAL_KEYS):
+            key = f"{self._prefix}:{{doctor:{number}}}:trial"
+            with suppress(KeyError):  # Nobody has its slot.
+                if self._cluster is None or self._cluster.server_of(key) is server:
+                    return key
+        raise ConnectionError("it has hardly any slots of the cluster")
 
 
 def _refused(server: Server, key: str) -> list[str]:
@@ -219,8 +226,9 @@ def _refuses(server: Server, command: calls.Command) -> bool:
     return False
 
 
-def _info(server: Server) -> Mapping[str, str] | None:
-    answer = _if_allowed(server, "INFO")
+def _told_by(server: Server, *command: str) -> Mapping[str, str] | None:
+    """An answer that has a name and a value in each line; None if the user may not ask."""
+    answer = _if_allowed(server, *command)
     lines = answer.decode(errors="replace").splitlines() if answer else []
     return dict(line.split(":", 1) for line in lines if ":" in line) or None
 
@@ -234,12 +242,6 @@ def _clock(server: Server) -> tuple[float | None, float]:
         return None, 0.0
     seconds, microseconds = map(int, answer)
     return seconds + microseconds / 1_000_000 - (before + after) / 2, (after - before) / 2
-
-
-def _cluster_state(server: Server) -> str | None:
-    answer = _if_allowed(server, "CLUSTER", "INFO")
-    lines = answer.decode(errors="replace").splitlines() if answer else []
-    return next((line.partition(":")[2] for line in lines if line.startswith("cluster_state:")), None)
 
 
 def _if_allowed(server: Server, *command: object) -> Any:

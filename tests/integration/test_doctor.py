@@ -304,7 +304,10 @@ class TestCluster:
             for key in ("singleton_lock:1:{job:a}:fence", "singleton_lock:1:{job:b}:fence"):
                 cluster.client().set(key, 1)
             assert len(serious(looked_at(cluster.url))) == 2
-            for server in cluster.servers:
+            one, *others = cluster.servers
+            one.client().execute_command("CLUSTER", "DELSLOTS", 1)
+            assert any("16383 of 16384 slots" in finding.text for finding in serious(looked_at(cluster.url)))
+            for server in (one, *others):
                 server.kill()
             (finding,) = serious(looked_at(cluster.url))
             assert (finding.severity, "does not answer" in finding.text) == ("problem", True)

@@ -121,6 +121,16 @@ def test_more_replicas_wanted_than_there_are() -> None:
     assert found(server(connected_slaves="2"), of=settings(singleton_lock_replicas=2)) == []
 
 
+@pytest.mark.parametrize("told", [("fail", "16384"), ("ok", "10923")])
+def test_cluster_that_lacks_slots_is_a_problem(told: tuple[str, str]) -> None:
+    state, slots = told
+    lacking = replace(server(), cluster={"cluster_state": state, "cluster_slots_ok": slots})
+    (finding,) = found(lacking, of=settings("redis+cluster://a"))
+    assert (finding.severity, f"{slots} of 16384" in finding.text) == ("problem", True)
+    well = replace(server(), cluster={"cluster_state": "ok", "cluster_slots_ok": "16384"})
+    assert found(well, of=settings("redis+cluster://a")) == []
+
+
 def test_sentinels_without_a_replica() -> None:
     options = {"singleton_lock_transport_options": {"master_name": "mymaster"}}
     (finding,) = found(server(), of=settings("sentinel://a", **options))
