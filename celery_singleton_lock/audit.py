@@ -14,17 +14,12 @@ from typing import Any
 
 from celery.utils.imports import symbol_by_name
 
+from celery_singleton_lock.broker import visibility_timeout
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
 from celery_singleton_lock.finding import Finding, worst_first
 from celery_singleton_lock.options import Options, Settings, options_for, raw_attribute
 from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.task import SingletonTask, is_builtin
-
-#: Brokers that deliver a message again which was not acknowledged in time, and their seconds where none are set.
-_VISIBILITY: Mapping[str, float] = {
-    **dict.fromkeys(("redis", "rediss", "sentinel"), 3600.0),
-    **dict.fromkeys(("sqs", "pgmq", "slmq"), 1800.0),
-}
 
 #: Pools that have only some of the time limits: name, whether a soft one works, whether a hard one does.
 _LIMITS: Mapping[str, tuple[bool, bool]] = {
@@ -88,14 +83,6 @@ def warnings(app: Any, settings: Settings, *, pool: str) -> list[Finding]:
     """All that is more than a note; what is true of several tasks is said once. See `audit_tasks`."""
     of_tasks = [finding for audited in audit_tasks(app, settings, pool=pool) for finding in audited.findings]
     return [finding for finding in (*audit_app(app, settings), *_merged(of_tasks)) if finding.severity != "note"]
-
-
-def visibility_timeout(conf: Any) -> float | None:
-    """Seconds after which the broker delivers a message again that was not acknowledged; None where it waits."""
-    explicit = _explicit_visibility(conf)
-    url = conf.broker_url
-    first = str(url if isinstance(url, str) else next(iter(url or ()), "")).lower()
-    return explicit or _VISIBILITY.get(first.partition("://")[0].partition("+")[0])
 
 
 def pool_name(pool: Any) -> str:
@@ -173,14 +160,7 @@ def _of_delivery(task: Any, options: Options) -> Iterator[Finding]:
             "acks_late without reject_on_worker_lost: the message of a killed child counts as done (Celery's default)",
             "set reject_on_worker_lost=True if it is to run again",
         )
-    if visibility is not None and options.ttl >= visibility and _explicit_visibility(conf) is None:
-        yield Finding(
-            *("warning", task.name),
-            f"lock_ttl {options.ttl:g} s is not below the broker's visibility timeout of {visibility:g} s: a copy that "
-            "stands by is delivered again before it is due, and copies multiply",
-            "lower lock_ttl: it is renewed while the task runs, and bounds only the recovery from a crash",
-        )
-    elif options.ttl > _LONG_TTL:
+    if options.ttl > _LONG_TTL:
         yield Finding(
             *("note", task.name),
             f"lock_ttl {options.ttl:g} s: so long the lock of a host that is gone stays; it does not limit the run",
@@ -382,8 +362,3 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
     return ", ".join(names[:_TOLD]) + more
-
-
-def _explicit_visibility(conf: Any) -> float | None:
-    timeout = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
-    return float(timeout) if isinstance(timeout, (int, float)) and timeout > 0 else None

@@ -17,6 +17,7 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
+from celery_singleton_lock.broker import visibility_timeout
 from celery_singleton_lock.errors import InvalidOption, LockConflict
 from celery_singleton_lock.options import POLICIES, ConflictPolicy, Options, raw_attribute
 
@@ -105,8 +106,8 @@ def put_back(task: Any, *, countdown: float | None = None) -> NoReturn:
 
 def _longest_delay(app: Any) -> float:
     """Seconds: a message that waits for longer than the visibility timeout is delivered again, and multiplies."""
-    timeout = (app.conf.get("broker_transport_options") or {}).get("visibility_timeout")
-    return float(timeout) / 2 if isinstance(timeout, (int, float)) else float("inf")
+    timeout = visibility_timeout(app.conf)
+    return timeout / 2 if timeout is not None else float("inf")
 
 
 def times_put_back(request: Any) -> int:

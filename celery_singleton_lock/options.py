@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from kombu.utils.url import maybe_sanitize_url
 
+from celery_singleton_lock.broker import visibility_timeout
 from celery_singleton_lock.errors import InvalidOption
 
 #: What an execution does that meets a held lock.
@@ -418,8 +419,7 @@ def _done_ttl(conf: Any, explicit: float | None) -> float:
     """As set, else as long as the broker may redeliver a message, and never less than an hour."""
     if explicit is not None:
         return float(explicit)
-    timeout: Any = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
-    return min(max(float(timeout), MIN_DONE_TTL), MAX_DONE_TTL) if _is_seconds(timeout) else MIN_DONE_TTL
+    return min(max(visibility_timeout(conf) or 0.0, MIN_DONE_TTL), MAX_DONE_TTL)
 
 
 def _backend(conf: Any, explicit: str | None, disabled: bool) -> tuple[str, Mapping[str, Any]]:

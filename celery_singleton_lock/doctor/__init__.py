@@ -23,7 +23,8 @@ from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.options import BeatSettings, Settings
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Store
-from celery_singleton_lock.stores.checkup import MAX_KEYS, Servers, no_answer, told
+from celery_singleton_lock.stores.checkup import MAX_KEYS, Servers, no_answer
+from celery_singleton_lock.stores.server import told
 
 
 @dataclass(frozen=True, slots=True)

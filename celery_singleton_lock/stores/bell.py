@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores import calls
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import Stream
 
 #: Seconds that a waiter sleeps at most before it looks again: a wake-up that dies with its receiver costs no more.
@@ -59,7 +59,7 @@ class RedisBell:
             self._stream = None
             with suppress(RedisError, OSError):
                 self._exits.__exit__(type(error), error, error.__traceback__)
-            raise LockUnavailable(self._shown, f"{type(error).__name__}: {error}") from error
+            raise LockUnavailable(self._shown, told(error)) from error
 
     def _queued(self) -> Stream:
         """The connection on which the command is open."""

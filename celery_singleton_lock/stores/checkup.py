@@ -19,7 +19,7 @@ from celery_singleton_lock.lease import Held
 from celery_singleton_lock.options import Settings
 from celery_singleton_lock.stores import address, calls
 from celery_singleton_lock.stores.cluster import Cluster
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.server import Server, told
 
 #: Keys that the server looks at in one step, and that are looked at in all on one server.
 _STEP, MAX_KEYS = 500, 100_000
@@ -32,11 +32,6 @@ _TRIAL_KEYS = 10_000
 
 #: Milliseconds that what is written on trial lives.
 _TRIAL_MS = 10_000
-
-
-def told(error: BaseException) -> str:
-    """An error, without the innards of redis-py's clients that one of Sentinels ends with."""
-    return f"{type(error).__name__}: {error}".partition(" : <")[0]
 
 
 @dataclass(frozen=True, slots=True)

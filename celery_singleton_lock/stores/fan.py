@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError, NoScriptError, RedisError, Timeout
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.calls import OF_A_NODE, Call
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import Stream
 
 #: Seconds for which a node is left alone that could not be connected to: at first, and at most.
@@ -58,7 +58,7 @@ class Node:
     def failed(self, error: Exception) -> None:
         """Leave it alone for a while, twice as long each time."""
         with self._mutex:
-            self.reason = f"{type(error).__name__}: {error}"
+            self.reason = told(error)
             self._rests_until = clock.now() + self._pause
             self._pause = min(2 * self._pause, MAX_PAUSE)
 

@@ -33,7 +33,7 @@ from celery_singleton_lock.stores.cluster import Cluster
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import entries, holds, look
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import TooFewReplicas
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ class RedisStore:
             clock.sleep(_BACKOFF.compute(failures))
 
     def _unavailable(self, error: BaseException) -> LockUnavailable:
-        return LockUnavailable(self.server, f"{type(error).__name__}: {error}")
+        return LockUnavailable(self.server, told(error))
 
 
 _BACKOFF = FullJitterBackoff(cap=0.5, base=0.02)

@@ -36,7 +36,7 @@ from celery_singleton_lock.stores.fan import Answers, Fan, Node
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import entries, holds, look
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.server import Server, told
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
@@ -112,15 +112,15 @@ class _Votes:
             return None
         owner = self._owners().most_common(1)[0][0]
         of_owner = [held for held in self.held.values() if held.owner == owner]
-        told = next((held.holder for held in of_owner if held.holder is not None), None)
-        return Held(told, owner, max(held.remaining for held in of_owner))
+        holder = next((held.holder for held in of_owner if held.holder is not None), None)
+        return Held(holder, owner, max(held.remaining for held in of_owner))
 
     def _owners(self) -> Counter[str]:
         return Counter(held.owner for held in self.held.values())
 
     def _add(self, index: int, answer: Any) -> None:
         if isinstance(answer, Exception):
-            self.errors[index] = _told(answer)
+            self.errors[index] = told(answer)
         elif answer[0] == 1:
             self.granted[index] = answer[1]
         elif answer[0] == 0:
@@ -259,7 +259,7 @@ class RedlockStore:
                 try:
                     return node.server.run(call)
                 except (RedisError, OSError) as error:
-                    errors[index] = _told(error)
+                    errors[index] = told(error)
         raise self._unavailable(errors)
 
     def _reachable(self, reading: Callable[[Server], T]) -> list[T]:
@@ -274,7 +274,7 @@ class RedlockStore:
             try:
                 found.append(reading(node.server))
             except (RedisError, OSError) as error:
-                errors[index] = _told(error)
+                errors[index] = told(error)
         if not found:
             raise self._unavailable(errors)
         return found
@@ -288,13 +288,13 @@ class RedlockStore:
                 for key, held in ask(node.server):
                     found[key, held.slot, calls.attempt_of(held.owner, 0)].append(held)
             except (RedisError, OSError) as error:
-                errors[index] = _told(error)
+                errors[index] = told(error)
         if len(self._nodes) - len(errors) < self._quorum:
             raise self._unavailable(errors)
         for (key, slot, owner), each in found.items():
             if len(each) >= self._quorum:
-                told = next((held.holder for held in each if held.holder is not None), None)
-                yield key, Held(told, owner, max(held.remaining for held in each), slot)
+                holder = next((held.holder for held in each if held.holder is not None), None)
+                yield key, Held(holder, owner, max(held.remaining for held in each), slot)
 
     def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
         """What was found; the last votes where that is not clear."""
@@ -423,9 +423,9 @@ class RedlockStore:
 
     def _unavailable(self, errors: dict[int, str]) -> LockUnavailable:
         """Say what was wrong with which node; one that is not among the errors did not answer in time, or did."""
-        told = "; ".join(f"{self._nodes[index].server}: {error}" for index, error in sorted(errors.items()))
+        failed = "; ".join(f"{self._nodes[index].server}: {error}" for index, error in sorted(errors.items()))
         return LockUnavailable(
-            self.server, f"no majority: {self._quorum} of {len(self._nodes)} nodes are needed; {told or 'no answer'}"
+            self.server, f"no majority: {self._quorum} of {len(self._nodes)} nodes are needed; {failed or 'no answer'}"
         )
 
 
@@ -461,11 +461,7 @@ def _given(answers: Answers) -> list[Any]:
 
 
 def _errors(answers: Answers) -> dict[int, str]:
-    return {index: _told(answer) for index, answer in answers.items() if isinstance(answer, Exception)}
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return {index: told(answer) for index, answer in answers.items() if isinstance(answer, Exception)}
 
 
 def _patience(ttl: float) -> float:

@@ -28,6 +28,11 @@ _FIXED_OPTIONS: Mapping[str, Any] = {
 }
 
 
+def told(error: BaseException) -> str:
+    """An error, without the innards that one about Sentinels ends with: some versions show their password."""
+    return f"{type(error).__name__}: {error}".partition(" : <")[0]
+
+
 class Server:
     """One server, as redis-py's `pool` would connect to it; the connections are our own.
 

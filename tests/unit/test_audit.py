@@ -10,7 +10,8 @@ from celery.concurrency import prefork, solo, thread
 from celery.worker.request import Request
 
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
-from celery_singleton_lock.audit import audit_app, audit_tasks, pool_name, visibility_timeout, warnings
+from celery_singleton_lock.audit import audit_app, audit_tasks, pool_name, warnings
+from celery_singleton_lock.broker import visibility_timeout
 from celery_singleton_lock.finding import Finding, worst_first
 from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
 from celery_singleton_lock.options import MIN_TTL, Settings
@@ -71,7 +72,6 @@ def test_nothing_is_said_about_a_plain_task() -> None:
         ({"autoretry_for": (LockConflict,), "on_conflict": "raise"}, {}, "warning", "autoretry_for has LockConflict"),
         ({"autoretry_for": (LockUnavailable,)}, {}, "warning", "autoretry_for has LockUnavailable"),
         ({"reject_on_worker_lost": True}, {}, "warning", "does nothing without acks_late"),
-        ({"lock_ttl": 3600}, {}, "warning", "copies multiply"),
         ({"acks_late": True, "lock_wait": 3600}, {}, "warning", "delivered again meanwhile"),
         (
             {"acks_late": True, "lock_wait": 40},
@@ -107,7 +107,7 @@ def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity
         ({"reject_on_worker_lost": True, "acks_late": True}, {}),
         ({}, {"task_reject_on_worker_lost": True}),
         ({"autoretry_for": (Exception,)}, {}),
-        ({"lock_ttl": 3600}, {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost"}),
+        ({"lock_ttl": 3600}, {}),
         ({"lock_ttl": 60}, {"broker_transport_options": {"visibility_timeout": 30}}),
         ({"lock_wait": 3600}, {}),
         ({"lock_wait": 29, "soft_time_limit": 30, "time_limit": 60}, {}),

@@ -19,6 +19,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.utils.module_loading import autodiscover_modules
 
 from celery_singleton_lock.beat import ExclusiveScheduler
+from celery_singleton_lock.broker import visibility_timeout
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options import SETTINGS, Settings, problems
 from celery_singleton_lock.stores import open_store
@@ -26,9 +27,6 @@ from celery_singleton_lock.task import SingletonTask, is_builtin
 
 #: How alike a name and one of ours are that was probably meant: `get_close_matches` counts from 0 to 1.
 ALIKE = 0.85
-
-#: Seconds after which a Redis broker delivers a message again that was not acknowledged, unless it is told otherwise.
-REDIS_VISIBILITY_TIMEOUT = 3600
 
 
 def check_settings(*_: Any, **__: Any) -> list[CheckMessage]:
@@ -126,10 +124,8 @@ def _beat_that_sends_twice(app: Any, exclusive: Mapping[str, Any]) -> Iterator[C
 
 def _forgetful(app: Any, of_app: Settings) -> Iterator[CheckMessage]:
     """Records of finished messages that end before the broker may deliver a copy."""
-    timeout = (app.conf.get("broker_transport_options") or {}).get("visibility_timeout")
-    if timeout is None and str(app.conf.broker_url).startswith(("redis", "sentinel")):
-        timeout = REDIS_VISIBILITY_TIMEOUT
-    if isinstance(timeout, (int, float)) and 0 < of_app.done_ttl < timeout:
+    timeout = visibility_timeout(app.conf)
+    if timeout is not None and 0 < of_app.done_ttl < timeout:
         yield _warning(
             *(app, "W005", f"CELERY_SINGLETON_LOCK_DONE_TTL is {of_app.done_ttl:g}"),
             f"The broker delivers a message again after its visibility_timeout of {timeout:g} seconds, and that it was "
