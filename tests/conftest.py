@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import celery
 import hypothesis  # noqa: F401 - its plugin would import it at the very end, when results are being torn down (gh-106905)
 import pytest
+from celery import _state
 from celery.result import AsyncResult
 
 from celery_singleton_lock.testing import RedisServer
@@ -12,6 +13,12 @@ from celery_singleton_lock.testing import RedisServer
 if celery.VERSION[:2] < (5, 7):
     # It unsubscribes from within the garbage collector, and waits for a lock that its own thread holds.
     del AsyncResult.__del__
+
+
+@pytest.fixture(autouse=True)
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of a test are its own: else each would be one of every app that is made later."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
 
 
 @pytest.fixture(scope="session")
