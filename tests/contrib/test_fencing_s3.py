@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
 from celery_singleton_lock import StaleFence
 from celery_singleton_lock.contrib.fencing.s3 import ATTEMPTS, fenced_put_object
+from tests.contrib.s3 import s3_client
 
 #: As real ones are: microseconds since the epoch.
 OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
@@ -36,19 +35,10 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def connect(server: str) -> Iterator[Callable[[], Any]]:
     """Make a client of a store with an empty bucket."""
-    clients = []
+    clients: list[Any] = []
 
     def make() -> Any:
-        clients.append(
-            boto3.client(
-                "s3",
-                endpoint_url=server,
-                region_name="us-east-1",
-                aws_access_key_id="any",
-                aws_secret_access_key="any",
-                config=Config(s3={"addressing_style": "path"}, proxies={}),
-            )
-        )
+        clients.append(s3_client(server))
         return clients[-1]
 
     make().create_bucket(Bucket=REPORT["Bucket"])

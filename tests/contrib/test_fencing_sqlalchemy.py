@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, create_engine, select, update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from celery_singleton_lock import StaleFence
@@ -184,6 +186,27 @@ def test_table_without_a_class_is_fenced_too(engine: Engine) -> None:
         fenced_update(connection, OLD, update(plain).where(plain.c.id == 7).values(total=1))
     with engine.connect() as connection:
         assert connection.execute(select(plain.c.total, plain.c.fence)).one() == (2, NEW)
+
+
+def test_asynchronous_session_is_fenced_too(postgres_server: Postgres) -> None:
+    async def write(fence: int, total: int) -> None:
+        engine = create_async_engine(f"postgresql+psycopg://tests@127.0.0.1:{postgres_server.port}/postgres")
+        try:
+            async with AsyncSession(engine) as session, session.begin():
+                await session.run_sync(fenced_update, fence, update(Report).where(Report.id == 7).values(total=total))
+        finally:
+            await engine.dispose()
+
+    engine = create_engine(f"postgresql+psycopg://tests@127.0.0.1:{postgres_server.port}/postgres")
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Report(id=7))
+    asyncio.run(write(NEW, 2))
+    with pytest.raises(StaleFence):
+        asyncio.run(write(OLD, 1))
+    assert row(engine) == (2, NEW)
+    engine.dispose()
 
 
 def test_execution_without_a_lock_is_refused(engine: Engine) -> None:
