@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -57,11 +58,13 @@ def contents(shop: Shop, s3: str) -> dict[str, str]:
 
 
 def test_write_of_a_worker_that_slept_past_its_lease_is_refused(shop: Shop, s3: str) -> None:
-    def send(store: str, text: str, gate: str = "") -> object:
-        return shop.app.send_task(f"{APP}.write", (store, text, gate))
+    gate = shop.directory / "gate"
+
+    def send(*args: str) -> Any:
+        return shop.app.send_task(f"{APP}.write", args)
 
     (stale_worker,) = shop.start("one", concurrency=len(STORES), app=APP)
-    stale = {store: send(store, "stale", gate=f"gate:{store}") for store in STORES}
+    stale = {store: send(store, "stale", str(gate)) for store in STORES}
     first = shop.record.wait_for(starts=len(STORES))
     stale_worker.pause()
     until(lambda: not asks_for_messages(shop))
@@ -69,9 +72,7 @@ def test_write_of_a_worker_that_slept_past_its_lease_is_refused(shop: Shop, s3: 
     for result in [send(store, "new") for store in STORES]:
         assert result.get(timeout=LIMIT) == "new"
     stale_worker.resume()
-    with Redis.from_url(shop.events) as events:
-        for store in STORES:
-            events.lpush(f"gate:{store}", 1)
+    gate.touch()
     fences = {run.job: run.fence for run in first}
     for store, result in stale.items():
         with pytest.raises(StaleFence) as refused:
