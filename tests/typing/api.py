@@ -101,7 +101,7 @@ def outside_of_tasks(client: Redis, clients: list[Redis]) -> None:
     with client.lock("nightly", lock_class=Lock):
         pass
     assert_type(Lock(client, "nightly").acquire(blocking=False), bool)
-    Lock(client, "nightly", tiemout=30)  # type: ignore[call-arg]
+    Lock(client, "nightly", seconds=30)  # type: ignore[call-arg]
     Semaphore(client, "exports", "three")  # type: ignore[arg-type]
 
 
