@@ -59,6 +59,13 @@ class Named(models.Model):
         app_label = "fencing"
 
 
+class Detailed(Report):
+    """With a table of its own, and its fence in the other one."""
+
+    class Meta:
+        app_label = "fencing"
+
+
 class Unfenced(models.Model):
     rows = FencedQuerySet.as_manager()
 
@@ -271,9 +278,10 @@ def test_field_and_manager_may_have_other_names(database: str) -> None:
     assert Named.rows.using(database).values_list("total", "written_by").get() == (2, NEW)
 
 
-def test_model_without_the_field_is_told_so() -> None:
+@pytest.mark.parametrize("rows", [Unfenced.rows, Detailed.objects], ids=["no fence", "in a parent's table"])
+def test_model_without_the_field_is_told_so(rows: Any) -> None:
     with pytest.raises(FieldDoesNotExist, match="derive it from FencedModel"):
-        Unfenced.rows.fenced_update(NEW)
+        rows.fenced_update(NEW)
 
 
 def test_execution_without_a_lock_is_refused(database: str) -> None:
