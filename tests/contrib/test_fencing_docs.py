@@ -80,7 +80,8 @@ def test_docs_of_sqlalchemy_run(app: Celery) -> None:
         session.add(names["Account"](tenant_id=7, total=0))
     names["charge"].apply((7, 3))
     with Session(engine) as session:
-        account = session.get_one(names["Account"], 7)
+        account = session.get(names["Account"], 7)
+        assert account is not None
         assert account.total == 4
         assert account.fence > 0
     engine.dispose()

@@ -69,7 +69,8 @@ def write(engine: Engine, fence: int, total: int, of: int = 7) -> int:
 
 def row(engine: Engine, of: int = 7) -> tuple[int, int]:
     with Session(engine) as session:
-        report = session.get_one(Report, of)
+        report = session.get(Report, of)
+        assert report is not None
         return report.total, report.fence
 
 
@@ -114,16 +115,18 @@ def test_stale_holder_that_waits_for_the_row_is_refused(engine: Engine, request:
 def test_stale_holder_in_the_middle_of_a_transaction_is_refused(engine: Engine) -> None:
     """By the fence, or by the database, which sees that the row has changed since the transaction began."""
     sqlite = engine.dialect.name == "sqlite"
-    for isolation in ("SERIALIZABLE",) if sqlite else ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"):
+    levels = ("SERIALIZABLE",) if sqlite else ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+    for fence, isolation in enumerate(levels, OLD):
+        assert write(engine, fence, 0) == 1
         with engine.connect() as late:
             late.execution_options(isolation_level=isolation)
             if sqlite:
                 late.exec_driver_sql("BEGIN")  # Python's driver does not begin before a select.
             late.execute(select(Report.total).where(Report.id == 7)).one()
-            assert write(engine, NEW, 2) == 1
+            assert write(engine, fence + 1, 2) == 1
             with pytest.raises(StaleFence if isolation == "READ COMMITTED" else OperationalError):
-                fenced_update(late, OLD, update(Report).where(Report.id == 7).values(total=1))
-        assert row(engine) == (2, NEW)
+                fenced_update(late, fence, update(Report).where(Report.id == 7).values(total=1))
+        assert row(engine) == (2, fence + 1)
 
 
 def test_later_holder_waits_for_one_that_has_claimed_the_row(engine: Engine) -> None:
@@ -157,7 +160,7 @@ def test_the_highest_of_many_writers_is_the_last(engine: Engine) -> None:
 def test_claimed_object_is_as_the_database_has_it(engine: Engine) -> None:
     with Session(engine) as session:
         with session.begin():
-            session.get_one(Report, 7)
+            session.get(Report, 7)
         with engine.begin() as other:
             other.execute(update(Report).where(Report.id == 7).values(total=5))
         with session.begin():
