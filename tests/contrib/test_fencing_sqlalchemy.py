@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, create_engine, select, update
@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from celery_singleton_lock import StaleFence
 from celery_singleton_lock.contrib.fencing.sqlalchemy import Fenced, fenced_get, fenced_update
-from tests.contrib.postgres import Postgres
+from tests.contrib.databases import Database, Server
 from tests.servers import until
 
 #: As real ones are: microseconds since the epoch.
@@ -43,16 +43,12 @@ plain = Table(
 )
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    if request.param == "sqlite":
-        # Longer than any other transaction of a test.
-        engine = create_engine(f"sqlite:///{tmp_path / 'database'}", connect_args={"timeout": 30})
+@pytest.fixture
+def engine(database: Database) -> Iterator[Engine]:
+    engine = create_engine(database.url)
+    if database.name == "sqlite":
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")  # Or a reader would keep writers from committing.
-    else:
-        server: Postgres = request.getfixturevalue("postgres_server")
-        engine = create_engine(f"postgresql+psycopg://tests@127.0.0.1:{server.port}/postgres")
     for tables in (Base.metadata, plain.metadata):
         tables.drop_all(engine)
         tables.create_all(engine)
@@ -99,32 +95,40 @@ def test_one_stale_row_undoes_all(engine: Engine) -> None:
     assert (row(engine, 7), row(engine, 8)) == ((0, 0), (2, NEW))
 
 
-def test_stale_holder_that_waits_for_the_row_is_refused(engine: Engine, request: pytest.FixtureRequest) -> None:
+def test_stale_holder_that_waits_for_the_row_is_refused(engine: Engine, database: Database) -> None:
     """It has looked at the row before the later holder commits: the database has to look again."""
     with ThreadPoolExecutor(1) as pool, Session(engine) as session:
         with session.begin():
             fenced_update(session, NEW, update(Report).where(Report.id == 7).values(total=2))
             late = pool.submit(write, engine, OLD, 1)
-            if engine.dialect.name == "postgresql":
-                until(request.getfixturevalue("postgres_server").waiting, "the stale holder waits")
+            until(database.waiting, "the stale holder waits")
         with pytest.raises(StaleFence):
             late.result()
     assert row(engine) == (2, NEW)
 
 
-def test_stale_holder_in_the_middle_of_a_transaction_is_refused(engine: Engine) -> None:
-    """By the fence, or by the database, which sees that the row has changed since the transaction began."""
-    sqlite = engine.dialect.name == "sqlite"
-    levels = ("SERIALIZABLE",) if sqlite else ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
-    for fence, isolation in enumerate(levels, OLD):
+#: What a holder meets that has looked before a later one wrote: the fence, or the database's own refusal.
+REFUSED: dict[str, dict[Any, type[Exception]]] = {
+    "sqlite": {"SERIALIZABLE": OperationalError},
+    "postgres": {
+        "READ COMMITTED": StaleFence,
+        "REPEATABLE READ": OperationalError,
+        "SERIALIZABLE": OperationalError,
+    },
+    "mariadb": {"READ COMMITTED": StaleFence, "REPEATABLE READ": StaleFence},  # SERIALIZABLE: the later one waits.
+}
+
+
+def test_stale_holder_in_the_middle_of_a_transaction_is_refused(engine: Engine, database: Database) -> None:
+    for fence, (isolation, refused) in enumerate(REFUSED[database.name].items(), OLD):
         assert write(engine, fence, 0) == 1
         with engine.connect() as late:
             late.execution_options(isolation_level=isolation)
-            if sqlite:
+            if database.name == "sqlite":
                 late.exec_driver_sql("BEGIN")  # Python's driver does not begin before a select.
             late.execute(select(Report.total).where(Report.id == 7)).one()
             assert write(engine, fence + 1, 2) == 1
-            with pytest.raises(StaleFence if isolation == "READ COMMITTED" else OperationalError):
+            with pytest.raises(refused):
                 fenced_update(late, fence, update(Report).where(Report.id == 7).values(total=1))
         assert row(engine) == (2, fence + 1)
 
@@ -191,16 +195,16 @@ def test_table_without_a_class_is_fenced_too(engine: Engine) -> None:
         assert connection.execute(select(plain.c.total, plain.c.fence)).one() == (2, NEW)
 
 
-def test_asynchronous_session_is_fenced_too(postgres_server: Postgres) -> None:
+def test_asynchronous_session_is_fenced_too(postgres: Server) -> None:
     async def write(fence: int, total: int) -> None:
-        engine = create_async_engine(f"postgresql+psycopg://tests@127.0.0.1:{postgres_server.port}/postgres")
+        engine = create_async_engine(postgres.url)
         try:
             async with AsyncSession(engine) as session, session.begin():
                 await session.run_sync(fenced_update, fence, update(Report).where(Report.id == 7).values(total=total))
         finally:
             await engine.dispose()
 
-    engine = create_engine(f"postgresql+psycopg://tests@127.0.0.1:{postgres_server.port}/postgres")
+    engine = create_engine(postgres.url)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
