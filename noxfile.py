@@ -42,10 +42,12 @@ def wheel(session: nox.Session, resolution: str) -> None:
         sdist.extractall(built, filter="data")
     (source,) = (path for path in built.iterdir() if path.is_dir())
     shutil.rmtree(source / "celery_singleton_lock")
-    extras = [f"--extra={extra}" for extra in PROJECT["project"]["optional-dependencies"] if extra != "demo"]
+    # The oldest optional libraries know the oldest Python only.
+    optional = PROJECT["project"]["optional-dependencies"] if session.python == PYTHONS[0] else ["embedded"]
+    extras = [f"--extra={extra}" for extra in optional if extra != "demo"]
     session.install("--resolution", resolution, "-r", str(source / "pyproject.toml"), *extras)
     session.install("--no-deps", str(package))
-    # The tests' own tools come second, and as they are newest: their oldest ones cannot be built any more.
+    # The tests' own tools come second, and are the newest: the oldest cannot be built any more.
     session.install(*nox.project.dependency_groups(PROJECT, "test"))
     session.run("uv", "pip", "list", external=True)
     session.chdir(source)
