@@ -108,6 +108,7 @@ class Server:
         return subprocess.Popen(
             [str(self._find(program)), *arguments],
             cwd=self._folder.name,
+            env={**os.environ, "TMPDIR": self._folder.name},
             stdout=self._log,
             stderr=self._log,
             stdin=subprocess.DEVNULL,

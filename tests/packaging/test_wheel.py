@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGE = "celery_singleton_lock"
 
+#: pytest's plugin, which stands beside it.
+PLUGIN = "_celery_singleton_lock_pytest.py"
+
 #: Seconds for a program that we start.
 LIMIT = 150
 
@@ -81,7 +84,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 def sources() -> set[str]:
     """What belongs to the package."""
     found = (path for path in (ROOT / PACKAGE).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {str(path.relative_to(ROOT)) for path in found}
+    return {PLUGIN, *(str(path.relative_to(ROOT)) for path in found)}
 
 
 def test_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
@@ -95,7 +98,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> N
         "entry_points.txt",
         "licenses/LICENSE",
     }
-    assert {Path(name).suffix for name in names - about} == {".py", ".lua", ".typed"}
+    assert {Path(name).suffix for name in names - about} == {".html", ".lua", ".py", ".typed"}
 
 
 def test_sdist_holds_what_is_under_version_control(built: tuple[Path, Path]) -> None:
@@ -128,11 +131,10 @@ def test_docs_list_every_extra(built: tuple[Path, Path]) -> None:
 
 
 def test_every_module_that_needs_no_extra_can_be_imported(installed: Path, tmp_path: Path) -> None:
-    optional = ("contrib/",)
     modules = [
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        for name in sorted(sources())
-        if name.endswith(".py") and not any(part in name for part in optional)
+        for name in sorted(sources() - {PLUGIN})
+        if name.endswith(".py") and "/contrib/" not in name
     ]
     modules.append(f"{PACKAGE}.contrib.fencing.redis")
     code = f"import {', '.join(modules)}; print({PACKAGE}.__file__)"
