@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 from redis import Redis
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
@@ -30,7 +30,9 @@ def code_of(section: str) -> str:
 
 
 @pytest.fixture
-def app() -> Celery:
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    # Celery would give the tasks to every app that other tests make.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     app = Celery("docs", broker="memory://", set_as_current=False)
     app.conf.task_eager_propagates = True
     return app
