@@ -6,6 +6,7 @@ between two requests of ours instead, in each place where it can.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,6 +140,11 @@ def test_object_that_was_written_without_a_fence_is_taken_over(client: Any) -> N
 def test_what_the_store_refuses_otherwise_is_told(client: Any) -> None:
     with pytest.raises(ClientError, match="NoSuchBucket"):
         fenced_put_object(client, NEW, Bucket="nowhere", Key="a", Body=b"new")
+
+
+def test_file_that_could_not_be_sent_again_is_refused(client: Any) -> None:
+    with pytest.raises(TypeError, match="allowed: bytes"):
+        fenced_put_object(client, NEW, **REPORT, Body=io.BytesIO(b"new"))
 
 
 def test_execution_without_a_lock_is_refused(client: Any) -> None:

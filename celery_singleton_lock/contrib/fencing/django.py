@@ -46,7 +46,7 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
             values: of the fields.
 
         Returns:
-            The number of rows that were updated; 0 where there are none.
+            The number of rows that were updated; 0 where there are none, and then nothing is claimed.
 
         Raises:
             StaleFence: a later holder has written one of them.

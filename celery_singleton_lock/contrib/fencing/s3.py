@@ -6,6 +6,7 @@ is not, the comparison begins anew.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from celery_singleton_lock.contrib.fencing import check_fence
@@ -27,7 +28,7 @@ ATTEMPTS = 20
 _NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED = 404, 409, 412
 
 
-def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, **options: Any) -> Any:
+def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:
     """As `client.put_object`, unless a later holder has written the object.
 
     It takes two requests. The caller needs the right to look at the object (`s3:GetObject`) and, where there may be
@@ -38,29 +39,32 @@ def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, **optio
         fence: the fencing token of the lock, `self.lock.fence` in a task.
         Bucket: as for `put_object`.
         Key: as for `put_object`.
-        options: as for `put_object`: `Body` (bytes), `ContentType`, `Metadata`, ….
+        Body: the content; bytes, and no file, since it may have to be sent again.
+        options: as for `put_object`: `ContentType`, `Metadata`, ….
 
     Returns:
         What `put_object` returns.
 
     Raises:
         StaleFence: a later holder has written.
+        TypeError: the content is not bytes.
         botocore.exceptions.ClientError: the store refuses for another reason.
     """
     target = f"s3://{Bucket}/{Key}"
     check_fence(target, fence)
+    if not isinstance(Body, bytes):
+        raise TypeError(f"Body of {target} is a {type(Body).__name__}; allowed: bytes (file.read())")
     metadata = {**options.pop("Metadata", {}), METADATA: str(fence)}
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in count(1):
         seen, condition = _look(client, Bucket, Key)
         if seen > fence:
             raise StaleFence(target, fence, seen)
         try:
-            return client.put_object(Bucket=Bucket, Key=Key, Metadata=metadata, **condition, **options)
+            return client.put_object(Bucket=Bucket, Key=Key, Body=Body, Metadata=metadata, **condition, **options)
         except ClientError as refused:
             # Not found: it was deleted after we have looked.
             if attempt == ATTEMPTS or _status(refused) not in (_NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED):
                 raise
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _look(client: Any, bucket: str, key: str) -> tuple[int, dict[str, str]]:

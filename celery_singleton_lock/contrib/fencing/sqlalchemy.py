@@ -39,7 +39,7 @@ def fenced_update(session: Session | Connection, fence: int, statement: Update) 
         statement: an `update(...)` of a table, or a mapped class, that has a column `fence`.
 
     Returns:
-        The number of rows that were updated; 0 where there are none.
+        The number of rows that were updated; 0 where there are none, and then nothing is claimed.
 
     Raises:
         StaleFence: a later holder has written one of them. Roll the transaction back: others may be updated.
