@@ -13,6 +13,7 @@ from celery_singleton_lock.errors import (
     LockUnavailable,
     ResultLost,
     SingletonLockError,
+    StaleFence,
 )
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.signals import (
@@ -43,6 +44,7 @@ __all__ = [
     "Semaphore",
     "SingletonLockError",
     "SingletonTask",
+    "StaleFence",
     "install",
     "lock_acquired",
     "lock_blocked",

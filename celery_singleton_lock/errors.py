@@ -76,6 +76,27 @@ class LockUnavailable(SingletonLockError):
         return f"no lock from {self.server}: {self.reason or 'no answer'}"
 
 
+class StaleFence(SingletonLockError):
+    """A write was refused: a later holder of the lock has written there, or the writer holds no lock at all.
+
+    Attributes:
+        target: what was to be written, in words.
+        fence: the writer's fencing token; 0 when it holds no lock.
+        seen: the highest token that was seen there; None when that was not asked.
+    """
+
+    def __init__(self, target: str, fence: int, seen: int | None = None) -> None:
+        Exception.__init__(self, target, fence, seen)
+        self.target = target
+        self.fence = fence
+        self.seen = seen
+
+    def __str__(self) -> str:
+        if not self.fence:
+            return f"{self.target}: not written with fence 0, which is the fence of who holds no lock"
+        return f"{self.target}: not written with fence {self.fence}; a later holder has written with {self.seen}"
+
+
 class ResultLost(SingletonLockError):
     """The task was carried out, but its return value is not known any more, and somebody waits for it.
 

@@ -7,7 +7,15 @@ import pytest
 from celery.backends.base import Backend
 from celery.contrib.testing.app import TestApp
 
-from celery_singleton_lock import InvalidKey, InvalidOption, LockConflict, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock import (
+    InvalidKey,
+    InvalidOption,
+    LockConflict,
+    LockLost,
+    LockUnavailable,
+    SingletonLockError,
+    StaleFence,
+)
 
 ERRORS = [
     InvalidKey("no stable form"),
@@ -16,6 +24,8 @@ ERRORS = [
     LockConflict("k"),
     LockLost("k", "taken over"),
     LockUnavailable("redis://localhost", "no answer"),
+    StaleFence("row 7", 5, 9),
+    StaleFence("row 7", 0),
 ]
 
 

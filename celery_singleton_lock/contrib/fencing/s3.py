@@ -1,0 +1,82 @@
+"""Fenced writes of objects in S3, or in a store that knows its conditional writes (`If-Match`, `If-None-Match`).
+
+The fence is in the object's metadata. An object is replaced only if it is still the one whose fence was compared; if it
+is not, the comparison begins anew.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from celery_singleton_lock.contrib.fencing import check_fence
+from celery_singleton_lock.errors import StaleFence
+
+try:
+    from botocore.exceptions import ClientError
+except ImportError as error:
+    raise ImportError(
+        "fencing with S3 needs boto3 1.35.70 or newer: pip install 'celery-singleton-lock[fencing-s3]'"
+    ) from error
+
+#: Where in an object's metadata its fence is.
+METADATA = "fence"
+
+#: Writes between our look and our own after which the store is asked no more: holders are few, and each writes rarely.
+ATTEMPTS = 20
+
+_NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED = 404, 409, 412
+
+
+def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:
+    """As `client.put_object`, unless a later holder has written the object.
+
+    It takes two requests. The caller needs the right to look at the object (`s3:GetObject`) and, where there may be
+    none yet, to be told so (`s3:ListBucket`).
+
+    Args:
+        client: boto3's S3 client.
+        fence: the fencing token of the lock, `self.lock.fence` in a task.
+        Bucket: as for `put_object`.
+        Key: as for `put_object`.
+        Body: the content; bytes, and no file, since it may have to be sent again.
+        options: as for `put_object`: `ContentType`, `Metadata`, ….
+
+    Returns:
+        What `put_object` returns.
+
+    Raises:
+        StaleFence: a later holder has written.
+        TypeError: the content is not bytes.
+        botocore.exceptions.ClientError: the store refuses for another reason.
+    """
+    target = f"s3://{Bucket}/{Key}"
+    check_fence(target, fence)
+    if not isinstance(Body, bytes):
+        raise TypeError(f"Body of {target} is a {type(Body).__name__}; allowed: bytes (file.read())")
+    metadata = {**options.pop("Metadata", {}), METADATA: str(fence)}
+    for attempt in count(1):
+        seen, condition = _look(client, Bucket, Key)
+        if seen > fence:
+            raise StaleFence(target, fence, seen)
+        try:
+            return client.put_object(Bucket=Bucket, Key=Key, Body=Body, Metadata=metadata, **condition, **options)
+        except ClientError as refused:
+            # Not found: it was deleted after we have looked.
+            if attempt == ATTEMPTS or _status(refused) not in (_NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED):
+                raise
+
+
+def _look(client: Any, bucket: str, key: str) -> tuple[int, dict[str, str]]:
+    """The fence of the object that is there, 0 for none, and the condition that there is still no other."""
+    try:
+        head = client.head_object(Bucket=bucket, Key=key)
+    except ClientError as error:
+        if _status(error) != _NOT_FOUND:
+            raise
+        return 0, {"IfNoneMatch": "*"}
+    return int(head["Metadata"].get(METADATA, 0)), {"IfMatch": head["ETag"]}
+
+
+def _status(error: Any) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])

@@ -1,0 +1,280 @@
+"""Fenced writes with Django's models, on real databases, by several connections at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import django
+import pymysql
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import FieldDoesNotExist
+from django.db import OperationalError, connections, models, transaction
+from django.db.migrations.writer import MigrationWriter
+
+from celery_singleton_lock import StaleFence
+from tests.contrib.databases import Database
+from tests.servers import until
+
+pymysql.version_info = (2, 2, 7, "final", 0)  # Of what Django asks for, and what it stands in for.
+pymysql.install_as_MySQLdb()
+if not settings.configured:
+    settings.configure(USE_TZ=True)
+if not apps.ready:
+    django.setup()
+
+
+from celery_singleton_lock.contrib.fencing.django import FencedModel, FencedQuerySet, FenceField  # noqa: E402 - it wants the apps
+
+#: As real ones are: microseconds since the epoch.
+OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
+
+
+class Tenant(models.Model):
+    name = models.TextField()
+
+    class Meta:
+        app_label = "fencing"
+
+
+class Report(FencedModel):
+    tenant = models.OneToOneField(Tenant, on_delete=models.CASCADE)
+    total = models.IntegerField(default=0)
+
+    class Meta:
+        app_label = "fencing"
+
+
+class Named(models.Model):
+    """With a field, a manager, and names of its own."""
+
+    written_by = FenceField()
+    total = models.IntegerField(default=0)
+
+    rows = FencedQuerySet.as_manager()
+
+    class Meta:
+        app_label = "fencing"
+
+
+class Detailed(Report):
+    """With a table of its own, and its fence in the other one."""
+
+    class Meta:
+        app_label = "fencing"
+
+
+class Unfenced(models.Model):
+    rows = FencedQuerySet.as_manager()
+
+    class Meta:
+        app_label = "fencing"
+
+
+@pytest.fixture
+def alias(database: Database) -> Iterator[str]:
+    """Of a database with the tables of the models, and a report of tenant 7 and one of tenant 8."""
+    alias = f"fencing_{database.name}"
+    # Whoever else has configured Django in this process: the alias is ours.
+    connections.databases[alias] = connections.configure_settings({"default": {}, alias: dict(database.django)})[alias]
+    connection = connections[alias]
+    if database.name == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode=WAL")  # Or a reader would keep writers from committing.
+    tables = [Tenant, Report, Named]
+    with connection.schema_editor() as editor:
+        for table in tables:
+            editor.create_model(table)
+    for pk in (7, 8):
+        Report.objects.using(alias).create(pk=pk, tenant=Tenant.objects.using(alias).create(pk=pk, name=f"tenant {pk}"))
+    yield alias
+    with connection.schema_editor() as editor:
+        for table in reversed(tables):
+            editor.delete_model(table)
+    connection.close()
+    del connections[alias], connections.databases[alias]
+
+
+def write(alias: str, fence: int, total: int, **lookup: Any) -> int:
+    return Report.objects.using(alias).filter(**(lookup or {"pk": 7})).fenced_update(fence, total=total)
+
+
+def row(alias: str, pk: int = 7) -> tuple[int, int]:
+    return Report.objects.using(alias).values_list("total", "fence").get(pk=pk)
+
+
+def elsewhere(do: Callable[[], Any]) -> Any:
+    """Do it in another thread, which has connections of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_and_disconnect, do).result()
+
+
+def _and_disconnect(do: Callable[[], Any]) -> Any:
+    try:
+        return do()
+    finally:
+        connections.close_all()
+
+
+def test_stale_holder_is_refused(alias: str) -> None:
+    assert write(alias, NEW, 2) == 1
+    with pytest.raises(StaleFence) as refused:
+        write(alias, OLD, 1)
+    assert (refused.value.target, refused.value.fence, refused.value.seen) == ("fencing.Report", OLD, NEW)
+    assert row(alias) == (2, NEW)
+
+
+def test_holder_may_write_often_and_the_next_one_after_it(alias: str) -> None:
+    for fence, total in ((OLD, 1), (OLD, 2), (NEW, 3)):
+        write(alias, fence, total)
+    assert row(alias) == (3, NEW)
+
+
+def test_row_that_is_not_there_is_no_stale_holder(alias: str) -> None:
+    assert write(alias, OLD, 1, pk=404) == 0
+
+
+def test_one_stale_row_undoes_all(alias: str) -> None:
+    write(alias, NEW, 2, pk=8)
+    with transaction.atomic(using=alias), pytest.raises(StaleFence):
+        write(alias, OLD, 1, pk__gt=0)
+    assert (row(alias, 7), row(alias, 8)) == ((0, 0), (2, NEW))
+
+
+@pytest.mark.parametrize("lookup", [{"pk": 7}, {"tenant__name": "tenant 7"}], ids=["its own table", "a join"])
+def test_stale_holder_that_waits_for_the_row_is_refused(database: Database, alias: str, lookup: dict[str, Any]) -> None:
+    """It has looked at the row before the later holder commits: the database has to look again."""
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic(using=alias):
+            write(alias, NEW, 2)
+            late = pool.submit(_and_disconnect, lambda: write(alias, OLD, 1, **lookup))
+            until(database.waiting, "the stale holder waits")
+        with pytest.raises(StaleFence):
+            late.result()
+    assert row(alias) == (2, NEW)
+
+
+def test_stale_holder_in_the_middle_of_a_transaction_is_refused(alias: str) -> None:
+    """By the fence, or by SQLite, which sees that the database has changed since the transaction began."""
+    refused = OperationalError if "sqlite" in alias else StaleFence
+    with pytest.raises(refused), transaction.atomic(using=alias):
+        assert row(alias) == (0, 0)
+        assert elsewhere(lambda: write(alias, NEW, 2)) == 1
+        write(alias, OLD, 1)
+    assert row(alias) == (2, NEW)
+
+
+def test_row_that_is_claimed_is_nobody_elses_until_the_end(alias: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic(using=alias):
+            report = Report.objects.using(alias).fenced_get(OLD, pk=7)
+            later = pool.submit(_and_disconnect, lambda: write(alias, NEW, 2))
+            report.total += 1
+            report.save()
+            assert not later.done()
+        assert later.result() == 1
+    assert row(alias) == (2, NEW)
+
+
+def test_row_that_a_later_holder_wrote_is_not_claimed(alias: str) -> None:
+    write(alias, NEW, 2)
+    with pytest.raises(StaleFence), transaction.atomic(using=alias):
+        Report.objects.using(alias).fenced_get(OLD, pk=7)
+
+
+def test_row_is_not_claimed_outside_of_a_transaction(alias: str) -> None:
+    with pytest.raises(transaction.TransactionManagementError):
+        Report.objects.using(alias).fenced_get(NEW, pk=7)
+    assert row(alias) == (0, 0)
+
+
+def test_the_highest_of_many_writers_is_the_last(alias: str) -> None:
+    fences = random.sample(range(OLD, OLD + 40), 40)
+
+    def try_to_write(fence: int) -> bool:
+        try:
+            return write(alias, fence, fence - OLD) == 1
+        except StaleFence:
+            return False
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        written = list(pool.map(try_to_write, fences))
+    assert row(alias) == (39, OLD + 39)
+    assert written[fences.index(OLD + 39)]
+
+
+class TestUpdateOrCreate:
+    def test_makes_the_row_with_its_fence(self, alias: str) -> None:
+        tenant = Tenant.objects.using(alias).create(pk=9)
+        rows = Report.objects.using(alias)
+        made, created = rows.fenced_update_or_create(NEW, tenant=tenant, defaults={"total": 2})
+        assert (made.total, created) == (2, True)
+        assert row(alias, made.pk) == (2, NEW)
+
+    def test_changes_the_row_that_is_there(self, alias: str) -> None:
+        changed, created = Report.objects.using(alias).fenced_update_or_create(NEW, pk=7, defaults={"total": 2})
+        assert (changed.total, changed.fence, created) == (2, NEW, False)
+        assert row(alias) == (2, NEW)
+
+    def test_refuses_a_stale_holder(self, alias: str) -> None:
+        write(alias, NEW, 2)
+        with pytest.raises(StaleFence):
+            Report.objects.using(alias).fenced_update_or_create(OLD, pk=7, defaults={"total": 1})
+        assert row(alias) == (2, NEW)
+
+    def test_refuses_a_stale_holder_that_would_have_made_the_row(self, database: Database, alias: str) -> None:
+        Tenant.objects.using(alias).create(pk=9)
+
+        def make(fence: int, total: int) -> Any:
+            return Report.objects.using(alias).fenced_update_or_create(fence, tenant_id=9, defaults={"total": total})
+
+        with ThreadPoolExecutor(1) as pool:
+            with transaction.atomic(using=alias):
+                made, _ = make(NEW, 2)
+                late = pool.submit(_and_disconnect, lambda: make(OLD, 1))
+                until(database.waiting, "the stale holder waits")
+            with pytest.raises((StaleFence, OperationalError) if "sqlite" in alias else StaleFence):
+                late.result()
+        assert row(alias, made.pk) == (2, NEW)
+
+
+def test_plain_save_of_what_was_read_before_does_not_lower_the_fence(alias: str) -> None:
+    """As by the admin: not refused, but a holder that was stale stays it."""
+    read_before = Report.objects.using(alias).get(pk=7)
+    write(alias, NEW, 2)
+    read_before.total = 5
+    read_before.save()
+    assert row(alias) == (5, NEW)
+    with pytest.raises(StaleFence):
+        write(alias, OLD, 1)
+
+
+def test_field_and_manager_may_have_other_names(alias: str) -> None:
+    Named.rows.using(alias).create(pk=1, written_by=OLD)
+    assert Named.rows.using(alias).filter(pk=1).fenced_update(NEW, total=2) == 1
+    with pytest.raises(StaleFence):
+        Named.rows.using(alias).filter(pk=1).fenced_update(OLD, total=1)
+    assert Named.rows.using(alias).values_list("total", "written_by").get() == (2, NEW)
+
+
+@pytest.mark.parametrize("rows", [Unfenced.rows, Detailed.objects], ids=["no fence", "in a parent's table"])
+def test_model_without_the_field_is_told_so(rows: Any) -> None:
+    with pytest.raises(FieldDoesNotExist, match="derive it from FencedModel"):
+        rows.fenced_update(NEW)
+
+
+def test_execution_without_a_lock_is_refused(alias: str) -> None:
+    with pytest.raises(StaleFence, match="holds no lock"):
+        write(alias, 0, 1)
+
+
+def test_field_can_be_written_into_a_migration() -> None:
+    text, imports = MigrationWriter.serialize(FenceField())
+    assert text == "celery_singleton_lock.contrib.fencing.django.FenceField(default=0, editable=False)"
+    assert imports == {"import celery_singleton_lock.contrib.fencing.django"}

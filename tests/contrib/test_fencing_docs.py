@@ -1,0 +1,139 @@
+"""The code in docs/fencing.md runs as it stands, and what is optional says so when it is missing."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+import sys
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+from redis import Redis
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from celery_singleton_lock import SingletonTask, StaleFence
+from celery_singleton_lock.testing import RedisServer
+
+ROOT = Path(__file__).parents[2]
+
+
+def code_of(section: str) -> str:
+    text = (ROOT / "docs" / "fencing.md").read_text()
+    found = re.search(rf"\n## {section}\n.*?```python\n(.*?)```", text, re.DOTALL)
+    assert found, section
+    return found[1]
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    # Celery would give the tasks to every app that other tests make.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    app = Celery("docs", broker="memory://", set_as_current=False)
+    app.conf.task_eager_propagates = True
+    return app
+
+
+def run(section: str, **names: Any) -> dict[str, Any]:
+    names = {"SingletonTask": SingletonTask, "__name__": "docs", **names}
+    exec(compile(code_of(section), f"fencing.md, {section}", "exec", dont_inherit=True), names)
+    return names
+
+
+SITE = """
+import django
+from django.conf import settings
+from django.core.management import call_command
+
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+settings.configure(INSTALLED_APPS=["bills"], DATABASES={"default": database}, USE_TZ=True)
+django.setup()
+call_command("makemigrations", "bills", verbosity=0)
+call_command("migrate", verbosity=0)
+
+from bills.models import Bill, app, bill
+
+app.conf.task_eager_propagates = True
+bill.apply((7, 3))
+row = Bill.objects.get()
+print(row.tenant_id, row.total, row.fence > 0)
+"""
+
+
+def test_docs_of_django_run(tmp_path: Path) -> None:
+    head = "from celery import Celery\nfrom celery_singleton_lock import SingletonTask\n\napp = Celery(broker='memory://')\n"
+    (tmp_path / "bills").mkdir()
+    (tmp_path / "bills" / "__init__.py").touch()
+    (tmp_path / "bills" / "models.py").write_text(head + code_of("Django"))
+    command = [sys.executable, "-c", SITE]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (ended.stdout, ended.stderr) == ("7 4 True\n", "")
+
+
+def test_docs_of_sqlalchemy_run(app: Celery) -> None:
+    engine = create_engine("sqlite://")
+    names = run("SQLAlchemy", app=app, engine=engine)
+    names["Base"].metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(names["Account"](tenant_id=7, total=0))
+    names["charge"].apply((7, 3))
+    with Session(engine) as session:
+        account = session.get(names["Account"], 7)
+        assert account is not None
+        assert account.total == 4
+        assert account.fence > 0
+    engine.dispose()
+
+
+def test_docs_of_redis_run(app: Celery, redis_server: RedisServer) -> None:
+    with Redis.from_url(redis_server.url_of(5)) as client:
+        run("Redis", app=app, client=client)["publish"].apply((7, "text"))
+        assert client.get("page:7") == b"text"
+        assert int(client.get("{page:7}:fence") or 0) > 0
+        client.flushdb()
+
+
+def test_docs_of_s3_run(app: Celery) -> None:
+    class Store:
+        """What there is of a store when nothing is in it."""
+
+        put: dict[str, Any]
+
+        def head_object(self, **_: Any) -> Any:
+            return {"Metadata": {}, "ETag": '"1"'}
+
+        def put_object(self, **put: Any) -> None:
+            self.put = put
+
+    store = Store()
+    run("S3", app=app, s3=store)["export"].apply((7, b"rows"))
+    assert store.put["Key"] == "7.csv"
+    assert int(store.put["Metadata"]["fence"]) > 0
+
+
+def test_docs_of_a_guard_of_ones_own_run() -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE ledger (tenant_id, total, fence)")
+    connection.execute("INSERT INTO ledger VALUES (7, 0, 0)")
+    write = run("Elsewhere")["write"]
+    write(connection, 2, 7, 20)
+    with pytest.raises(StaleFence):
+        write(connection, 1, 7, 10)
+    with pytest.raises(StaleFence):
+        write(connection, 0, 7, 0)
+    assert connection.execute("SELECT total FROM ledger").fetchall() == [(20,)]
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "library"), [("django", "django"), ("sqlalchemy", "sqlalchemy"), ("s3", "botocore")]
+)
+def test_library_that_is_not_there_is_named_with_its_extra(module: str, library: str) -> None:
+    code = f"import sys; sys.modules[{library!r}] = None; import celery_singleton_lock.contrib.fencing.{module}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert f"pip install 'celery-singleton-lock[fencing-{module}]'" in ended.stderr
+    assert f"fencing-{module}" in (metadata("celery-singleton-lock").get_all("Provides-Extra") or [])

@@ -1,0 +1,221 @@
+"""Fenced writes with SQLAlchemy, on real databases, by several connections at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, create_engine, select, update
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from celery_singleton_lock import StaleFence
+from celery_singleton_lock.contrib.fencing.sqlalchemy import Fenced, fenced_get, fenced_update
+from tests.contrib.databases import Database, Server
+from tests.servers import until
+
+#: As real ones are: microseconds since the epoch.
+OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Report(Fenced, Base):
+    __tablename__ = "report"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    total: Mapped[int] = mapped_column(default=0)
+
+
+plain = Table(
+    "plain",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("total", Integer),
+    Column("fence", BigInteger, nullable=False, server_default="0"),
+)
+
+
+@pytest.fixture
+def engine(database: Database) -> Iterator[Engine]:
+    engine = create_engine(database.url)
+    if database.name == "sqlite":
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")  # Or a reader would keep writers from committing.
+    for tables in (Base.metadata, plain.metadata):
+        tables.drop_all(engine)
+        tables.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add_all([Report(id=7), Report(id=8)])
+    yield engine
+    engine.dispose()
+
+
+def write(engine: Engine, fence: int, total: int, of: int = 7) -> int:
+    with Session(engine) as session, session.begin():
+        return fenced_update(session, fence, update(Report).where(Report.id == of).values(total=total))
+
+
+def row(engine: Engine, of: int = 7) -> tuple[int, int]:
+    with Session(engine) as session:
+        report = session.get(Report, of)
+        assert report is not None
+        return report.total, report.fence
+
+
+def test_stale_holder_is_refused(engine: Engine) -> None:
+    assert write(engine, NEW, 2) == 1
+    with pytest.raises(StaleFence) as refused:
+        write(engine, OLD, 1)
+    assert (refused.value.target, refused.value.fence, refused.value.seen) == ("Report", OLD, NEW)
+    assert row(engine) == (2, NEW)
+
+
+def test_holder_may_write_often_and_the_next_one_after_it(engine: Engine) -> None:
+    for fence, total in ((OLD, 1), (OLD, 2), (NEW, 3)):
+        write(engine, fence, total)
+    assert row(engine) == (3, NEW)
+
+
+def test_row_that_is_not_there_is_no_stale_holder(engine: Engine) -> None:
+    assert write(engine, OLD, 1, of=404) == 0
+
+
+def test_one_stale_row_undoes_all(engine: Engine) -> None:
+    write(engine, NEW, 2, of=8)
+    with pytest.raises(StaleFence), Session(engine) as session, session.begin():
+        fenced_update(session, OLD, update(Report).values(total=1))
+    assert (row(engine, 7), row(engine, 8)) == ((0, 0), (2, NEW))
+
+
+def test_stale_holder_that_waits_for_the_row_is_refused(engine: Engine, database: Database) -> None:
+    """It has looked at the row before the later holder commits: the database has to look again."""
+    with ThreadPoolExecutor(1) as pool, Session(engine) as session:
+        with session.begin():
+            fenced_update(session, NEW, update(Report).where(Report.id == 7).values(total=2))
+            late = pool.submit(write, engine, OLD, 1)
+            until(database.waiting, "the stale holder waits")
+        with pytest.raises(StaleFence):
+            late.result()
+    assert row(engine) == (2, NEW)
+
+
+#: What a holder meets that has looked before a later one wrote: the fence, or the database's own refusal.
+REFUSED: dict[str, dict[Any, type[Exception]]] = {
+    "sqlite": {"SERIALIZABLE": OperationalError},
+    "postgres": {
+        "READ COMMITTED": StaleFence,
+        "REPEATABLE READ": OperationalError,
+        "SERIALIZABLE": OperationalError,
+    },
+    "mariadb": {"READ COMMITTED": StaleFence, "REPEATABLE READ": StaleFence},  # SERIALIZABLE: the later one waits.
+}
+
+
+def test_stale_holder_in_the_middle_of_a_transaction_is_refused(engine: Engine, database: Database) -> None:
+    for fence, (isolation, refused) in enumerate(REFUSED[database.name].items(), OLD):
+        assert write(engine, fence, 0) == 1
+        with engine.connect() as late:
+            late.execution_options(isolation_level=isolation)
+            if database.name == "sqlite":
+                late.exec_driver_sql("BEGIN")  # Python's driver does not begin before a select.
+            late.execute(select(Report.total).where(Report.id == 7)).one()
+            assert write(engine, fence + 1, 2) == 1
+            with pytest.raises(refused):
+                fenced_update(late, fence, update(Report).where(Report.id == 7).values(total=1))
+        assert row(engine) == (2, fence + 1)
+
+
+def test_later_holder_waits_for_one_that_has_claimed_the_row(engine: Engine) -> None:
+    with ThreadPoolExecutor(1) as pool, Session(engine) as session:
+        with session.begin():
+            report = fenced_get(session, OLD, Report, 7)
+            assert report is not None
+            later = pool.submit(write, engine, NEW, 2)
+            report.total = 1
+            session.flush()
+            assert not later.done()
+        assert later.result() == 1
+    assert row(engine) == (2, NEW)
+
+
+def test_the_highest_of_many_writers_is_the_last(engine: Engine) -> None:
+    fences = random.sample(range(OLD, OLD + 60), 60)
+
+    def try_to_write(fence: int) -> bool:
+        try:
+            return write(engine, fence, fence - OLD) == 1
+        except StaleFence:
+            return False
+
+    with ThreadPoolExecutor(4) as pool:
+        written = list(pool.map(try_to_write, fences))
+    assert row(engine) == (59, OLD + 59)
+    assert written[fences.index(OLD + 59)]
+
+
+def test_claimed_object_is_as_the_database_has_it(engine: Engine) -> None:
+    with Session(engine) as session:
+        with session.begin():
+            session.get(Report, 7)
+        with engine.begin() as other:
+            other.execute(update(Report).where(Report.id == 7).values(total=5))
+        with session.begin():
+            report = fenced_get(session, NEW, Report, 7)
+            assert report is not None
+            report.total += 1
+    assert row(engine) == (6, NEW)
+
+
+def test_object_that_a_later_holder_wrote_is_not_claimed(engine: Engine) -> None:
+    write(engine, NEW, 2)
+    with pytest.raises(StaleFence), Session(engine) as session, session.begin():
+        fenced_get(session, OLD, Report, 7)
+
+
+def test_object_that_is_not_there_is_none(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        assert fenced_get(session, NEW, Report, 404) is None
+
+
+def test_table_without_a_class_is_fenced_too(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(plain.insert().values(id=7, total=0))
+        assert fenced_update(connection, NEW, update(plain).where(plain.c.id == 7).values(total=2)) == 1
+    with pytest.raises(StaleFence), engine.begin() as connection:
+        fenced_update(connection, OLD, update(plain).where(plain.c.id == 7).values(total=1))
+    with engine.connect() as connection:
+        assert connection.execute(select(plain.c.total, plain.c.fence)).one() == (2, NEW)
+
+
+def test_asynchronous_session_is_fenced_too(postgres: Server) -> None:
+    async def write(fence: int, total: int) -> None:
+        engine = create_async_engine(postgres.url)
+        try:
+            async with AsyncSession(engine) as session, session.begin():
+                await session.run_sync(fenced_update, fence, update(Report).where(Report.id == 7).values(total=total))
+        finally:
+            await engine.dispose()
+
+    engine = create_engine(postgres.url)
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Report(id=7))
+    asyncio.run(write(NEW, 2))
+    with pytest.raises(StaleFence):
+        asyncio.run(write(OLD, 1))
+    assert row(engine) == (2, NEW)
+    engine.dispose()
+
+
+def test_execution_without_a_lock_is_refused(engine: Engine) -> None:
+    with pytest.raises(StaleFence, match="holds no lock"):
+        write(engine, 0, 1)

@@ -1,0 +1,124 @@
+"""The public face as users' type checkers see it: never run, checked by mypy and pyright, both strict.
+
+Where a comment ignores an error, that error is asserted: a type checker complains of one that is not needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from redis import Redis
+from typing_extensions import assert_type
+
+from celery_singleton_lock import (
+    Lease,
+    Lock,
+    LockConflict,
+    LockLost,
+    LockUnavailable,
+    Redlock,
+    Semaphore,
+    SingletonTask,
+    StaleFence,
+    install,
+    lock_acquired,
+    lock_lost,
+)
+from celery_singleton_lock.contrib.fencing.redis import fenced_command
+from celery_singleton_lock.testing import RedisServer
+
+app = Celery("shop")
+install(app)
+
+
+@app.task(base=SingletonTask)
+def rebuild(tenant_id: int, full: bool = False) -> int:
+    return tenant_id
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=["tenant_id"], lock_wait=10, on_conflict="raise")
+def bill(self: SingletonTask, tenant_id: int) -> None:
+    assert_type(self.lock, Lease)
+    assert_type(self.lock.fence, int)
+    assert_type(self.lock.remaining, float)
+    assert_type(self.lock.held, bool)
+    self.lock.check()
+
+
+assert_type(rebuild, SingletonTask)
+assert_type(bill, SingletonTask)
+assert_type(rebuild.lock_key_of(7, full=True), str)
+rebuild.delay(7)
+rebuild.apply_async((7,), singleton_lock={"on_conflict": "raise", "wait": 5})
+rebuild.apply_async((7,), singleton_lock=False)
+chain = rebuild.s(7) | bill.si(7)
+
+
+class Exclusive(SingletonTask):
+    lock_key = ["tenant_id"]
+    lock_name = "ledger"
+    lock_ttl = 60
+    on_conflict = "retry"
+    on_lock_lost = "warn"
+
+
+def choose(task: SingletonTask, conflict: LockConflict) -> str:
+    return "skip"
+
+
+class Chosen(SingletonTask):
+    on_conflict = staticmethod(choose)
+
+
+@app.task(base=SingletonTask, on_conflict=choose)
+def sync(tenant_id: int) -> None: ...
+
+
+class Wrong(SingletonTask):
+    lock_ttl = "a minute"  # type: ignore[assignment]
+    on_conflict = "explode"  # type: ignore[assignment]
+    on_lock_lost = "shrug"  # type: ignore[assignment]
+    on_unavailable = True  # type: ignore[assignment]
+
+
+@lock_acquired.connect
+def acquired(sender: SingletonTask, task_id: str, key: str, lease: Lease, waited: float, **_: Any) -> None: ...
+
+
+@lock_lost.connect
+def lost(sender: SingletonTask, lease: Lease, reason: str, **_: Any) -> None: ...
+
+
+def outside_of_tasks(client: Redis, clients: list[Redis]) -> None:
+    with Lock(client, "nightly", timeout=30) as lock:
+        assert_type(lock, Lock)
+        assert_type(lock.fence, int)
+    with Redlock(clients, "nightly") as redlock:
+        assert_type(redlock.lost, bool)
+    with Semaphore(client, "exports", 3, blocking_timeout=60) as semaphore:
+        semaphore.check()
+    with client.lock("nightly", lock_class=Lock):
+        pass
+    assert_type(Lock(client, "nightly").acquire(blocking=False), bool)
+    Lock(client, "nightly", seconds=30)  # type: ignore[call-arg]
+    Semaphore(client, "exports", "three")  # type: ignore[arg-type]
+
+
+def errors(conflict: LockConflict, lost: LockLost, unavailable: LockUnavailable, stale: StaleFence) -> None:
+    assert_type(conflict.task_id, str | None)
+    assert_type(conflict.remaining, float)
+    assert_type(lost.reason, str)
+    assert_type(unavailable.server, str)
+    assert_type(stale.seen, int | None)
+
+
+def guards(client: Redis, lease: Lease) -> None:
+    fenced_command(client, lease.fence, "SET", "total", 7)
+    fenced_command(client, lease, "SET", "total", 7)  # type: ignore[arg-type]
+
+
+def servers() -> None:
+    with RedisServer() as server:
+        assert_type(server, RedisServer)
+        assert_type(server.url, str)
