@@ -1,0 +1,212 @@
+"""Brings up docker-compose.yml, kills the leading beat and the worker at work, and judges what ran.
+
+    python -m examples.containers [rabbitmq] [redlock]
+
+with the files of these names in docker/ as well. Takes everything down at the end; the exit status is 1 if a tick ran
+twice or not at all, or two reports ran at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+from redis import Redis
+
+from celery_singleton_lock import clock
+from examples.containers.record import Run, overlaps, read
+from examples.containers.tasks import TTL
+
+ROOT = Path(__file__).parents[2]
+
+APP = "examples.containers.tasks"
+
+#: Seconds for all containers to be healthy, the image being built already.
+START_LIMIT = 180
+
+#: Seconds for the others to go on after something was killed: a lease, or until a message is delivered again.
+LIMIT = 60.0
+
+#: Ticks that are to be seen before the first kill, and after each.
+TICKS = 6
+
+#: Seconds between two ticks that lie beyond those of a schedule of one second.
+GAP = 1.6
+
+
+class Project:
+    """The containers of the compose file, under a name of their own."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        files = [ROOT / "docker-compose.yml", *(ROOT / "docker" / f"{name}.yml" for name in overrides)]
+        names = [argument for file in files for argument in ("--file", str(file))]
+        self._command = ["docker", "compose", "--project-name", f"singleton-lock-demo-{os.getpid()}", *names]
+
+    def __enter__(self) -> Project:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run("down", "--volumes", "--timeout", "1", quietly=True)
+
+    def up(self) -> None:
+        """Build, start, and wait until all are healthy."""
+        try:
+            self.run("up", "--detach", "--wait", "--wait-timeout", str(START_LIMIT), quietly=True)
+        except subprocess.CalledProcessError:
+            self.run("ps", "--all")
+            self.run("logs", "--tail", "50")
+            raise
+
+    def run(self, *arguments: str, quietly: bool = False) -> None:
+        # Any free port: the usual one may be taken.
+        environment = {**os.environ, "REDIS_PORT": "0"}
+        output = subprocess.DEVNULL if quietly else None
+        subprocess.run([*self._command, *arguments], env=environment, stdout=output, stderr=output, check=True)
+
+    def ask(self, *arguments: str) -> str:
+        """What a command of compose answers."""
+        environment = {**os.environ, "REDIS_PORT": "0"}
+        done = subprocess.run(
+            [*self._command, *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    def record(self) -> Redis:
+        """The Redis in which the tasks leave their record, through the port that is open on this host."""
+        host, _, port = self.ask("port", "redis", "6379").rpartition(":")
+        return Redis(host=host, port=int(port), db=2, decode_responses=True)
+
+    def service_of(self, node: str) -> str:
+        """The service whose container has the host's name in a node's name."""
+        host = node.partition("@")[2]
+        for service in self.ask("ps", "--services").split():
+            if self.ask("ps", "--quiet", service).startswith(host):
+                return service
+        raise LookupError(f"no container of {node}")
+
+    def leader(self) -> str:
+        """The beat that leads."""
+        lines = self.ask("exec", "-T", "worker-one", "celery", "--app", APP, "locks", "list", "--json").splitlines()
+        locks = [json.loads(line) for line in lines]
+        return self.service_of(next(lock["node"] for lock in locks if lock["name"].startswith("beat:")))
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Of a service; the seconds between which somebody else had to take over."""
+
+    service: str
+    at: float
+    over: float
+
+
+def main(overrides: Sequence[str]) -> int:
+    if shutil.which("docker") is None:
+        print("no docker here: install Docker with compose v2, or try `make demo`, which needs none")
+        return 1
+    with Project(overrides) as project:
+        print("building the image, starting Redis, two workers and two beats ...", flush=True)
+        project.up()
+        with project.record() as record:
+            kills = storm(project, record)
+            runs = read(record)
+    return 0 if judge(runs, *kills) else 1
+
+
+def storm(project: Project, record: Redis) -> tuple[Kill, Kill]:
+    """Kill the leading beat, and then the worker at work."""
+
+    def open_report() -> Run | None:
+        return next((run for run in reversed(read(record)) if run.job == "report" and run.outcome == "open"), None)
+
+    more(record, "tick", TICKS)
+    leader = project.leader()
+    print(f"{leader} leads: kill it", flush=True)
+    beat = kill(project, record, leader, "tick")
+    more(record, "tick", TICKS)
+
+    report = until(open_report, "a report that is at work")
+    worker = project.service_of(report.worker)
+    print(f"{worker} is at work: kill it", flush=True)
+    both = beat, kill(project, record, worker, "report")
+    more(record, "tick", TICKS)
+    until(lambda: not gaps(read(record), beat), "the ticks that the killed worker had taken")
+    return both
+
+
+def kill(project: Project, record: Redis, service: str, job: str) -> Kill:
+    """Kill a service, wait until the others do its job, and start it again."""
+    at = now(record)
+    project.run("kill", service, quietly=True)
+    more(record, job, 1)
+    done = Kill(service, at, now(record))
+    project.run("start", service, quietly=True)
+    return done
+
+
+def more(record: Redis, job: str, count: int) -> None:
+    """Wait for so many more runs of a job."""
+    seen = sum(run.job == job for run in read(record))
+    until(lambda: sum(run.job == job for run in read(record)) >= seen + count, f"{count} more runs of {job}")
+
+
+def now(record: Redis) -> float:
+    """Seconds on the clock of the record."""
+    seconds, microseconds = record.time()  # type: ignore[misc]
+    return float(seconds) + float(microseconds) / 1e6
+
+
+def dues(runs: Sequence[Run]) -> list[float]:
+    """What the ticks that ran were for, in seconds since the epoch."""
+    return sorted(datetime.fromisoformat(run.due).timestamp() for run in runs if run.job == "tick")
+
+
+def gaps(runs: Sequence[Run], beat: Kill) -> list[float]:
+    """The seconds between two ticks where some are missing, but while no beat led."""
+    return [
+        later - earlier
+        for earlier, later in pairwise(dues(runs))
+        if later - earlier > GAP and not beat.at - GAP <= earlier <= later <= beat.over + GAP
+    ]
+
+
+def judge(runs: Sequence[Run], beat: Kill, worker: Kill) -> bool:
+    """Tell what ran, and whether that is as promised."""
+    ticks, missing, both = dues(runs), gaps(runs, beat), overlaps(runs)
+    twice = len(ticks) - len(set(ticks))
+    reports, workers = [run for run in runs if run.job == "report"], {run.worker for run in runs}
+    print(
+        f"tick, every second:   ran {len(ticks)} times on {len(workers)} workers; {twice} twice, {len(missing)} missing"
+    )
+    print(f"report, takes longer: ran {len(reports)} times; {len(both)} pairs at the same time")
+    for killed, job in ((beat, "tick"), (worker, "report")):
+        print(f"{killed.service} killed: the next {job} began {killed.over - killed.at:.1f} s later (ttl {TTL:g} s)")
+    good = twice == 0 and not missing and not both and len(workers) == 2
+    print("as promised: once per tick, never twice at the same time" if good else "NOT as promised")
+    return good
+
+
+T = TypeVar("T")
+
+
+def until(true: Callable[[], T], what: str) -> T:
+    """Wait for it."""
+    deadline = clock.now() + LIMIT
+    while not (found := true()):
+        if clock.now() > deadline:
+            raise TimeoutError(f"waited {LIMIT:g} s in vain for {what}")
+        clock.sleep(0.1)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
