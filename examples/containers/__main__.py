@@ -50,6 +50,9 @@ class Project:
         files = [ROOT / "docker-compose.yml", *(ROOT / "docker" / f"{name}.yml" for name in overrides)]
         names = [argument for file in files for argument in ("--file", str(file))]
         self._command = ["docker", "compose", "--project-name", f"singleton-lock-demo-{os.getpid()}", *names]
+        # Any free port: the usual one may be taken.
+        self._environment = {**os.environ, "REDIS_PORT": "0"}
+        self._service_of: dict[str, str] = {}
 
     def __enter__(self) -> Project:
         return self
@@ -65,19 +68,17 @@ class Project:
             self.run("ps", "--all")
             self.run("logs", "--tail", "50")
             raise
+        for service in self.ask("ps", "--services").split():
+            self._service_of[self.ask("ps", "--quiet", service)[:12]] = service
 
     def run(self, *arguments: str, quietly: bool = False) -> None:
-        # Any free port: the usual one may be taken.
-        environment = {**os.environ, "REDIS_PORT": "0"}
         output = subprocess.DEVNULL if quietly else None
-        subprocess.run([*self._command, *arguments], env=environment, stdout=output, stderr=output, check=True)
+        subprocess.run([*self._command, *arguments], env=self._environment, stdout=output, stderr=output, check=True)
 
     def ask(self, *arguments: str) -> str:
         """What a command of compose answers."""
-        environment = {**os.environ, "REDIS_PORT": "0"}
-        done = subprocess.run(
-            [*self._command, *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
+        command = [*self._command, *arguments]
+        done = subprocess.run(command, env=self._environment, stdout=subprocess.PIPE, text=True, check=True)
         return done.stdout.strip()
 
     def record(self) -> Redis:
@@ -86,12 +87,8 @@ class Project:
         return Redis(host=host, port=int(port), db=2, decode_responses=True)
 
     def service_of(self, node: str) -> str:
-        """The service whose container has the host's name in a node's name."""
-        host = node.partition("@")[2]
-        for service in self.ask("ps", "--services").split():
-            if self.ask("ps", "--quiet", service).startswith(host):
-                return service
-        raise LookupError(f"no container of {node}")
+        """The service whose container a node's name ends with: Docker names hosts by the ids of containers."""
+        return self._service_of[node.partition("@")[2]]
 
     def leader(self) -> str:
         """The beat that leads."""
@@ -117,9 +114,20 @@ def main(overrides: Sequence[str]) -> int:
         print("building the image, starting Redis, two workers and two beats ...", flush=True)
         project.up()
         with project.record() as record:
-            kills = storm(project, record)
-            runs = read(record)
-    return 0 if judge(runs, *kills) else 1
+            good = judged(project, record)
+        if not good:
+            project.run("logs", "--no-color", "--tail", "200")
+    return 0 if good else 1
+
+
+def judged(project: Project, record: Redis) -> bool:
+    """Whether all went well."""
+    try:
+        kills = storm(project, record)
+    except TimeoutError as error:
+        print(error)
+        return False
+    return judge(read(record), *kills)
 
 
 def storm(project: Project, record: Redis) -> tuple[Kill, Kill]:
@@ -161,7 +169,7 @@ def more(record: Redis, job: str, count: int) -> None:
 
 def now(record: Redis) -> float:
     """Seconds on the clock of the record."""
-    seconds, microseconds = record.time()  # type: ignore[misc]
+    seconds, microseconds = record.time()
     return float(seconds) + float(microseconds) / 1e6
 
 
@@ -184,9 +192,7 @@ def judge(runs: Sequence[Run], beat: Kill, worker: Kill) -> bool:
     ticks, missing, both = dues(runs), gaps(runs, beat), overlaps(runs)
     twice = len(ticks) - len(set(ticks))
     reports, workers = [run for run in runs if run.job == "report"], {run.worker for run in runs}
-    print(
-        f"tick, every second:   ran {len(ticks)} times on {len(workers)} workers; {twice} twice, {len(missing)} missing"
-    )
+    print(f"tick, every second:   ran {len(ticks)} times on {len(workers)} workers; {twice} twice, {len(missing)} gaps")
     print(f"report, takes longer: ran {len(reports)} times; {len(both)} pairs at the same time")
     for killed, job in ((beat, "tick"), (worker, "report")):
         print(f"{killed.service} killed: the next {job} began {killed.over - killed.at:.1f} s later (ttl {TTL:g} s)")
@@ -198,7 +204,7 @@ def judge(runs: Sequence[Run], beat: Kill, worker: Kill) -> bool:
 T = TypeVar("T")
 
 
-def until(true: Callable[[], T], what: str) -> T:
+def until(true: Callable[[], T | None], what: str) -> T:
     """Wait for it."""
     deadline = clock.now() + LIMIT
     while not (found := true()):

@@ -23,8 +23,8 @@ class Run:
 
     Attributes:
         job, task_id, worker, fence, due: what the task said of it when it began.
-        first, last: places in the stream of its first entry and of the last one.
-        began, ended: seconds on the server's clock of these two.
+        places: of its entries, in the order of the stream.
+        began, ended: seconds on the server's clock of the first and of the last one.
         outcome: "open", "done", "aborted" or "raised".
     """
 
@@ -33,8 +33,7 @@ class Run:
     worker: str
     fence: int
     due: str
-    first: int
-    last: int
+    places: tuple[int, ...]
     began: float
     ended: float
     outcome: str = "open"
@@ -50,12 +49,18 @@ def run(client: Redis, task: Any, job: str) -> Iterator[Callable[[], None]]:
         job: what the run is of.
     """
     request = task.request
-    place = {"task_id": request.id, "worker": request.hostname}
     due = (request.headers or {}).get("singleton_lock_due", "")
-    begun = client.xadd(STREAM, {"event": "start", "job": job, "fence": task.lock.fence, "due": due, **place})
+    start: dict[Any, Any] = {
+        "job": job,
+        "task_id": request.id,
+        "worker": request.hostname,
+        "fence": task.lock.fence,
+        "due": due,
+    }
+    begun = client.xadd(STREAM, {"event": "start", **start})
 
     def leave(event: str) -> None:
-        client.xadd(STREAM, {"event": event, "run": begun, **place})
+        client.xadd(STREAM, {"event": event, "run": begun})
 
     outcome = "aborted"
     try:
@@ -79,12 +84,12 @@ def read(client: Redis) -> list[Run]:
             fence = int(fields["fence"])
             runs[entry] = Run(
                 *(fields["job"], fields["task_id"], fields["worker"], fence, fields["due"]),
-                *(place, place, at, at),
+                *((place,), at, at),
             )
         else:
-            begun = fields["run"]
+            run = runs[fields["run"]]
             outcome = "open" if event == "step" else event
-            runs[begun] = replace(runs[begun], last=place, ended=at, outcome=outcome)
+            runs[fields["run"]] = replace(run, places=(*run.places, place), ended=at, outcome=outcome)
     return list(runs.values())
 
 
@@ -92,6 +97,6 @@ def overlaps(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Pairs of runs of one job of which one left something after the other had begun."""
     return [
         (first, second)
-        for first, second in combinations(sorted(runs, key=lambda run: run.first), 2)
-        if first.job == second.job and second.first < first.last
+        for first, second in combinations(sorted(runs, key=lambda run: run.places), 2)
+        if first.job == second.job and second.places[0] < first.places[-1]
     ]
