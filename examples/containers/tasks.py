@@ -22,7 +22,7 @@ TTL = 3.0
 VISIBILITY = 10.0
 
 #: Seconds that a report takes, in steps.
-DURATION, STEP = 2.5, 0.1
+DURATION, STEP = 5.0, 0.1
 
 app = Celery("containers", broker="redis://localhost:6379/0", backend="redis://localhost:6379/1")
 app.conf.update(

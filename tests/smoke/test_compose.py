@@ -12,7 +12,10 @@ import pytest
 
 from tests.smoke.engine import IMAGE, MISSING, ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
+
+if MISSING:
+    pytest.skip(MISSING, allow_module_level=True)
 
 OVERRIDES = ((), ("rabbitmq",), ("redlock",), ("rabbitmq", "redlock"))
 

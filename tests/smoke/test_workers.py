@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from celery.exceptions import TaskRevokedError
 
@@ -11,10 +9,12 @@ from celery_singleton_lock import LockLost
 from examples.containers.record import overlaps
 from tests.smoke.engine import MISSING
 
-if TYPE_CHECKING or not MISSING:
-    from tests.smoke.containers import LIMIT, TTL, Shop, nodes
+if MISSING:
+    pytest.skip(MISSING, allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+from tests.smoke.containers import LIMIT, TTL, Shop, nodes
+
+pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Seconds that nothing in these tests takes.
 FOR_EVER = 300.0
