@@ -23,8 +23,8 @@ from typing import TypeVar
 from redis import Redis
 
 from celery_singleton_lock import clock
+from examples.containers import TTL
 from examples.containers.record import Run, overlaps, read
-from examples.containers.tasks import TTL
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,8 @@ class Project:
     def __init__(self, overrides: Sequence[str]) -> None:
         files = [ROOT / "docker-compose.yml", *(ROOT / "docker" / f"{name}.yml" for name in overrides)]
         names = [argument for file in files for argument in ("--file", str(file))]
-        self._command = ["docker", "compose", "--project-name", f"singleton-lock-demo-{os.getpid()}", *names]
+        project = f"singleton-lock-demo-{os.getpid()}"
+        self._command = ["docker", "compose", "--progress", "quiet", "--project-name", project, *names]
         # Any free port: the usual one may be taken.
         self._environment = {**os.environ, "REDIS_PORT": "0"}
         self._service_of: dict[str, str] = {}
@@ -58,22 +59,22 @@ class Project:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run("down", "--volumes", "--timeout", "1", quietly=True)
+        self.run("down", "--volumes", "--timeout", "1")
 
     def up(self) -> None:
         """Build, start, and wait until all are healthy."""
         try:
-            self.run("up", "--detach", "--wait", "--wait-timeout", str(START_LIMIT), quietly=True)
+            self.run("up", "--detach", "--wait", "--wait-timeout", str(START_LIMIT))
         except subprocess.CalledProcessError:
             self.run("ps", "--all")
             self.run("logs", "--tail", "50")
-            raise
+            raise SystemExit("the containers did not become healthy") from None
         for service in self.ask("ps", "--services").split():
             self._service_of[self.ask("ps", "--quiet", service)[:12]] = service
 
-    def run(self, *arguments: str, quietly: bool = False) -> None:
-        output = subprocess.DEVNULL if quietly else None
-        subprocess.run([*self._command, *arguments], env=self._environment, stdout=output, stderr=output, check=True)
+    def run(self, *arguments: str) -> None:
+        """A command of compose, which tells of its errors only."""
+        subprocess.run([*self._command, *arguments], env=self._environment, check=True)
 
     def ask(self, *arguments: str) -> str:
         """What a command of compose answers."""
@@ -154,10 +155,10 @@ def storm(project: Project, record: Redis) -> tuple[Kill, Kill]:
 def kill(project: Project, record: Redis, service: str, job: str) -> Kill:
     """Kill a service, wait until the others do its job, and start it again."""
     at = now(record)
-    project.run("kill", service, quietly=True)
+    project.run("kill", service)
     more(record, job, 1)
     done = Kill(service, at, now(record))
-    project.run("start", service, quietly=True)
+    project.run("start", service)
     return done
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -33,7 +33,7 @@ class Run:
     worker: str
     fence: int
     due: str
-    places: tuple[int, ...]
+    places: tuple[int, ...] = field(repr=False)
     began: float
     ended: float
     outcome: str = "open"

@@ -13,10 +13,8 @@ from celery import Celery
 from redis import Redis
 
 from celery_singleton_lock import SingletonTask, clock
+from examples.containers import TTL
 from examples.containers.record import run
-
-#: Seconds that a lock outlives its worker, and that a beat leads on without renewal; short, so that it can be watched.
-TTL = 3.0
 
 #: Seconds after which a Redis broker delivers again what a worker took and did not acknowledge; longer than any job.
 VISIBILITY = 10.0
