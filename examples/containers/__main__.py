@@ -133,17 +133,15 @@ def judged(project: Project, record: Redis) -> bool:
 
 def storm(project: Project, record: Redis) -> tuple[Kill, Kill]:
     """Kill the leading beat, and then the worker at work."""
-
-    def open_report() -> Run | None:
-        return next((run for run in reversed(read(record)) if run.job == "report" and run.outcome == "open"), None)
-
     more(record, "tick", TICKS)
     leader = project.leader()
     print(f"{leader} leads: kill it", flush=True)
     beat = kill(project, record, leader, "tick")
     more(record, "tick", TICKS)
 
-    report = until(open_report, "a report that is at work")
+    # One that has just begun, so that it is killed in the middle.
+    more(record, "report", 1)
+    report = [run for run in read(record) if run.job == "report"][-1]
     worker = project.service_of(report.worker)
     print(f"{worker} is at work: kill it", flush=True)
     both = beat, kill(project, record, worker, "report")
@@ -154,12 +152,17 @@ def storm(project: Project, record: Redis) -> tuple[Kill, Kill]:
 
 def kill(project: Project, record: Redis, service: str, job: str) -> Kill:
     """Kill a service, wait until the others do its job, and start it again."""
+
+    def next_run() -> Run | None:
+        """What was due when nothing of the killed one was under way any more."""
+        return next((run for run in read(record) if run.job == job and due(run) > gone), None)
+
     at = now(record)
     project.run("kill", service)
-    more(record, job, 1)
-    done = Kill(service, at, now(record))
+    gone = now(record)
+    following = until(next_run, f"the next {job}")
     project.run("start", service)
-    return done
+    return Kill(service, at, following.began)
 
 
 def more(record: Redis, job: str, count: int) -> None:
@@ -174,9 +177,14 @@ def now(record: Redis) -> float:
     return float(seconds) + float(microseconds) / 1e6
 
 
+def due(run: Run) -> float:
+    """What a run was for, in seconds since the epoch."""
+    return datetime.fromisoformat(run.due).timestamp()
+
+
 def dues(runs: Sequence[Run]) -> list[float]:
-    """What the ticks that ran were for, in seconds since the epoch."""
-    return sorted(datetime.fromisoformat(run.due).timestamp() for run in runs if run.job == "tick")
+    """What the ticks that ran were for."""
+    return sorted(due(run) for run in runs if run.job == "tick")
 
 
 def gaps(runs: Sequence[Run], beat: Kill) -> list[float]:
