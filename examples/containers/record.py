@@ -16,6 +16,9 @@ from redis import Redis
 
 STREAM = "record"
 
+#: The set of the ids of what was sent.
+SENT = "sent"
+
 
 @dataclass(frozen=True)
 class Run:

@@ -10,11 +10,12 @@ import os
 from typing import Any
 
 from celery import Celery
+from celery.signals import after_task_publish
 from redis import Redis
 
 from celery_singleton_lock import SingletonTask, clock
 from examples.containers import TTL
-from examples.containers.record import run
+from examples.containers.record import SENT, run
 
 #: Seconds after which a Redis broker delivers again what a worker took and did not acknowledge; longer than any job.
 VISIBILITY = 10.0
@@ -56,3 +57,9 @@ def report(self: Any) -> None:
         while clock.now() < until:
             clock.sleep(STEP)
             step()
+
+
+@after_task_publish.connect(sender=tick.name)
+def sent(headers: dict[str, Any], **_: Any) -> None:
+    """Of the beats: for who asks afterwards whether all of it ran."""
+    record.sadd(SENT, headers["id"])

@@ -42,7 +42,7 @@ def test_demo_goes_well_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
         demo.send_signal(signal.SIGINT)  # It has ended, or is to take everything down now.
         demo.wait(60)
     assert demo.returncode == 0, told
-    assert re.search(r"ran \d\d times on 2 workers; 0 twice, 0 gaps", told)
+    assert re.search(r"ran \d\d times on 2 workers; 0 twice, 0 lost", told)
     assert "0 pairs at the same time" in told
     ours = ("--filter", f"label=com.docker.compose.project=singleton-lock-demo-{demo.pid}", "--quiet")
     assert docker("ps", "--all", *ours) == docker("network", "ls", *ours) == docker("volume", "ls", *ours) == ""
