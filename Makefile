@@ -6,12 +6,14 @@ PYTEST := $(BIN)/python -m pytest
 # Most tests wait for something most of the time.
 JOBS ?= 3
 
-.PHONY: help setup demo test lint test-all versions docs bench coverage clean
+.PHONY: help setup demo compose-demo test lint test-all smoke versions docs bench coverage clean
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
+	@echo "make compose-demo  two workers and two beats in containers; one of each is killed (Docker; about 1 min)"
 	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
 	@echo "make test-all  the slow ones too"
+	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      check the links and run the code blocks of the documentation"
@@ -31,11 +33,22 @@ setup: .venv/.dev
 demo: .venv/.demo
 	@$(BIN)/python -m examples.demo
 
+# COMPOSE_DEMO="rabbitmq redlock": with these files of docker/ as well.
+compose-demo: .venv/.demo
+	@$(BIN)/python -m examples.containers $(COMPOSE_DEMO)
+
 test: .venv/.dev
 	$(PYTEST) -n $(JOBS) -m "not slow"
 
 test-all: .venv/.dev
 	$(PYTEST) -n $(JOBS)
+
+.venv/.smoke: .venv/.dev
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group smoke
+	@touch $@
+
+smoke: .venv/.smoke
+	$(PYTEST) tests/smoke
 
 versions: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions
