@@ -22,6 +22,9 @@ OWNER_LENGTH = 32
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
+#: Messages that a `Sight` shows at most.
+MARKS = 100
+
 #: The attempt (see `Holder.attempt`) of a message that is no retry and no replacement.
 FIRST = (0, 0)
 
@@ -111,7 +114,7 @@ class Held:
     Attributes:
         holder: who has it; None when the value is not one that this package wrote.
         owner: of the hold.
-        remaining: seconds until the lease ends unless it is renewed; infinite where somebody else wrote a value to stay.
+        remaining: seconds until the lease ends unless it is renewed; infinite for a stranger's value that does not end.
         slot: where in a semaphore that is; None when it was not told.
         waiters: how many wait for the lock, as far as a store tells that: a look does, an acquire does not.
     """
@@ -167,7 +170,8 @@ class Sight:
         holds: by whom it is held, in the order of the slots.
         fence: the last fencing token that was given out; None when that is forgotten, or there was none.
         waiters: how many wait for it.
-        marks: the messages that are remembered as carried out, and for how many seconds still.
+        marks: the messages that are remembered as carried out, the latest first, and for how many seconds still; at
+            most `MARKS`, and the beginnings of their records.
     """
 
     holds: tuple[Held, ...]

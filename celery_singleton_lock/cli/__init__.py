@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import audit, doctor, explain, exporter, held, stats, timeline
+from celery_singleton_lock.cli import audit, doctor, explain, exporter, held, show, stats, timeline
 
 __all__ = ["locks"]
 
@@ -18,6 +18,7 @@ def locks() -> None:
 
 
 locks.add_command(held.list_)
+locks.add_command(show.show)
 locks.add_command(stats.stats)
 locks.add_command(exporter.exporter)
 locks.add_command(timeline.timeline)

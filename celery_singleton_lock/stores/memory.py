@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
+from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores.base import Refused, Written
 
 
@@ -120,12 +120,9 @@ class MemoryStore:
             self._forget_old_marks()
             now, waiters = clock.now(), len(self._waiting.get(key, ()))
             fences = [entry.fence for entry in self._live(key).values()]
-            marks = [
-                Mark(message, record, until - now)
-                for (of_key, message), (record, until) in sorted(self._marks.items())
-                if of_key == key
-            ]
-            return Sight(tuple(self._held(key)), max(fences, default=None), waiters, tuple(marks))
+            latest = sorted(self._marks.items(), key=lambda mark: mark[1][1], reverse=True)
+            marks = [Mark(message, *(record, until - now)) for (of, message), (record, until) in latest if of == key]
+            return Sight(tuple(self._held(key)), max(fences, default=None), waiters, tuple(marks[:MARKS]))
 
     def ledger(self, key: str) -> _MemoryLedger:
         return self._ledgers.setdefault(key, _MemoryLedger())

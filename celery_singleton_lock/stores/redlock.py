@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
+from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node
@@ -231,7 +231,7 @@ class RedlockStore:
             tuple(held for _, held in self._agreed([(key, held) for held in it.holds] for it in sights)),
             max((it.fence for it in sights if it.fence is not None), default=None),
             max(it.waiters for it in sights),
-            tuple(marks[message] for message in sorted(marks)),
+            tuple(sorted(marks.values(), key=lambda mark: mark.seconds, reverse=True)[:MARKS]),
         )
 
     def ledger(self, key: str) -> RedisLedger:

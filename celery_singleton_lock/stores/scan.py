@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from celery_singleton_lock.lease import Held, Mark, Sight
+from celery_singleton_lock.lease import MARKS, Held, Mark, Sight
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.calls import Command
 from celery_singleton_lock.stores.server import Server
@@ -50,20 +50,28 @@ def sight(server: Server, key: str) -> Sight:
     Raises:
         RedisError, OSError: no answer, or an error.
     """
-    names = {name for page in _named(server, f"{_literally(key)}:*") for name in page}
-    places = [place for name in names if (place := _Place.of(name)) is not None and place.key == key]
-    held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     done = calls.done_key(key, "")
-    messages = sorted(name.removeprefix(done) for name in names if name.startswith(done))
+    places: set[_Place] = set()
+    marks: dict[str, int] = {}
+    for names in _named(server, f"{_literally(key)}:*"):
+        places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
+        messages = [name for name in names if name.startswith(done)]
+        marks.update(zip(messages, _ask_each(server, [("PTTL", name) for name in messages]), strict=True))
+    latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MARKS]
+    held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     about: list[Command] = [("GET", calls.fence_key(key)), ("ZCOUNT", calls.waiting_key(key), *calls.waiting_since())]
-    of_marks = [(command, f"{done}{message}") for message in messages for command in ("GET", "PTTL")]
-    fence, waiters, *records = _ask_each(server, [*about, *of_marks])
-    marks = [
-        Mark(message, record, max(pttl, 0) / 1000)
-        for message, record, pttl in zip(messages, records[::2], records[1::2], strict=True)
-        if isinstance(record, bytes)
-    ]
-    return Sight(tuple(it for it in held if it), _number(fence), _count(waiters), tuple(marks))
+    # A record may hold a return value of some KiB.
+    fence, waiters, *records = _ask_each(server, [*about, *(("GETRANGE", name, 0, 127) for name in latest)])
+    return Sight(
+        tuple(it for it in held if it is not None),
+        _number(fence),
+        _count(waiters),
+        tuple(
+            Mark(name.removeprefix(done), record, marks[name] / 1000)
+            for name, record in zip(latest, records, strict=True)
+            if isinstance(record, bytes) and marks[name] > 0
+        ),
+    )
 
 
 def entries(server: Server, key: str) -> Iterator[bytes]:

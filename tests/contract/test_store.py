@@ -326,8 +326,11 @@ class TestSight:
     def test_has_the_messages_that_were_carried_out(self, store: Store) -> None:
         for message in ("one", "two"):
             store.release(taken(store), mark=Mark(message, b"record", 60.0))
+            clock.sleep(0.01)
         marks = store.sight(KEY).marks
-        assert [(mark.message, mark.record) for mark in marks] == [("one", b"record"), ("two", b"record")]
+        assert [(mark.message, mark.record) for mark in marks] == [("two", b"record"), ("one", b"record")], (
+            "latest first"
+        )
         assert all(0 < mark.seconds <= 60 for mark in marks)
 
     def test_has_nothing_of_other_keys(self, store: Store) -> None:
