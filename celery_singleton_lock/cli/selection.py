@@ -36,8 +36,7 @@ class Selection:
 
     def of(self, runtime: Runtime) -> Iterator[tuple[Line, Held]]:
         """The locks that are held and asked for."""
-        prefix = runtime.settings.prefix
-        for key, held in runtime.store.holds(prefix):
+        for key, held in runtime.store.holds(runtime.settings.prefix):
             line = Line.of(key, held)
             if self._has(line):
                 yield line, held

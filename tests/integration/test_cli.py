@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,16 @@ from celery_singleton_lock import keys
 from celery_singleton_lock.lease import Holder, new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.beats import APP, studio
+from tests.integration.beats import APP as BEAT_APP
+from tests.integration.beats import studio
 from tests.integration.conftest import Shop, until
-from tests.integration.workers import ROOT, environment
-
-EXCLUSIVE = "tests.integration.app.exclusive"
-
-
-def command_of(*arguments: str, app: str) -> list[str]:
-    return [sys.executable, "-m", "celery", "-A", app, *arguments]
-
-
-def celery(
-    *arguments: str, app: str, env: dict[str, str], answer: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command_of(*arguments, app=app),
-        cwd=ROOT,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        input=answer,
-    )
-
-
-def of_shop(shop: Shop, *arguments: str, answer: str | None = None, **conf: Any) -> subprocess.CompletedProcess[str]:
-    """Run `celery locks …` of a shop's app."""
-    env = environment({**shop.conf, **conf}, events=shop.events, record=shop.record.path)
-    return celery("locks", *arguments, app="tests.integration.app", env=env, answer=answer)
+from tests.integration.operators import EXCLUSIVE, ask, environment_of, program, run
+from tests.integration.workers import ROOT
 
 
 def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
-    shown = of_shop(shop, "list", "--json", *arguments)
-    assert shown.returncode == 0, shown.stderr
+    shown = ask(shop, "list", "--json", *arguments)
+    assert shown.exit_code == 0, shown.stderr
     return [json.loads(line) for line in shown.stdout.splitlines()]
 
 
@@ -66,12 +40,12 @@ class TestList:
         assert 0 <= line["held_for"] < 60
         assert 0 < line["expires_in"] <= line["ttl"] == 2.0
         assert (line["waiters"], line["scope"]) == (0, "while_executing")
-        titles, row = of_shop(shop, "list").stdout.splitlines()
+        titles, row = ask(shop, "list").stdout.splitlines()
         assert titles.startswith("KEY ")
         assert row.split()[:4] == [line["key"], result.id, worker.name, str(run.pid)]
         result.get(timeout=30)
-        nothing = of_shop(shop, "list")
-        assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "No lock is held.\n")
+        nothing = ask(shop, "list")
+        assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "No lock is held.\n")
 
     def test_shows_only_what_is_asked_for(self, shop: Shop) -> None:
         (worker,) = shop.start("one")
@@ -91,11 +65,11 @@ class TestList:
     def test_shows_the_leader_of_beat(self, own_redis: RedisServer, tmp_path: Path) -> None:
         with studio(own_redis, own_redis, tmp_path) as beats:
             first, _ = beats.start("first", "second")
-            shown = celery("locks", "list", "--json", app=APP, env=beats.environment())
+            shown = run(beats.environment(), "locks", "list", "--json", app=BEAT_APP)
             (line,) = map(json.loads, shown.stdout.splitlines())
-            assert line["name"] == f"beat:{APP}"
+            assert line["name"] == f"beat:{BEAT_APP}"
             assert line["pid"] == first.process.pid
-            _, row = celery("locks", "list", app=APP, env=beats.environment()).stdout.splitlines()
+            _, row = run(beats.environment(), "locks", "list", app=BEAT_APP).stdout.splitlines()
             assert row.split()[1] == "leader"
 
     def test_passes_over_values_that_are_not_ours(self, shop: Shop) -> None:
@@ -104,21 +78,20 @@ class TestList:
             client.set("singleton_lock:no-braces:run", "x" * 40, ex=60)
             client.rpush("singleton_lock:1:{list:x}:run", "x")
             client.expire("singleton_lock:1:{list:x}:run", 60)
-        shown = of_shop(shop, "list")
-        assert shown.returncode == 0, shown.stderr
+        shown = ask(shop, "list")
+        assert shown.exit_code == 0, shown.stderr
         assert [line.split()[:2] for line in shown.stdout.splitlines()[1:]] == [
             ["singleton_lock:1:{foreign:x}", "unknown"],
             ["singleton_lock:no-braces", "unknown"],
         ]
 
     def test_watching_goes_on_until_ctrl_c(self, shop: Shop, tmp_path: Path) -> None:
-        env = environment(shop.conf, events=shop.events, record=shop.record.path)
         with (
             (tmp_path / "errors").open("w+") as errors,
             subprocess.Popen(
-                command_of("locks", "list", "--watch", "--interval", "0.2", "--json", app="tests.integration.app"),
+                program("locks", "list", "--watch", "--interval", "0.2", "--json"),
                 cwd=ROOT,
-                env={**os.environ, **env},
+                env={**os.environ, **environment_of(shop)},
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -151,8 +124,8 @@ class TestList:
             client.config_resetstat()
             client.config_set("slowlog-log-slower-than", 0)
             client.config_set("slowlog-max-len", 1)
-            shown = of_shop(shop, "list", "--json")
-            assert shown.returncode == 0, shown.stderr
+            shown = ask(shop, "list", "--json")
+            assert shown.exit_code == 0, shown.stderr
             assert len(shown.stdout.splitlines()) == 100_000
             used = {
                 name.removeprefix("cmdstat_"): stats["calls"] for name, stats in client.info("commandstats").items()
@@ -174,30 +147,30 @@ class TestShow:
         first.get(timeout=30)
         second = shop.send("exclusive", "report", 30.0)
         run = shop.record.wait_for(starts=2)[-1]
-        shown = of_shop(shop, "show", "--json", EXCLUSIVE, "report")
-        assert shown.returncode == 0, shown.stderr
+        shown = ask(shop, "show", "--json", EXCLUSIVE, "report")
+        assert shown.exit_code == 0, shown.stderr
         told = json.loads(shown.stdout)
         (line,) = told["held"]
         assert (line["task_id"], line["node"], line["pid"]) == (second.id, worker.name, run.pid)
         assert (told["fence"], told["waiters"]) == (run.fence, 0)
         (done,) = told["done"]
         assert (done["message"], done["state"]) == (f"{first.id}:0.0", "SUCCESS")
-        for_people = of_shop(shop, "show", f"{told['key']}:run").stdout
+        for_people = ask(shop, "show", f"{told['key']}:run").stdout
         assert f"held by  task {second.id} on {worker.name} (pid {run.pid})" in for_people
         assert f"fence    {run.fence}" in for_people
         assert f"done     message {first.id}:0.0: SUCCESS" in for_people
         worker.kill()
-        assert "; that process is over" in of_shop(shop, "show", told["key"]).stdout
+        assert "; that process is over" in ask(shop, "show", told["key"]).stdout
 
     def test_of_a_free_lock_says_so(self, shop: Shop) -> None:
-        shown = of_shop(shop, "show", EXCLUSIVE, "never")
-        assert shown.returncode == 0
+        shown = ask(shop, "show", EXCLUSIVE, "never")
+        assert shown.exit_code == 0
         assert "held by  nobody" in shown.stdout
 
     @pytest.mark.parametrize(
         ("words", "reason"),
         [
-            (["tests.integration.app.exclusiv", "x"], "did you mean tests.integration.app.exclusive"),
+            (["tests.integration.app.exclusive_", "x"], "did you mean tests.integration.app.exclusive"),
             (["tests.integration.app.plain", "x"], "is not exclusive"),
             ([EXCLUSIVE], "missing a required argument: 'job'"),
             ([EXCLUSIVE, "a", "b", "c", "d"], "too many positional arguments"),
@@ -205,29 +178,31 @@ class TestShow:
         ],
     )
     def test_what_it_cannot_be_about_is_said(self, shop: Shop, words: list[str], reason: str) -> None:
-        shown = of_shop(shop, "show", *words)
-        assert shown.returncode == 2
+        shown = ask(shop, "show", *words)
+        assert shown.exit_code == 2
         assert reason in shown.stderr
-        assert "Traceback" not in shown.stderr
 
     def test_value_of_another_type_is_said(self, shop: Shop) -> None:
         key = keys.key_of_text("singleton_lock", "job", "x")
         with shop.locks() as client:
             client.rpush(f"{key}:run", "x")
             client.expire(f"{key}:run", 60)
-        shown = of_shop(shop, "show", key)
-        assert shown.returncode == 1
+        shown = ask(shop, "show", key)
+        assert shown.exit_code == 1
         assert f"what is at {key}:run is no lock: WRONGTYPE" in shown.stderr
 
 
 def test_what_cannot_be_looked_at_is_said(shop: Shop) -> None:
     for backend, reason in (("memory://", "each process of its own"), ("redis://127.0.0.1:1", "no lock from")):
-        shown = of_shop(shop, "list", singleton_lock_backend=backend)
-        assert shown.returncode == 1
+        shown = ask(shop, "list", singleton_lock_backend=backend)
+        assert shown.exit_code == 1
         assert reason in shown.stderr
-        assert "Traceback" not in shown.stderr
 
 
-def test_help_is_there(shop: Shop) -> None:
-    assert "list" in of_shop(shop, "--help").stdout
-    assert "--json" in of_shop(shop, "list", "--help").stdout
+def test_program_has_the_commands_and_tells_errors_without_a_traceback(shop: Shop) -> None:
+    told = run(environment_of(shop), "locks", "--help").stdout
+    assert all(command in told for command in ("list", "show", "release", "clear"))
+    refused = run(environment_of(shop, singleton_lock_backend="redis://127.0.0.1:1"), "locks", "list")
+    assert refused.returncode == 1
+    assert "Error: no lock from redis://127.0.0.1:1" in refused.stderr
+    assert "Traceback" not in refused.stderr
