@@ -31,9 +31,10 @@ def taken(store: Store, *, ttl: float = TTL) -> Lease:
 
 def until_free(store: Store) -> Lease:
     """Wait as an execution does, and take the lock."""
+    owner = new_owner()
     with store.bell(KEY) as bell:
         while True:
-            found = acquire(store, waiting=True)
+            found = acquire(store, owner=owner, waiting=True)
             if isinstance(found, Lease):
                 return found
             bell.wait(found.remaining + 0.002)

@@ -160,7 +160,7 @@ class TestShow:
         assert f"fence    {run.fence}" in for_people
         assert f"done     message {first.id}:0.0: SUCCESS" in for_people
         worker.kill()
-        assert "; that process is over" in ask(shop, "show", told["key"]).stdout
+        until(lambda: "; that process is over" in ask(shop, "show", told["key"]).stdout)
 
     def test_of_a_free_lock_says_so(self, shop: Shop) -> None:
         shown = ask(shop, "show", EXCLUSIVE, "never")
