@@ -88,9 +88,7 @@ def _free(runtime: Runtime, holds: Sequence[tuple[Line, Held]], *, force: bool, 
     """Free what may be freed, and say what was; the exit status: 1 where one of the locks is still held."""
     if not yes:
         click.echo(table(COLUMNS, [line.cells for line, _ in holds]), err=True)
-        what = "it" if len(holds) == 1 else f"these {len(holds)} locks"
-        whose = " though their holders may be alive" if force else " if the holder is gone"
-        click.confirm(f"Free {what}{whose}?", abort=True, err=True)
+        click.confirm(_question(len(holds), force), abort=True, err=True)
     left = 0
     for line, held, verdict in _judged(runtime, holds, force):
         why, is_free = verdict.value, verdict is Verdict.ENDED
@@ -104,6 +102,12 @@ def _free(runtime: Runtime, holds: Sequence[tuple[Line, Held]], *, force: bool, 
         else:
             click.echo(f"{'freed' if is_free else 'left '}  {line.cells[0]}  {line.holder}: {why}")
     return 1 if left else 0
+
+
+def _question(count: int, force: bool) -> str:
+    if count == 1:
+        return "Free it though its holder may be alive?" if force else "Free it if its holder is gone?"
+    return f"Free these {count} locks though holders may be alive?" if force else f"Free those of {count} left behind?"
 
 
 def _judged(runtime: Runtime, holds: Sequence[tuple[Line, Held]], force: bool) -> Iterator[tuple[Line, Held, Verdict]]:

@@ -1,8 +1,9 @@
 """Whether anybody can still be running under a lock that is held: what `release` and `clear` go by.
 
-Only the holder's own rules decide. A process of this host that is provably over runs nothing. And a holder whose lease
-was not renewed in time has stopped its task: it gives the lease up in the last third of the ttl, and leaves the body a
-tenth to end in (see `heartbeat` and `abort`). That some worker does not answer proves nothing.
+Only the holder's own rules decide. A process of this host that is provably over runs nothing. And a holder that could
+not renew its lease in time has stopped its task by the time that a tenth of the ttl is left: it gives up when a third
+is, after one more try, and leaves the body a tenth to end in (see `heartbeat` and `abort`). That a worker does not
+answer proves nothing.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from collections.abc import Iterable, Iterator
 
 from celery_singleton_lock import clock, process
 from celery_singleton_lock.abort import GRACE
-from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE
+from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, STEP_SHARE, STRIKE_SHARE
 from celery_singleton_lock.lease import Held
 from celery_singleton_lock.stores import Store
 
-#: The share of the ttl that is left when a holder that could not renew its lease has stopped.
-STOPPED_BEFORE = GIVE_UP_BEFORE - GRACE
+#: The share of the ttl that is left when a holder that could not renew its lease has stopped: about a tenth. The last
+#: try has two steps, and the last strike comes a little after the grace is over.
+STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE - STRIKE_SHARE
 
 #: The share of the ttl by which the end of a lease has to move to count as renewed: servers count milliseconds, by a
 #: clock that they look at now and then.
 NOISE = 1 / 20
 
-#: Seconds between two looks at a lock about which nothing is known yet.
-POLL = 0.5
+#: Seconds between two looks at a lock about which nothing is known yet, at most and at least.
+POLL, MIN_POLL = 0.5, 0.01
 
 
 class Verdict(enum.Enum):
@@ -85,7 +87,7 @@ def verdicts(store: Store, holds: Iterable[tuple[str, Held]]) -> Iterator[tuple[
                 yield watched.key, watched.shown, watched.verdict
         undecided = [watched for watched in undecided if watched.verdict is None]
         if undecided:
-            clock.sleep(POLL)
+            clock.sleep(min(POLL, *(watched.late_in for watched in undecided)))
 
 
 class _Watched:
@@ -99,6 +101,7 @@ class _Watched:
         self.key = key
         self.shown = shown
         self.verdict: Verdict | None = None
+        self.late_in = POLL
         self._ends_at = float("inf")
 
     def look(self, store: Store) -> None:
@@ -108,6 +111,7 @@ class _Watched:
         self.verdict = judge(self.shown, now, renewed=renewed)
         if now is not None:
             self._ends_at = min(self._ends_at, clock.now() + now.remaining)
+            self.late_in = max(now.remaining - _ttl(now) * STOPPED_BEFORE, MIN_POLL)
 
 
 def _ttl(held: Held) -> float:

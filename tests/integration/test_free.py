@@ -76,7 +76,9 @@ class TestDead:
         assert shop.held() == []
 
     def test_lock_that_is_not_renewed_in_time_is_freed(self, shop: Shop, store: Store) -> None:
-        taken(store, ttl=3.0)
+        taken(store, ttl=30.0)
+        with shop.locks() as client:
+            client.pexpire(f"{KEY}:run", 5000)
         freed = ask(shop, "release", KEY, "--yes")
         assert freed.exit_code == 0, freed.stderr
         assert "Watching whether it is renewed, for" in freed.stderr
