@@ -12,8 +12,7 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.cli import locks
+from celery_singleton_lock import SingletonTask, cli
 from tests.integration.conftest import Shop
 from tests.integration.workers import ROOT, environment
 
@@ -31,7 +30,7 @@ def environment_of(shop: Shop, **conf: Any) -> dict[str, str]:
     return environment({**shop.conf, **conf}, events=shop.events, record=shop.record.path)
 
 
-def run(env: Mapping[str, str], *arguments: str, app: str = APP) -> subprocess.CompletedProcess[str]:
+def celery(*arguments: str, app: str = APP, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """`celery -A … <arguments>` as a program."""
     return subprocess.run(
         program(*arguments, app=app),
@@ -44,6 +43,16 @@ def run(env: Mapping[str, str], *arguments: str, app: str = APP) -> subprocess.C
     )
 
 
+def locks(*arguments: str, app: str = APP, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """`celery -A … locks <arguments>` as a program."""
+    return celery("locks", *arguments, app=app, env=env)
+
+
+def of_shop(shop: Shop, *arguments: str, **conf: Any) -> subprocess.CompletedProcess[str]:
+    """`celery locks <arguments>` as a program."""
+    return locks(*arguments, env=environment_of(shop, **conf))
+
+
 def ask(shop: Shop, *arguments: str, answer: str | None = None, **conf: Any) -> Result:
     """`celery locks <arguments>` in this process, for an app with two of the shop's tasks."""
     app = Celery(APP, set_as_current=False)
@@ -51,7 +60,7 @@ def ask(shop: Shop, *arguments: str, answer: str | None = None, **conf: Any) -> 
     app.task(name=EXCLUSIVE, base=SingletonTask, lock_key=["job"], lock_name="job")(_exclusive)
     app.task(name=f"{APP}.plain")(_exclusive)
     context = CLIContext(app=app, no_color=True, workdir=None)
-    return CliRunner().invoke(locks, arguments, obj=context, input=answer, catch_exceptions=False)
+    return CliRunner().invoke(cli.locks, arguments, obj=context, input=answer, catch_exceptions=False)
 
 
 def _exclusive(job: str, seconds: float = 0.05) -> None: ...

@@ -18,7 +18,7 @@ from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP as BEAT_APP
 from tests.integration.beats import studio
 from tests.integration.conftest import Shop, until
-from tests.integration.operators import EXCLUSIVE, ask, environment_of, program, run
+from tests.integration.operators import EXCLUSIVE, ask, environment_of, locks, of_shop, program
 from tests.integration.workers import ROOT
 
 
@@ -65,11 +65,11 @@ class TestList:
     def test_shows_the_leader_of_beat(self, own_redis: RedisServer, tmp_path: Path) -> None:
         with studio(own_redis, own_redis, tmp_path) as beats:
             first, _ = beats.start("first", "second")
-            shown = run(beats.environment(), "locks", "list", "--json", app=BEAT_APP)
+            shown = locks("list", "--json", app=BEAT_APP, env=beats.environment())
             (line,) = map(json.loads, shown.stdout.splitlines())
             assert line["name"] == f"beat:{BEAT_APP}"
             assert line["pid"] == first.process.pid
-            _, row = run(beats.environment(), "locks", "list", app=BEAT_APP).stdout.splitlines()
+            _, row = locks("list", app=BEAT_APP, env=beats.environment()).stdout.splitlines()
             assert row.split()[1] == "leader"
 
     def test_passes_over_values_that_are_not_ours(self, shop: Shop) -> None:
@@ -200,9 +200,9 @@ def test_what_cannot_be_looked_at_is_said(shop: Shop) -> None:
 
 
 def test_program_has_the_commands_and_tells_errors_without_a_traceback(shop: Shop) -> None:
-    told = run(environment_of(shop), "locks", "--help").stdout
+    told = of_shop(shop, "--help").stdout
     assert all(command in told for command in ("list", "show", "release", "clear"))
-    refused = run(environment_of(shop, singleton_lock_backend="redis://127.0.0.1:1"), "locks", "list")
+    refused = of_shop(shop, "list", singleton_lock_backend="redis://127.0.0.1:1")
     assert refused.returncode == 1
     assert "Error: no lock from redis://127.0.0.1:1" in refused.stderr
     assert "Traceback" not in refused.stderr

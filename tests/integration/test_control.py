@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock import LockLost, keys
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
-from tests.integration.operators import environment_of, run
+from tests.integration.operators import celery, environment_of
 from tests.recording import overlaps
 
 #: Each pool that answers while it runs a task: solo does not.
@@ -132,4 +132,4 @@ def test_worker_says_that_the_lock_server_does_not_answer(
 
 def test_programs_list_the_commands(shop: Shop) -> None:
     for command in (("inspect", "locks"), ("control", "release_lock <key>")):
-        assert command[1] in run(environment_of(shop), command[0], "--list").stdout
+        assert command[1] in celery(command[0], "--list", env=environment_of(shop)).stdout
