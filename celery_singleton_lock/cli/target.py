@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from celery_singleton_lock import keys
+from celery_singleton_lock.audit import exclusive_tasks
 from celery_singleton_lock.cli import arguments
 from celery_singleton_lock.options import Settings
-from celery_singleton_lock.task import SingletonTask, is_builtin
+from celery_singleton_lock.task import SingletonTask
 
 #: What stands behind the key of a lock in Redis; people copy it from there.
 _RUN = re.compile(r":run(:[0-9]+)?$")
@@ -53,12 +54,11 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
         UsageError: there is none, or it takes no lock.
     """
     app.loader.import_default_modules()
-    task = app.tasks.get(name)
-    if isinstance(task, SingletonTask) and not is_builtin(name):
-        return task
-    if task is not None:
+    exclusive: dict[str, SingletonTask] = {task.name: task for task in exclusive_tasks(app)}
+    if name in exclusive:
+        return exclusive[name]
+    if name in app.tasks:
         raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
-    exclusive = [other for other, it in app.tasks.items() if isinstance(it, SingletonTask) and not is_builtin(other)]
     close = difflib.get_close_matches(name, exclusive, n=3) or sorted(exclusive)[:10]
     known = f"did you mean {' or '.join(close)}?" if close else "the app has no exclusive task"
     raise click.UsageError(f"{name!r} is neither a key nor a task of this app; {known}")
