@@ -57,8 +57,8 @@ def ask(shop: Shop, *arguments: str, answer: str | None = None, **conf: Any) -> 
     """`celery locks <arguments>` in this process, for an app with two of the shop's tasks."""
     app = Celery(APP, set_as_current=False)
     app.conf.update({**shop.conf, **conf})
-    app.task(name=EXCLUSIVE, base=SingletonTask, lock_key=["job"], lock_name="job")(_exclusive)
-    app.task(name=f"{APP}.plain")(_exclusive)
+    app.task(name=EXCLUSIVE, shared=False, base=SingletonTask, lock_key=["job"], lock_name="job")(_exclusive)
+    app.task(name=f"{APP}.plain", shared=False)(_exclusive)
     context = CLIContext(app=app, no_color=True, workdir=None)
     return CliRunner().invoke(cli.locks, arguments, obj=context, input=answer, catch_exceptions=False)
 
