@@ -91,7 +91,7 @@ def answer(task: Any, done: Done) -> Any:
         ResultLost: the return value was too large to be kept, and the result backend has none.
         Exception: the recorded one.
     """
-    outcome, age = _loads(done)
+    outcome, age = loads(done)
     if outcome.state in _SILENT or not _is_awaited(task, task.request) or _is_recorded(task):
         logger.info("task %s[%s] is already done (%s); this copy is dropped", task.name, task.request.id, outcome.state)
         raise Ignore("already done")
@@ -110,7 +110,7 @@ def answer(task: Any, done: Done) -> Any:
     raise end if isinstance(end, Exception) else ResultLost(task.name, task.request.id, MAX_CONTENT)
 
 
-def _loads(done: Done) -> tuple[Outcome, float]:
+def loads(done: Done) -> tuple[Outcome, float]:
     """The outcome and its age in seconds; of what others wrote only that it is there."""
     head, _, content = done.record.partition(b"\n")
     try:

@@ -15,6 +15,7 @@ import enum
 import hashlib
 import inspect
 import json
+import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -80,6 +81,17 @@ def key_of_beat(prefix: str, name: str) -> str:
 def name_in(key: str) -> str:
     """The lock's name as far as a key shows it; the key itself where it was not made here."""
     return key.partition("{")[2].rpartition("}")[0].rpartition(":")[0] or key
+
+
+def shown_name(lock_name: str) -> str:
+    """A lock's name as its key shows it."""
+    shown = "".join("_" if char in "{}" or char.isspace() or not char.isprintable() else char for char in lock_name)
+    return shown[:MAX_SHOWN]
+
+
+def is_key(prefix: str, text: str) -> bool:
+    """Whether the text is a key as it is made here for locks with this prefix."""
+    return re.fullmatch(rf"{re.escape(prefix)}:[0-9]+:\{{[^{{}}]+:[0-9a-f]{{32}}\}}", text) is not None
 
 
 def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> None:
@@ -217,8 +229,7 @@ def _digest(content: bytes) -> str:
 
 def _key(prefix: str, lock_name: str, content: bytes) -> str:
     """What a store appends `:run` and the like to. The braces are Redis Cluster's hash tag."""
-    shown = "".join("_" if char in "{}" or char.isspace() or not char.isprintable() else char for char in lock_name)
-    return f"{prefix}:{VERSION}:{{{shown[:MAX_SHOWN]}:{_digest(encode(lock_name) + content)}}}"
+    return f"{prefix}:{VERSION}:{{{shown_name(lock_name)}:{_digest(encode(lock_name) + content)}}}"
 
 
 def _encode_arguments(task_name: str, arguments: Mapping[str, Any]) -> bytes:

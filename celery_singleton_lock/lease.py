@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockConflict, LockLost
@@ -21,6 +21,9 @@ from celery_singleton_lock.errors import LockConflict, LockLost
 OWNER_LENGTH = 32
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+
+#: Messages that a `Sight` shows at most.
+MARKS = 100
 
 #: The attempt (see `Holder.attempt`) of a message that is no retry and no replacement.
 FIRST = (0, 0)
@@ -61,6 +64,8 @@ class Holder:
         since: seconds since the epoch.
         replaced: how often `Task.replace` passed the task's id on before.
         process: see `process.identity`.
+        ttl: seconds that each renewal of the lease is good for; 0 where it is not renewed, as between two attempts, and
+            for a holder that does not hold it yet.
     """
 
     task_id: str | None = None
@@ -70,6 +75,7 @@ class Holder:
     since: float = 0.0
     replaced: int = 0
     process: str = ""
+    ttl: float = field(default=0.0, compare=False)
 
     @property
     def attempt(self) -> tuple[int, int]:
@@ -81,17 +87,17 @@ class Holder:
         """A name for the message, the same for each copy of it."""
         return f"{self.task_id}:{self.replaced}.{self.retries}"
 
-    def dumps(self) -> str:
-        """As it stands beside the owner in the lock's value."""
-        fields = [self.task_id, self.retries, self.node, self.pid, self.since, self.replaced, self.process]
+    def dumps(self, ttl: float = 0.0) -> str:
+        """As it stands beside the owner in the value of a lock that it holds with this ttl."""
+        fields = [self.task_id, self.retries, self.node, self.pid, self.since, self.replaced, self.process, ttl]
         return _encode(fields)
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:
         """The holder as written by `dumps`; None when somebody else wrote it."""
         try:
-            task_id, retries, node, pid, since, replaced, process = json.loads(text)
-            return cls(task_id, int(retries), node, int(pid), float(since), int(replaced), str(process))
+            task_id, retries, node, pid, since, replaced, process, ttl = json.loads(text)
+            return cls(task_id, int(retries), node, int(pid), float(since), int(replaced), str(process), float(ttl))
         except (ValueError, TypeError):
             return None
 
@@ -108,14 +114,16 @@ class Held:
     Attributes:
         holder: who has it; None when the value is not one that this package wrote.
         owner: of the hold.
-        remaining: seconds until the lease ends unless it is renewed.
+        remaining: seconds until the lease ends unless it is renewed; infinite for a stranger's value that does not end.
         slot: where in a semaphore that is; None when it was not told.
+        waiters: how many wait for the lock, as far as a store tells that: a look does, an acquire does not.
     """
 
     holder: Holder | None
     owner: str
     remaining: float
     slot: int | None = None
+    waiters: int = 0
 
     def lease(self, key: str, *, ttl: float, limit: int = 1) -> Lease:
         """The hold, for those who free it in the holder's stead."""
@@ -152,6 +160,24 @@ class Mark:
     message: str
     record: bytes
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """All that a store has of one key.
+
+    Attributes:
+        holds: by whom it is held, in the order of the slots.
+        fence: the last fencing token that was given out; None when that is forgotten, or there was none.
+        waiters: how many wait for it.
+        marks: the messages that are remembered as carried out, the latest first, and for how many seconds still; at
+            most `MARKS`, and the beginnings of their records.
+    """
+
+    holds: tuple[Held, ...]
+    fence: int | None
+    waiters: int
+    marks: tuple[Mark, ...]
 
 
 @dataclass(frozen=True, slots=True)

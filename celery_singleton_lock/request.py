@@ -62,6 +62,12 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         lock = self._lock()
         return None if lock is None else self._lease(lock, self._owner)
 
+    @property
+    def is_stopped_when_lost(self) -> bool:
+        """Whether its task is stopped when it has lost its lock, and not only told."""
+        lock = self._lock()
+        return lock is not None and lock[0].on_lock_lost == "abort"
+
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool has begun with it."""
         super().on_accepted(pid, time_accepted)

@@ -18,6 +18,7 @@ from celery.concurrency import prefork
 from celery.signals import worker_process_shutdown, worker_shutdown
 from celery.utils.log import get_logger
 
+import celery_singleton_lock.control  # noqa: F401 - registers its commands
 from celery_singleton_lock import audit, process
 from celery_singleton_lock.children import Children, free
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable

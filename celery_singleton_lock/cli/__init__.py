@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import audit, doctor, explain, exporter, held, stats, timeline
+from celery_singleton_lock.cli import audit, doctor, explain, exporter, free, held, show, stats, timeline
 
 __all__ = ["locks"]
 
 
 @click.group()
 def locks() -> None:
-    """Look at the locks of exclusive tasks, and at who leads beat."""
+    """Look at the locks of exclusive tasks, and at who leads beat; free what was left behind."""
 
 
 locks.add_command(held.list_)
+locks.add_command(show.show)
+locks.add_command(free.release)
+locks.add_command(free.clear)
 locks.add_command(stats.stats)
 locks.add_command(exporter.exporter)
 locks.add_command(timeline.timeline)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import click
 from celery.bin.base import CeleryOption
 
-from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime
 
+#: An option of ours.
+option = partial(click.option, cls=CeleryOption, help_group="Locks")
+
 #: Every command takes it.
-as_json = click.option(
-    "--json", "as_json", cls=CeleryOption, is_flag=True, help_group="Locks", help="One JSON object per line."
-)
+as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
 @contextmanager
@@ -29,5 +33,10 @@ def runtime_of(ctx: click.Context) -> Iterator[Runtime]:
         if runtime.settings.backend.startswith("memory://"):
             raise click.ClickException("memory:// locks are in each process of its own, and cannot be seen from here")
         yield runtime
-    except (InvalidOption, LockUnavailable) as error:
+    except SingletonLockError as error:
         raise click.ClickException(str(error)) from error
+
+
+def say_json(fields: dict[str, Any]) -> None:
+    """One object, on a line of its own."""
+    click.echo(json.dumps(fields))

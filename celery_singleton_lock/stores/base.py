@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol
 
 from celery_singleton_lock.entry import Entry
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight
 
 
 class Bell(Protocol):
@@ -186,6 +186,13 @@ class Store(Protocol):
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
         """The locks that are held, with their keys: those whose key begins with `prefix` and a colon.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
+
+    def sight(self, key: str) -> Sight:
+        """All that there is of one key, whatever its limit. Looks through all keys, and so is for people.
 
         Raises:
             LockUnavailable: no answer, or an error.

@@ -2,7 +2,7 @@
 
 One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
 `<base>:run:1` and so on). Beside it, all with a time to live and all in one hash slot: `:fence` (the counter of fencing
-tokens), `:waiting` (somebody waits), `:wake` (a list that a release pushes to, so that exactly one waiter wakes),
+tokens), `:waiting` (who waits), `:wake` (a list that a release pushes to, so that exactly one waiter wakes),
 `:done:<message>` for each message that was carried out, and on the nodes of a Redlock `:over:<owner>` for an owner that
 must not come back. Beside the lock of beat's leader there are `:ledger` (a hash of the last run of each entry) and
 `:claim:<entry>:` for what is being sent.
@@ -25,7 +25,8 @@ from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
 from celery_singleton_lock.stores.base import Written
 
-#: Seconds that ":waiting" outlives the look that set it: longer than `bell.SLICE`, so that it is never missed.
+#: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
+#: It holds who looked, and when by the clock of their host: that is for people.
 WAITING_TTL = 6.0
 
 #: Seconds that an unclaimed wake-up is kept.
@@ -122,6 +123,26 @@ def wake_key(key: str) -> str:
     return _beside(key, "wake")
 
 
+def fence_key(key: str) -> str:
+    """The counter of fencing tokens."""
+    return _beside(key, "fence")
+
+
+def waiting_since() -> Command:
+    """The range of `:waiting` in which those are who still wait."""
+    return _ms(clock.wall() - WAITING_TTL), "+inf"
+
+
+def waiting_key(key: str) -> str:
+    """Who waits: a sorted set of owners."""
+    return _beside(key, "waiting")
+
+
+def done_key(key: str, message: str) -> str:
+    """What is remembered of a message that was carried out."""
+    return _beside(key, f"done:{message}")
+
+
 def ledger_key(key: str) -> str:
     """The hash of what beat has sent."""
     return _beside(key, "ledger")
@@ -139,7 +160,7 @@ def acquire(
     replicas: tuple[int, float] | None = None,
 ) -> Call:
     """See `Store.acquire`, for some slots of a semaphore."""
-    beside = (_beside(key, "fence"), _beside(key, "waiting"), _beside(key, f"done:{holder.message}"))
+    beside = (fence_key(key), waiting_key(key), done_key(key, holder.message))
     keys = [*beside, *(run_key(key, slot) for slot in slots)]
     return Call(_ACQUIRE, keys, _acquire_args(owner, ttl, holder, waiting, once, len(slots)), replicas)
 
@@ -183,8 +204,8 @@ def attempt_of(owner: str, number: int) -> str:
 def _acquire_args(owner: str, ttl: float, holder: Holder, waiting: bool, once: bool, slots: int) -> list[object]:
     heir = heir_of(holder) if holder.attempt > FIRST else ""
     task = f"[{json.dumps(holder.task_id)}," if slots > 1 and holder.task_id is not None else ""
-    waiting_ms = _ms(WAITING_TTL) if waiting else 0
-    return [owner, heir, holder.dumps(), _ms(ttl), fence_ms(ttl), waiting_ms, task, int(once), slots, "", ""]
+    waiter = (_ms(WAITING_TTL), _ms(clock.wall())) if waiting else (0, 0)
+    return [owner, heir, holder.dumps(ttl), _ms(ttl), fence_ms(ttl), *waiter, task, int(once), slots, "", ""]
 
 
 def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
@@ -204,7 +225,7 @@ def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None)
 
 def _released(lease: Lease, owner: str, mark: Mark | None, heir: Heir | None, *, over: float, wake: float) -> Call:
     key, done = lease.key, mark.message if mark else ""
-    keys = [_beside(key, "waiting"), wake_key(key), _beside(key, f"done:{done}"), _over_key(key, owner)]
+    keys = [waiting_key(key), wake_key(key), done_key(key, done), _over_key(key, owner)]
     args: list[object] = [owner, _ms(wake) if wake else 0, "", 0, "", 0, _ms(over) if over else 0, lease.limit]
     if mark is not None:
         args[2:4] = mark.record, _ms(mark.seconds)
@@ -240,7 +261,7 @@ def put_back(leases: Sequence[Lease]) -> Call:
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
     """Lift the counter of fencing tokens on one node to `fence`, if the lock is ours there."""
-    return Call(_RAISE, [_beside(key, "fence"), run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
+    return Call(_RAISE, [fence_key(key), run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
 
 
 def wake(key: str) -> Call:

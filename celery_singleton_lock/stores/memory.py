@@ -6,11 +6,11 @@ import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, heir_of
+from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores.base import Refused, Written
 
 
@@ -57,7 +57,8 @@ class MemoryStore:
                 slot = _slot_for(holder, live, limit)
                 if slot is None:
                     return _blocker(holder, live, sent_at)
-                self._entries.setdefault(key, {})[slot] = _Entry(owner, holder, next(self._fences), 0.0)
+                kept = replace(holder, ttl=ttl)
+                self._entries.setdefault(key, {})[slot] = _Entry(owner, kept, next(self._fences), 0.0)
             entry = self._entries[key][slot]
             entry.expires_at = sent_at + ttl
             return Lease(key, owner, ttl=ttl, fence=entry.fence, sent_at=sent_at, limit=limit, slot=slot)
@@ -106,15 +107,22 @@ class MemoryStore:
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         with self._mutex:
-            now = clock.now()
-            return [Held(it.holder, it.owner, it.expires_at - now, slot) for slot, it in self._live(key).items()]
+            return self._held(key)
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
         with self._mutex:
-            now, keys = clock.now(), [key for key in self._entries if key.startswith(f"{prefix}:")]
-            live = [(key, slot, entry) for key in keys for slot, entry in self._live(key).items()]
-        for key, slot, entry in live:
-            yield key, Held(entry.holder, entry.owner, entry.expires_at - now, slot)
+            keys = [key for key in self._entries if key.startswith(f"{prefix}:")]
+            found = [(key, held) for key in keys for held in self._held(key)]
+        yield from found
+
+    def sight(self, key: str) -> Sight:
+        with self._mutex:
+            self._forget_old_marks()
+            now, waiters = clock.now(), len(self._waiting.get(key, ()))
+            fences = [entry.fence for entry in self._live(key).values()]
+            latest = sorted(self._marks.items(), key=lambda mark: mark[1][1], reverse=True)
+            marks = [Mark(message, *(record, until - now)) for (of, message), (record, until) in latest if of == key]
+            return Sight(tuple(self._held(key)), max(fences, default=None), waiters, tuple(marks[:MARKS]))
 
     def ledger(self, key: str) -> _MemoryLedger:
         return self._ledgers.setdefault(key, _MemoryLedger())
@@ -144,12 +152,22 @@ class MemoryStore:
             self._entries.pop(key, None)
         return live
 
+    def _held(self, key: str) -> list[Held]:
+        now, waiters, live = clock.now(), len(self._waiting.get(key, ())), self._live(key)
+        return [
+            Held(live[slot].holder, live[slot].owner, live[slot].expires_at - now, slot, waiters)
+            for slot in sorted(live)
+        ]
+
     def _done(self, key: str, message: str) -> Done | None:
+        self._forget_old_marks()
+        found = self._marks.get((key, message))
+        return None if found is None else Done(found[0], found[1] - clock.now())
+
+    def _forget_old_marks(self) -> None:
         now = clock.now()
         for place in [place for place, (_, until) in self._marks.items() if until <= now]:
             del self._marks[place]
-        found = self._marks.get((key, message))
-        return None if found is None else Done(found[0], found[1] - now)
 
 
 class _MemoryBell:

@@ -26,13 +26,13 @@ from redis.exceptions import (
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
-from celery_singleton_lock.stores.scan import entries, holds, look
+from celery_singleton_lock.stores.scan import entries, holds, look, sight
 from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import TooFewReplicas
 
@@ -147,6 +147,9 @@ class RedisStore:
                 yield from holds(server, prefix)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
+
+    def sight(self, key: str) -> Sight:
+        return self._patiently(lambda: sight(self._servers.server_of(calls.run_key(key)), key))
 
     def ledger(self, key: str) -> RedisLedger:
         def ask(call: calls.Call) -> list[Any]:

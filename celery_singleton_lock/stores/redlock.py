@@ -29,13 +29,13 @@ from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, heir_of
+from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
-from celery_singleton_lock.stores.scan import entries, holds, look
+from celery_singleton_lock.stores.scan import entries, holds, look, sight
 from celery_singleton_lock.stores.server import Server, told
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
@@ -216,11 +216,23 @@ class RedlockStore:
         return _NodesBell(key, self._nodes, self.server)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
-        found = self._from_each(lambda server: [(key, held) for held in look(server, key, limit)])
-        return [held for _, held in found]
+        found = self._reachable(
+            lambda server: [(key, held) for held in look(server, key, limit)], at_least=self._quorum
+        )
+        return [held for _, held in self._agreed(found)]
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        yield from self._from_each(lambda server: holds(server, prefix))
+        yield from self._agreed(self._reachable(lambda server: [*holds(server, prefix)], at_least=self._quorum))
+
+    def sight(self, key: str) -> Sight:
+        sights = self._reachable(lambda server: sight(server, key), at_least=self._quorum)
+        marks = {mark.message: mark for it in sights for mark in sorted(it.marks, key=lambda mark: mark.seconds)}
+        return Sight(
+            tuple(held for _, held in self._agreed([(key, held) for held in it.holds] for it in sights)),
+            max((it.fence for it in sights if it.fence is not None), default=None),
+            max(it.waiters for it in sights),
+            tuple(sorted(marks.values(), key=lambda mark: mark.seconds, reverse=True)[:MARKS]),
+        )
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[bytes]:
@@ -262,11 +274,11 @@ class RedlockStore:
                     errors[index] = told(error)
         raise self._unavailable(errors)
 
-    def _reachable(self, reading: Callable[[Server], T]) -> list[T]:
-        """What each node shows that answers.
+    def _reachable(self, reading: Callable[[Server], T], *, at_least: int = 1) -> list[T]:
+        """What each node shows that answers, one after the other.
 
         Raises:
-            LockUnavailable: none does.
+            LockUnavailable: fewer do than so many.
         """
         found: list[T] = []
         errors: dict[int, str] = {}
@@ -275,26 +287,23 @@ class RedlockStore:
                 found.append(reading(node.server))
             except (RedisError, OSError) as error:
                 errors[index] = told(error)
-        if not found:
+        if len(found) < at_least:
             raise self._unavailable(errors)
         return found
 
-    def _from_each(self, ask: Callable[[Server], Iterable[tuple[str, Held]]]) -> Iterator[tuple[str, Held]]:
-        """What a majority of the nodes shows; one node after the other."""
-        found: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
-        errors: dict[int, str] = {}
-        for index, node in enumerate(self._nodes):
-            try:
-                for key, held in ask(node.server):
-                    found[key, held.slot, calls.attempt_of(held.owner, 0)].append(held)
-            except (RedisError, OSError) as error:
-                errors[index] = told(error)
-        if len(self._nodes) - len(errors) < self._quorum:
-            raise self._unavailable(errors)
-        for (key, slot, owner), each in found.items():
+    def _agreed(self, found: Iterable[Iterable[tuple[str, Held]]]) -> Iterator[tuple[str, Held]]:
+        """What a majority of the nodes shows, of what each does."""
+        by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
+        for of_node in found:
+            # A search may come upon a key twice.
+            once = {(key, held.slot, calls.attempt_of(held.owner, 0)): held for key, held in of_node}
+            for place, held in once.items():
+                by_owner[place].append(held)
+        for (key, slot, owner), each in by_owner.items():
             if len(each) >= self._quorum:
                 holder = next((held.holder for held in each if held.holder is not None), None)
-                yield key, Held(holder, owner, max(held.remaining for held in each), slot)
+                remaining, waiters = max(held.remaining for held in each), max(held.waiters for held in each)
+                yield key, Held(holder, owner, remaining, slot, waiters)
 
     def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
         """What was found; the last votes where that is not clear."""

@@ -1,14 +1,21 @@
-"""A look at the locks that one server holds, and at the ledgers; none blocks the server."""
+"""A look at the locks that one server holds, and at the ledgers; none blocks the server.
+
+Where there are many keys, they are looked for step by step, and what a step has found is asked for in one round trip.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 from redis.exceptions import ResponseError
 
-from celery_singleton_lock.lease import Held
+from celery_singleton_lock.lease import MARKS, Held, Mark, Sight
 from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.calls import Command
 from celery_singleton_lock.stores.server import Server
 
 #: Keys, or entries, that the server looks at in one step.
@@ -21,8 +28,7 @@ def look(server: Server, key: str, limit: int) -> list[Held]:
     Raises:
         RedisError, OSError: no answer, or an error.
     """
-    found = ((slot, _hold(server, calls.run_key(key, slot))) for slot in range(limit))
-    return [replace(held, slot=slot) for slot, held in found if held is not None]
+    return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(limit)]) if held is not None]
 
 
 def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
@@ -31,21 +37,41 @@ def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
     Raises:
         RedisError, OSError: no answer, or an error.
     """
-    cursor, pattern = b"0", f"{prefix}:*:run*"
-    while True:
-        cursor, names = server.command("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)
-        for name in names:
-            key, found, slot = name.decode(errors="replace").rpartition(":run")
-            if not found or (slot and not slot[1:].isdigit()):
-                continue
-            try:
-                held = _hold(server, name)
-            except ResponseError:
-                continue  # A foreign key of another type.
+    for names in _named(server, f"{prefix}:*:run*"):
+        places = [place for name in names if (place := _Place.of(name)) is not None]
+        for place, held in zip(places, _looked_up(server, places, others=True), strict=True):
             if held is not None:
-                yield key, replace(held, slot=int(slot[1:] or 0))
-        if cursor == b"0":
-            return
+                yield place.key, held
+
+
+def sight(server: Server, key: str) -> Sight:
+    """All that there is of one key.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
+    done = calls.done_key(key, "")
+    places: set[_Place] = set()
+    marks: dict[str, int] = {}
+    for names in _named(server, f"{_literally(key)}:*"):
+        places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
+        messages = [name for name in names if name.startswith(done)]
+        marks.update(zip(messages, _ask_each(server, [("PTTL", name) for name in messages]), strict=True))
+    latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MARKS]
+    held = _looked_up(server, sorted(places, key=lambda place: place.slot))
+    about: list[Command] = [("GET", calls.fence_key(key)), ("ZCOUNT", calls.waiting_key(key), *calls.waiting_since())]
+    # A record may hold a return value of some KiB.
+    fence, waiters, *records = _ask_each(server, [*about, *(("GETRANGE", name, 0, 127) for name in latest)])
+    return Sight(
+        tuple(it for it in held if it is not None),
+        _number(fence),
+        _count(waiters),
+        tuple(
+            Mark(name.removeprefix(done), record, marks[name] / 1000)
+            for name, record in zip(latest, records, strict=True)
+            if isinstance(record, bytes) and marks[name] > 0
+        ),
+    )
 
 
 def entries(server: Server, key: str) -> Iterator[bytes]:
@@ -62,12 +88,77 @@ def entries(server: Server, key: str) -> Iterator[bytes]:
             return
 
 
-def _hold(server: Server, name: str | bytes) -> Held | None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a lock may be."""
+
+    key: str
+    slot: int
+
+    @classmethod
+    def of(cls, name: str) -> _Place | None:
+        """The place of this name; None if no lock of ours can be there."""
+        key, found, slot = name.rpartition(":run")
+        if not found or (slot and not re.fullmatch(":[1-9][0-9]*", slot, re.ASCII)):
+            return None
+        return cls(key, int(slot[1:] or 0))
+
+
+def _named(server: Server, pattern: str) -> Iterator[list[str]]:
+    """The keys of such names, step by step; some perhaps more than once."""
+    cursor = b"0"
+    while True:
+        cursor, names = server.command("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)
+        yield [name.decode(errors="replace") for name in names]
+        if cursor == b"0":
+            return
+
+
+def _looked_up(server: Server, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
+    """Who holds each of the places, None where nobody does.
+
+    Args:
+        server: where they are.
+        places: where to look.
+        others: whether values of another type may be there, which are nobody's lock; an error unless that is said.
+    """
+    ways = [(place, calls.run_key(place.key, place.slot)) for place in places]
+    since = calls.waiting_since()
+    asked = [(("GET", name), ("PTTL", name), ("ZCOUNT", calls.waiting_key(it.key), *since)) for it, name in ways]
+    answers = _ask_each(server, [*chain.from_iterable(asked)])
+    found: list[Held | None] = []
+    for (place, name), value, pttl, waiters in zip(ways, answers[::3], answers[1::3], answers[2::3], strict=True):
+        if isinstance(value, Exception) and not others:
+            raise ResponseError(f"what is at {name} is no lock: {value}")
+        if not isinstance(value, bytes):
+            found.append(None)  # It is gone by now, or of another type.
+            continue
+        held = replace(calls.held(value, pttl), slot=place.slot, waiters=_count(waiters))
+        found.append(replace(held, remaining=float("inf")) if pttl == -1 else held)
+    return found
+
+
+def _ask_each(server: Server, commands: Sequence[Command]) -> list[Any]:
+    """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+    answers: list[Any] = []
     with server.stream() as stream:
-        stream.send(("GET", name))
-        stream.send(("PTTL", name))
-        try:
-            value = stream.read()
-        finally:
-            pttl = stream.read()
-    return None if value is None else calls.held(value, pttl)
+        stream.send_each(commands)
+        for _ in commands:
+            try:
+                answers.append(stream.read())
+            except ResponseError as error:
+                answers.append(error)
+    return answers
+
+
+def _count(answer: object) -> int:
+    return answer if isinstance(answer, int) else 0
+
+
+def _number(answer: object) -> int | None:
+    return int(answer) if isinstance(answer, bytes) and answer.isdigit() else None
+
+
+def _literally(text: str) -> str:
+    """A pattern of Redis that only this text matches."""
+    return re.sub(r"([\\*?\[\]^])", r"\\\1", text)

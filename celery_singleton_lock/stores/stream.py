@@ -11,7 +11,7 @@ import encodings.idna  # noqa: F401 - or the first look-up of a host does it, ma
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -95,13 +95,17 @@ class Stream:
         """Send a command; `read` gives its answer, after those to what was sent before."""
         self.send_packed(hiredis.pack_command(command))
 
-    def send_packed(self, command: bytes) -> None:
-        """As `send`, for a command as it goes over the wire."""
+    def send_each(self, commands: Sequence[Command]) -> None:
+        """Send some commands at once, whose answers are read one by one."""
+        self.send_packed(b"".join(map(hiredis.pack_command, commands)), len(commands))
+
+    def send_packed(self, command: bytes, count: int = 1) -> None:
+        """As `send`, for a command as it goes over the wire, or for several."""
         try:
             self._socket.sendall(command)
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
-        self.unanswered += 1
+        self.unanswered += count
 
     def read(self) -> Any:
         """The next answer.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight, new_owner
 from celery_singleton_lock.stores import Store
 
 KEY = "contract:{job:1}"
@@ -30,9 +31,10 @@ def taken(store: Store, *, ttl: float = TTL) -> Lease:
 
 def until_free(store: Store) -> Lease:
     """Wait as an execution does, and take the lock."""
+    owner = new_owner()
     with store.bell(KEY) as bell:
         while True:
-            found = acquire(store, waiting=True)
+            found = acquire(store, owner=owner, waiting=True)
             if isinstance(found, Lease):
                 return found
             bell.wait(found.remaining + 0.002)
@@ -301,3 +303,69 @@ def test_holds_are_found_by_prefix(store: Store) -> None:
     assert 0 < held.remaining <= TTL
     store.release(lease)
     assert dict(store.holds("contract")) == {}
+
+
+class TestSight:
+    def test_of_a_key_that_nobody_ever_used(self, store: Store) -> None:
+        assert store.sight(KEY) == Sight((), None, 0, ())
+
+    def test_of_a_held_lock(self, store: Store) -> None:
+        lease = taken(store)
+        sight = store.sight(KEY)
+        (held,) = sight.holds
+        assert (held.holder, held.owner, held.slot) == (ME, lease.owner, 0)
+        assert held.holder is not None
+        assert held.holder.ttl == TTL, "what a renewal is good for"
+        assert (sight.fence, sight.waiters) == (lease.fence, 0)
+
+    def test_of_each_slot_of_a_semaphore_in_order(self, store: Store) -> None:
+        holders = [Holder(f"task-{number}") for number in range(3)]
+        for holder in holders:
+            store.acquire(KEY, new_owner(), ttl=TTL, holder=holder, limit=3)
+        assert [(held.slot, held.holder) for held in store.sight(KEY).holds] == [*enumerate(holders)]
+
+    def test_has_the_messages_that_were_carried_out(self, store: Store) -> None:
+        for message in ("one", "two"):
+            store.release(taken(store), mark=Mark(message, b"record", 60.0))
+            clock.sleep(0.01)
+        marks = store.sight(KEY).marks
+        assert [(mark.message, mark.record) for mark in marks] == [("two", b"record"), ("one", b"record")], (
+            "latest first"
+        )
+        assert all(0 < mark.seconds <= 60 for mark in marks)
+
+    def test_has_nothing_of_other_keys(self, store: Store) -> None:
+        odd = "contract:{job*[a-z]?\\:1}"
+        for key in (KEY, f"{KEY}:run", odd.replace("*", "x")):
+            store.acquire(key, new_owner(), ttl=TTL, holder=ME)
+        assert store.sight(odd).holds == ()
+        assert isinstance(store.acquire(odd, new_owner(), ttl=TTL, holder=ME), Lease)
+        assert len(store.sight(odd).holds) == 1
+        assert len(store.sight(KEY).holds) == 1
+
+    def test_lock_that_is_kept_for_a_message_is_renewed_by_nobody(self, store: Store) -> None:
+        store.release(taken(store), heir=Heir(replace(ME, retries=3), TTL))
+        (held,) = store.sight(KEY).holds
+        assert held.holder is not None
+        assert held.holder.ttl == 0
+
+
+def test_waiters_are_counted_while_they_wait(store: Store) -> None:
+    lease = taken(store)
+    waiting = [threading.Thread(target=lambda: store.release(until_free(store))) for _ in range(3)]
+    for waiter in waiting:
+        waiter.start()
+    wait_for(lambda: store.sight(KEY).waiters == 3)
+    assert [held.waiters for _, held in store.holds("contract")] == [3]
+    assert [held.waiters for held in store.look(KEY)] == [3]
+    store.release(lease)
+    for waiter in waiting:
+        waiter.join(30)
+    wait_for(lambda: store.sight(KEY).waiters == 0)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = clock.now() + 30
+    while not true():
+        assert clock.now() < deadline
+        clock.sleep(0.01)

@@ -1,85 +1,208 @@
-"""`celery locks`, as an operator runs it."""
+"""`celery locks list` and `show`, as an operator runs them."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from celery_singleton_lock import keys
+from celery_singleton_lock.lease import Holder, new_owner
+from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.beats import APP, studio
+from tests.integration.beats import APP as BEAT_APP
+from tests.integration.beats import studio
 from tests.integration.conftest import Shop, until
-from tests.integration.workers import ROOT, environment
+from tests.integration.operators import EXCLUSIVE, ask, environment_of, locks, of_shop, program
+from tests.integration.workers import ROOT
 
 
-def locks(*arguments: str, app: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "celery", "-A", app, "locks", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
+    shown = ask(shop, "list", "--json", *arguments)
+    assert shown.exit_code == 0, shown.stderr
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+class TestList:
+    def test_shows_who_holds_what(self, shop: Shop) -> None:
+        (worker,) = shop.start("one")
+        result = shop.send("exclusive", "report", 6.0)
+        (run,) = shop.record.wait_for(starts=1)
+        (line,) = listed(shop)
+        assert line["task_id"] == result.id
+        assert line["name"] == "job", "its lock_name"
+        assert (line["node"], line["pid"], line["slot"]) == (worker.name, run.pid, 0)
+        assert 0 <= line["held_for"] < 60
+        assert 0 < line["expires_in"] <= line["ttl"] == 2.0
+        assert (line["waiters"], line["scope"]) == (0, "while_executing")
+        titles, row = ask(shop, "list").stdout.splitlines()
+        assert titles.startswith("KEY ")
+        assert row.split()[:4] == [line["key"], result.id, worker.name, str(run.pid)]
+        result.get(timeout=30)
+        nothing = ask(shop, "list")
+        assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "No lock is held.\n")
+
+    def test_shows_only_what_is_asked_for(self, shop: Shop) -> None:
+        (worker,) = shop.start("one")
+        shop.send("exclusive", "report", 30.0)
+        shop.record.wait_for(starts=1)
+        assert len(listed(shop, "--task", EXCLUSIVE, "--node", "one@*", "--older-than", "0")) == 1
+        assert listed(shop, "--older-than", "1000") == []
+        worker.kill()
+
+    def test_shows_who_waits(self, shop: Shop) -> None:
+        shop.start("one", concurrency=3)
+        first, *_ = [shop.send("waiting", "report", 20.0) for _ in range(3)]
+        shop.record.wait_for(starts=1)
+        until(lambda: [line["waiters"] for line in listed(shop)] == [2])
+        del first
+
+    def test_shows_the_leader_of_beat(self, own_redis: RedisServer, tmp_path: Path) -> None:
+        with studio(own_redis, own_redis, tmp_path) as beats:
+            first, _ = beats.start("first", "second")
+            shown = locks("list", "--json", app=BEAT_APP, env=beats.environment())
+            (line,) = map(json.loads, shown.stdout.splitlines())
+            assert line["name"] == f"beat:{BEAT_APP}"
+            assert line["pid"] == first.process.pid
+            _, row = locks("list", app=BEAT_APP, env=beats.environment()).stdout.splitlines()
+            assert row.split()[1] == "leader"
+
+    def test_passes_over_values_that_are_not_ours(self, shop: Shop) -> None:
+        with shop.locks() as client:
+            client.set("singleton_lock:1:{foreign:x}:run", "somebody", ex=60)
+            client.set("singleton_lock:no-braces:run", "x" * 40, ex=60)
+            client.rpush("singleton_lock:1:{list:x}:run", "x")
+            client.expire("singleton_lock:1:{list:x}:run", 60)
+        shown = ask(shop, "list")
+        assert shown.exit_code == 0, shown.stderr
+        assert [line.split()[:2] for line in shown.stdout.splitlines()[1:]] == [
+            ["singleton_lock:1:{foreign:x}", "unknown"],
+            ["singleton_lock:no-braces", "unknown"],
+        ]
+
+    def test_watching_goes_on_until_ctrl_c(self, shop: Shop, tmp_path: Path) -> None:
+        with (
+            (tmp_path / "errors").open("w+") as errors,
+            subprocess.Popen(
+                program("locks", "list", "--watch", "--interval", "0.2", "--json"),
+                cwd=ROOT,
+                env={**os.environ, **environment_of(shop)},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as watching,
+        ):
+            assert watching.stdout is not None
+            store = open_url(shop.conf["singleton_lock_backend"])
+            key = keys.key_of_text("singleton_lock", "watched", "1")
+            store.acquire(key, new_owner(), ttl=60, holder=Holder("mine", node="here", pid=1))
+            for _ in range(2):
+                assert json.loads(watching.stdout.readline())["task_id"] == "mine"
+            watching.send_signal(signal.SIGINT)
+            watching.communicate(timeout=30)
+            assert watching.returncode == 0
+            errors.seek(0)
+            assert errors.read() == ""
+
+    def test_a_hundred_thousand_locks_are_listed_in_small_steps(self, own_redis: RedisServer, shop_on: Any) -> None:
+        shop = shop_on(own_redis)
+        with own_redis.client(2) as client:
+            # A value as ours are, under as many keys; and as many keys that are no locks.
+            value = new_owner() + Holder("task", 0, "node", 1, 1.0).dumps(30.0)
+            make = """for i = 1, 100000 do
+                local key = 'singleton_lock:1:{job:' .. string.format('%032d', i) .. '}'
+                redis.call('SET', key .. ':run', ARGV[1], 'PX', 600000)
+                redis.call('SET', key .. ':fence', i, 'PX', 600000) end"""
+            client.config_set("lua-time-limit", 60_000)
+            client.connection_pool.connection_kwargs["socket_timeout"] = 60
+            client.eval(make, 0, value)
+            client.config_resetstat()
+            client.config_set("slowlog-log-slower-than", 0)
+            client.config_set("slowlog-max-len", 1)
+            shown = ask(shop, "list", "--json")
+            assert shown.exit_code == 0, shown.stderr
+            assert len(shown.stdout.splitlines()) == 100_000
+            used = {
+                name.removeprefix("cmdstat_"): stats["calls"] for name, stats in client.info("commandstats").items()
+            }
+        # What would look at everything at once, or at many keys in one go, is not among them; the others are of the
+        # connections, and of this test.
+        ours = {"scan", "get", "pttl", "zcount"}
+        others = {"hello", "auth", "select", "client", "config", "info", "slowlog"}
+        assert {name.partition("|")[0] for name in used} - others == ours
+        assert used["scan"] >= 200_000 / 500, "so that each looks at 500 keys"
+        assert used["get"] < 101_000
+
+
+class TestShow:
+    def test_tells_all_of_a_key_and_of_a_call(self, redis_server: RedisServer, shop_on: Any) -> None:
+        shop = shop_on(redis_server, singleton_lock_ttl=60.0)
+        (worker,) = shop.start("one")
+        first = shop.send("exclusive", "report", 0.01)
+        first.get(timeout=30)
+        second = shop.send("exclusive", "report", 30.0)
+        run = shop.record.wait_for(starts=2)[-1]
+        shown = ask(shop, "show", "--json", EXCLUSIVE, "report")
+        assert shown.exit_code == 0, shown.stderr
+        told = json.loads(shown.stdout)
+        (line,) = told["held"]
+        assert (line["task_id"], line["node"], line["pid"]) == (second.id, worker.name, run.pid)
+        assert (told["fence"], told["waiters"]) == (run.fence, 0)
+        (done,) = told["done"]
+        assert (done["message"], done["state"]) == (f"{first.id}:0.0", "SUCCESS")
+        for_people = ask(shop, "show", f"{told['key']}:run").stdout
+        assert f"held by  task {second.id} on {worker.name} (pid {run.pid})" in for_people
+        assert f"fence    {run.fence}" in for_people
+        assert f"done     message {first.id}:0.0: SUCCESS" in for_people
+        worker.kill()
+        until(lambda: "; that process is over" in ask(shop, "show", told["key"]).stdout)
+
+    def test_of_a_free_lock_says_so(self, shop: Shop) -> None:
+        shown = ask(shop, "show", EXCLUSIVE, "never")
+        assert shown.exit_code == 0
+        assert "held by  nobody" in shown.stdout
+
+    @pytest.mark.parametrize(
+        ("words", "reason"),
+        [
+            (["tests.integration.app.exclusive_", "x"], "did you mean tests.integration.app.exclusive"),
+            (["tests.integration.app.plain", "x"], "is not exclusive"),
+            ([EXCLUSIVE], "missing a required argument: 'job'"),
+            ([EXCLUSIVE, "a", "b", "c", "d"], "too many positional arguments"),
+            (["other:1:{job:x}"], "is no key of a lock of this app"),
+        ],
     )
-
-
-def of_shop(shop: Shop, *arguments: str, **conf: Any) -> subprocess.CompletedProcess[str]:
-    env = environment({**shop.conf, **conf}, events=shop.events, record=shop.record.path)
-    return locks(*arguments, app="tests.integration.app", env=env)
-
-
-def test_list_shows_who_holds_what(shop: Shop) -> None:
-    (worker,) = shop.start("one")
-    result = shop.send("exclusive", "report", 300.0)
-    (run,) = shop.record.wait_for(starts=1)
-    shown = of_shop(shop, "list", "--json")
-    (line,) = map(json.loads, shown.stdout.splitlines())
-    assert line["task_id"] == result.id
-    assert line["name"] == "job", "its lock_name"
-    assert (line["node"], line["pid"]) == (worker.name, run.pid)
-    assert 0 <= line["held_for"] < 60
-    assert 0 < line["expires_in"] <= 2.0
-    for_people = of_shop(shop, "list").stdout
-    assert f"task {result.id} on {worker.name} (pid {run.pid})" in for_people
-    assert line["key"] in for_people
-    shop.app.control.revoke(result.id, terminate=True)
-    until(lambda: not shop.held())
-    assert of_shop(shop, "list").stdout == ""
-
-
-def test_list_shows_the_leader_of_beat(own_redis: RedisServer, tmp_path: Path) -> None:
-    with studio(own_redis, own_redis, tmp_path) as beats:
-        first, _ = beats.start("first", "second")
-        shown = locks("list", "--json", app=APP, env=beats.environment())
-        (line,) = map(json.loads, shown.stdout.splitlines())
-        assert line["name"] == f"beat:{APP}"
-        assert line["pid"] == first.process.pid
-        assert f"beat:{APP}  leader on beat@" in locks("list", app=APP, env=beats.environment()).stdout
-
-
-def test_list_of_values_that_are_not_ours(shop: Shop) -> None:
-    with shop.locks() as client:
-        client.set("singleton_lock:1:{foreign:x}:run", "somebody", ex=60)
-        client.set("singleton_lock:no-braces:run", "x" * 40, ex=60)
-        client.rpush("singleton_lock:1:{list:x}:run", "x")
-        client.expire("singleton_lock:1:{list:x}:run", 60)
-    shown = of_shop(shop, "list")
-    assert shown.returncode == 0, shown.stderr
-    assert "foreign  unknown, expires in" in shown.stdout
-
-
-def test_what_cannot_be_listed_is_said(shop: Shop) -> None:
-    for backend, reason in (("memory://", "each process of its own"), ("redis://127.0.0.1:1", "no lock from")):
-        shown = of_shop(shop, "list", singleton_lock_backend=backend)
-        assert shown.returncode == 1
+    def test_what_it_cannot_be_about_is_said(self, shop: Shop, words: list[str], reason: str) -> None:
+        shown = ask(shop, "show", *words)
+        assert shown.exit_code == 2
         assert reason in shown.stderr
-        assert "Traceback" not in shown.stderr
+
+    def test_value_of_another_type_is_said(self, shop: Shop) -> None:
+        key = keys.key_of_text("singleton_lock", "job", "x")
+        with shop.locks() as client:
+            client.rpush(f"{key}:run", "x")
+            client.expire(f"{key}:run", 60)
+        shown = ask(shop, "show", key)
+        assert shown.exit_code == 1
+        assert f"what is at {key}:run is no lock: WRONGTYPE" in shown.stderr
 
 
-def test_help_is_there(shop: Shop) -> None:
-    assert "list" in of_shop(shop, "--help").stdout
-    assert "--json" in of_shop(shop, "list", "--help").stdout
+def test_what_cannot_be_looked_at_is_said(shop: Shop) -> None:
+    for backend, reason in (("memory://", "each process of its own"), ("redis://127.0.0.1:1", "no lock from")):
+        shown = ask(shop, "list", singleton_lock_backend=backend)
+        assert shown.exit_code == 1
+        assert reason in shown.stderr
+
+
+def test_program_has_the_commands_and_tells_errors_without_a_traceback(shop: Shop) -> None:
+    told = of_shop(shop, "--help").stdout
+    assert all(command in told for command in ("list", "show", "release", "clear"))
+    refused = of_shop(shop, "list", singleton_lock_backend="redis://127.0.0.1:1")
+    assert refused.returncode == 1
+    assert "Error: no lock from redis://127.0.0.1:1" in refused.stderr
+    assert "Traceback" not in refused.stderr

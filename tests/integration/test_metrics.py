@@ -22,7 +22,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Journal
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, until
-from tests.integration.test_cli import of_shop
+from tests.integration.operators import of_shop
 from tests.integration.workers import ROOT, environment
 
 LIMIT = 60

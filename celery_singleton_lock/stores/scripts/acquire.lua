@@ -1,12 +1,12 @@
 -- KEYS fence, waiting, done, lock...: one lock, or the slots of a semaphore
--- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), task (how the holder of a copy begins,
---      behind the 32 characters of the owner; '' where there is none), once (1: look whether this message has been
---      carried out), slots, slot ('': any), seed of the counter of fences ('': the server's time)
+-- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), ms of the caller's clock, task (how the
+--      holder of a copy begins, behind the 32 characters of the owner; '' where there is none), once (1: look whether
+--      this message has been carried out), slots, slot ('': any), seed of the counter of fences ('': the server's time)
 -- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
 -- Follows now.lua. Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
 local owner, heir, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local task, once, slots, wanted = ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
+local looked_at, task, once, slots, wanted = ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 
 if once == '1' then
   local record = redis.pcall('GET', done)
@@ -46,17 +46,23 @@ end
 local slot = not copy and (kept or free)
 if not slot then
   if waiting_ms ~= '0' then
-    redis.call('SET', waiting, 1, 'PX', waiting_ms)
+    redis.call('ZADD', waiting, looked_at, owner)
+    redis.call('ZREMRANGEBYSCORE', waiting, '-inf', looked_at - 10 * waiting_ms)
+    redis.call('PEXPIRE', waiting, waiting_ms)
   end
   return copy or {0, first or '', first_pttl or 0}
 end
 
+if waiting_ms ~= '0' then
+  -- It waits no more. Not removed: the key is there until nobody has looked for a while, or somebody would not be woken.
+  redis.call('ZADD', waiting, 'XX', 0, owner)
+end
 local number = redis.call('INCR', fence)
 if number == 1 then
   -- No counter: start at the server's time in microseconds, which is above every fence given before the counter was
   -- lost (restart, flush, expiry).
   redis.call('DEL', fence)
-  number = tonumber(ARGV[11]) or now(fence)
+  number = tonumber(ARGV[12]) or now(fence)
   redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
 else
   redis.call('PEXPIRE', fence, fence_ttl)

@@ -1,0 +1,78 @@
+"""Which of the held locks a command is about: `--task`, `--node`, `--older-than`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import wraps
+from typing import Any
+
+import click
+
+from celery_singleton_lock import keys
+from celery_singleton_lock.cli import command
+from celery_singleton_lock.cli.line import Line
+from celery_singleton_lock.lease import Held
+from celery_singleton_lock.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is asked for; None where that does not matter.
+
+    Attributes:
+        names: of the locks, as patterns of a shell.
+        node: of the worker, as a pattern.
+        older_than: seconds for which a lock has been held at least.
+    """
+
+    names: tuple[str, ...] | None
+    node: str | None
+    older_than: float | None
+
+    def __bool__(self) -> bool:
+        return (self.names, self.node, self.older_than) != (None, None, None)
+
+    def of(self, runtime: Runtime) -> Iterator[tuple[Line, Held]]:
+        """The locks that are held and asked for."""
+        for key, held in runtime.store.holds(runtime.settings.prefix):
+            line = Line.of(key, held)
+            if self._has(line):
+                yield line, held
+
+    def _has(self, line: Line) -> bool:
+        if self.names is not None and not any(fnmatchcase(line.name, name) for name in self.names):
+            return False
+        if self.node is not None and not fnmatchcase(line.node or "", self.node):
+            return False
+        return self.older_than is None or (line.held_for is not None and line.held_for >= self.older_than)
+
+
+def options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options; it gets a `Selection`."""
+
+    @command.option("--task", metavar="NAME", help="Only locks of this task, or of this lock_name; `*` for any text.")
+    @command.option("--node", metavar="NAME", help="Only locks that this worker or beat holds; `*` for any text.")
+    @command.option(
+        "--older-than", metavar="SECONDS", type=click.FloatRange(min=0), help="Only locks held for so long already."
+    )
+    @wraps(function)
+    def with_selection(
+        *arguments: Any,
+        task: str | None = None,
+        node: str | None = None,
+        older_than: float | None = None,
+        **others: Any,
+    ) -> Any:
+        names = None if task is None else _names(click.get_current_context().obj.app, task)
+        return function(*arguments, selection=Selection(names, node, older_than), **others)
+
+    return with_selection
+
+
+def _names(app: Any, task: str) -> tuple[str, ...]:
+    """What the locks of a task are called: by its own name, unless it says otherwise."""
+    app.loader.import_default_modules()
+    lock_name = getattr(app.tasks.get(task), "lock_name", None)
+    return (task,) if lock_name is None else (task, keys.shown_name(lock_name))

@@ -1,0 +1,78 @@
+"""All that is known about one lock."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_singleton_lock import done, process
+from celery_singleton_lock.cli import command, target
+from celery_singleton_lock.cli.line import Line, duration
+from celery_singleton_lock.lease import MARKS, Done, Held, Mark
+
+#: Messages that people are shown.
+_SHOWN = 5
+
+
+@click.command(cls=CeleryCommand, name="show")
+@click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
+@command.as_json
+@click.pass_context
+@handle_preload_options
+def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_: Any) -> None:
+    """Show all that is known about one lock: that of KEY, or of a call of TASK.
+
+    Each ARG is JSON or, where it is not valid JSON, a text; name=value gives a keyword argument.
+    """
+    with command.runtime_of(ctx) as runtime:
+        key = target.key_of(ctx.obj.app, runtime.settings, words)
+        sight = runtime.store.sight(key)
+    lines = [Line.of(key, held) for held in sight.holds]
+    if as_json:
+        command.say_json(
+            {
+                "key": key,
+                "held": [asdict(line) for line in lines],
+                "fence": sight.fence,
+                "waiters": sight.waiters,
+                "done": [
+                    {"message": mark.message, "state": _state(mark), "seconds": round(mark.seconds, 3)}
+                    for mark in sight.marks
+                ],
+            }
+        )
+        return
+    _say("key", key)
+    for line, held in zip(lines, sight.holds, strict=True):
+        _say("held by", line.holder + (f", slot {line.slot}" if line.slot else ""))
+        _say("", _times(line, held))
+    if not lines:
+        _say("held by", "nobody")
+    _say("scope", next((line.scope for line in lines if line.scope), "-"))
+    _say("fence", "-" if sight.fence is None else str(sight.fence))
+    _say("waiters", str(sight.waiters))
+    for mark in sight.marks[:_SHOWN]:
+        _say("done", f"message {mark.message}: {_state(mark)}, remembered for {duration(mark.seconds)}")
+    if (more := len(sight.marks) - _SHOWN) > 0:
+        _say("", f"and {more} more" if len(sight.marks) < MARKS else "and many more")
+
+
+def _say(title: str, text: str) -> None:
+    click.echo(f"{title:<9}{text}".rstrip())
+
+
+def _times(line: Line, held: Held) -> str:
+    holder = held.holder
+    if holder is None:
+        return "the value was not written by this package" + ("; it never expires" if line.expires_in is None else "")
+    over = "; that process is over" if process.is_over(holder.process) else ""
+    renewed = f" unless renewed (ttl {line.ttl:g} s)" if line.ttl else "; nobody renews it"
+    return f"for {duration(line.held_for or 0)}, expires in {duration(line.expires_in or 0)}{renewed}{over}"
+
+
+def _state(mark: Mark) -> str:
+    outcome, _ = done.loads(Done(mark.record, mark.seconds))
+    return outcome.state

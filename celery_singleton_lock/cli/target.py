@@ -1,0 +1,64 @@
+"""Which lock a command is about: its key, or a call that takes it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from celery_singleton_lock import keys
+from celery_singleton_lock.audit import exclusive_tasks
+from celery_singleton_lock.cli import arguments
+from celery_singleton_lock.options import Settings
+from celery_singleton_lock.task import SingletonTask
+
+#: What stands behind the key of a lock in Redis; people copy it from there.
+_RUN = re.compile(r":run(:[0-9]+)?$")
+
+
+def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
+    """The key that the words of a command line stand for: itself, or a task's name and its arguments.
+
+    Raises:
+        UsageError: they are neither.
+        SingletonLockError: no key can be made of the arguments.
+    """
+    first, *rest = words
+    if "{" in first or first.startswith(f"{settings.prefix}:"):
+        key = _RUN.sub("", first)
+        if not keys.is_key(settings.prefix, key):
+            raise click.UsageError(
+                f"{first!r} is no key of a lock of this app; its keys are {settings.prefix}:{keys.VERSION}:"
+                "{<name>:<32 hex digits>}, as `celery locks list` shows them (quote them for the shell)"
+            )
+        if rest:
+            raise click.UsageError(f"a key takes no arguments, and there are: {' '.join(rest)}")
+        return key
+    task = exclusive_task(app, first)
+    args, kwargs = arguments.parse(rest)
+    try:
+        inspect.signature(task.run).bind(*args, **kwargs)
+    except TypeError as error:
+        raise click.UsageError(f"task {first} cannot be called like that: {error}") from None
+    return task.lock_key_of(*args, **kwargs)
+
+
+def exclusive_task(app: Any, name: str) -> SingletonTask:
+    """The task of this name.
+
+    Raises:
+        UsageError: there is none, or it takes no lock.
+    """
+    app.loader.import_default_modules()
+    exclusive: dict[str, SingletonTask] = {task.name: task for task in exclusive_tasks(app)}
+    if name in exclusive:
+        return exclusive[name]
+    if name in app.tasks:
+        raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
+    close = difflib.get_close_matches(name, exclusive, n=3) or sorted(exclusive)[:10]
+    known = f"did you mean {' or '.join(close)}?" if close else "the app has no exclusive task"
+    raise click.UsageError(f"{name!r} is neither a key nor a task of this app; {known}")

@@ -1,0 +1,118 @@
+"""Whether anybody can still be running under a lock that is held: what `release` and `clear` go by.
+
+Only the holder's own rules decide. A process of this host that is provably over runs nothing. And a holder that could
+not renew its lease in time has stopped its task by the time that a tenth of the ttl is left: it gives up when a third
+is, after one more try, and leaves the body a tenth to end in (see `heartbeat` and `abort`). That a worker does not
+answer proves nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+
+from celery_singleton_lock import clock, process
+from celery_singleton_lock.abort import GRACE
+from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, STEP_SHARE, STRIKE_SHARE
+from celery_singleton_lock.lease import Held
+from celery_singleton_lock.stores import Store
+
+#: The share of the ttl that is left when a holder that could not renew its lease has stopped: about a tenth. The last
+#: try has two steps, and the last strike comes a little after the grace is over.
+STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE - STRIKE_SHARE
+
+#: The share of the ttl by which the end of a lease has to move to count as renewed: servers count milliseconds, by a
+#: clock that they look at now and then.
+NOISE = 1 / 20
+
+#: Seconds between two looks at a lock about which nothing is known yet, at most and at least.
+POLL, MIN_POLL = 0.5, 0.01
+
+
+class Verdict(enum.Enum):
+    """What is known about the holder; the value tells why the lock is freed, or why it is not."""
+
+    OVER = "the process that held it is over"
+    LATE = "it was not renewed in time"
+    FORCED = "by force"
+    ENDED = "it ended meanwhile"
+    ALIVE = "its holder is alive and renews it; --force frees it all the same"
+    KEPT = "it is kept for a while on purpose, and nobody runs under it; --force frees it all the same"
+    FOREIGN = "its value was not written by this package; if it is in the way, delete the key in Redis"
+
+
+#: The verdicts after which a lock is freed.
+TO_FREE = (Verdict.OVER, Verdict.LATE, Verdict.FORCED)
+
+
+def judge(shown: Held, now: Held | None, *, renewed: bool = False) -> Verdict | None:
+    """What is to be said about the holder of a hold; None as long as that is open.
+
+    Args:
+        shown: the hold that this is about.
+        now: what a look finds in its place; None when the lock is free.
+        renewed: whether the lease was seen to be renewed.
+    """
+    if now is None or now.owner != shown.owner:
+        return Verdict.ENDED
+    holder = now.holder
+    if holder is None:
+        return Verdict.FOREIGN
+    if not holder.ttl:
+        return Verdict.KEPT
+    if process.is_over(holder.process):
+        return Verdict.OVER
+    if renewed:
+        return Verdict.ALIVE
+    return Verdict.LATE if now.remaining <= holder.ttl * STOPPED_BEFORE else None
+
+
+def longest_watch(holds: Iterable[Held]) -> float:
+    """Seconds until the last of them is judged at the latest; 0 if all can be at once."""
+    open_ones = [held for held in holds if judge(held, held) is None]
+    return max((held.remaining - _ttl(held) * STOPPED_BEFORE for held in open_ones), default=0.0)
+
+
+def verdicts(store: Store, holds: Iterable[tuple[str, Held]]) -> Iterator[tuple[str, Held, Verdict]]:
+    """Judge each hold, looking again and again at those that are open; each comes as soon as it is judged.
+
+    Raises:
+        LockUnavailable: no answer, or an error.
+    """
+    undecided = [_Watched(key, shown) for key, shown in holds]
+    while undecided:
+        for watched in undecided:
+            watched.look(store)
+            if watched.verdict is not None:
+                yield watched.key, watched.shown, watched.verdict
+        undecided = [watched for watched in undecided if watched.verdict is None]
+        if undecided:
+            clock.sleep(min(POLL, *(watched.late_in for watched in undecided)))
+
+
+class _Watched:
+    """A hold under watch.
+
+    Its lease is renewed when the moment of its end, on our clock, is later than it was at the first look. Each look
+    takes a while, so the earliest that it can be now is compared to the latest that it can have been.
+    """
+
+    def __init__(self, key: str, shown: Held) -> None:
+        self.key = key
+        self.shown = shown
+        self.verdict: Verdict | None = None
+        self.late_in = POLL
+        self._ends_at = float("inf")
+
+    def look(self, store: Store) -> None:
+        slot, asked_at = self.shown.slot or 0, clock.now()
+        now = next((held for held in store.look(self.key, limit=slot + 1) if held.slot == slot), None)
+        renewed = now is not None and asked_at + now.remaining > self._ends_at + _ttl(now) * NOISE
+        self.verdict = judge(self.shown, now, renewed=renewed)
+        if now is not None:
+            self._ends_at = min(self._ends_at, clock.now() + now.remaining)
+            self.late_in = max(now.remaining - _ttl(now) * STOPPED_BEFORE, MIN_POLL)
+
+
+def _ttl(held: Held) -> float:
+    return held.holder.ttl if held.holder else 0.0

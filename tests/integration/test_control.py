@@ -1,0 +1,135 @@
+"""`celery inspect locks` and `celery control release_lock`, answered by real workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockLost, keys
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, until
+from tests.integration.operators import celery, environment_of
+from tests.recording import overlaps
+
+#: Each pool that answers while it runs a task: solo does not.
+POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "eventlet")))
+
+#: Seconds that a worker has to answer; the first answer ends the waiting.
+PATIENCE = 60.0
+
+
+def start(shop: Shop, *names: str, **options: Any) -> None:
+    """Start workers that can be asked: they are ready a moment before they listen."""
+    for worker in shop.start(*names, **options):
+        until(lambda worker=worker: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
+
+
+def key_of(shop: Shop) -> str:
+    """Of the one lock that is held."""
+    (key,) = shop.held()
+    return key.removesuffix(":run")
+
+
+def inspected(shop: Shop, node: str = "one@test") -> Any:
+    inspect = shop.app.control.inspect(destination=[node], timeout=PATIENCE, limit=1)
+    return inspect._request("locks")[node]
+
+
+def released(shop: Shop, key: str, node: str = "one@test") -> dict[str, str]:
+    (reply,) = shop.app.control.broadcast(
+        "release_lock", {"key": key}, destination=[node], reply=True, timeout=PATIENCE, limit=1
+    )
+    told: dict[str, str] = reply[node]
+    return told
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_worker_tells_which_locks_it_holds(shop: Shop, pool: str) -> None:
+    start(shop, "one", pool=pool, concurrency=3)
+    assert inspected(shop) == []
+    holding = shop.send("exclusive", "report", 60.0)
+    (begun,) = shop.record.wait_for(starts=1)
+    shop.send("waiting", "report")
+    shop.send("plain", "report", 60.0)
+    shop.record.wait_for(starts=2)
+    (told,) = inspected(shop)
+    assert (told["task_id"], told["task"]) == (holding.id, "tests.integration.app.exclusive")
+    assert (told["key"], told["pid"], told["ttl"]) == (key_of(shop), begun.pid, 2.0)
+    assert 0 <= told["held_for"] < 60
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: str) -> None:
+    start(shop, "one", "two", pool=pool)
+    stopped = shop.send("exclusive", "report", 60.0)
+    shop.record.wait_for(starts=1)
+    following = [shop.send("waiting", "report", 0.5) for _ in range(2)]
+    node = next(name for name in ("one@test", "two@test") if inspected(shop, name))
+    told = released(shop, f"{key_of(shop)}:run", node)
+    assert f"task {stopped.id} notices within 0.7 s and is stopped" in told["ok"]
+    with pytest.raises(LockLost, match="no longer ours"):
+        stopped.get(timeout=60)
+    assert [result.get(timeout=60) for result in following] == ["report"] * 2
+    runs = shop.record.runs("report")
+    assert runs[0].task_id == stopped.id
+    assert overlaps(runs) == []
+    until(lambda: shop.held() == [])
+
+
+def test_all_holders_of_a_semaphore_are_stopped(shop: Shop) -> None:
+    start(shop, "one", concurrency=3)
+    holding = [shop.send("paired", "report", 60.0) for _ in range(2)]
+    shop.record.wait_for(starts=2)
+    key = inspected(shop)[0]["key"]
+    assert released(shop, key)["ok"].count("and is stopped") == 2
+    for result in holding:
+        with pytest.raises(LockLost, match="no longer ours"):
+            result.get(timeout=60)
+    assert shop.send("paired", "report").get(timeout=60) == "report"
+    until(lambda: not [name for name in shop.keys() if ":run" in name])  # noqa: SIM118 - no dictionary
+
+
+def test_task_that_is_only_warned_goes_on(shop: Shop) -> None:
+    start(shop, "one")
+    warned = shop.send("warned", "report", 6.0)
+    shop.record.wait_for(starts=1)
+    told = released(shop, key_of(shop))
+    assert f"task {warned.id} notices within 0.7 s and goes on" in told["ok"]
+    assert warned.get(timeout=60) == "report"
+    assert [run.task_id for run in shop.record.runs("lost")] == [warned.id]
+    until(lambda: shop.held() == [])
+
+
+def test_lock_is_free_after_one_ttl_though_the_worker_dies_meanwhile(shop: Shop) -> None:
+    start(shop, "one")
+    shop.send("exclusive", "report", 60.0)
+    shop.record.wait_for(starts=1)
+    assert "is stopped" in released(shop, key_of(shop))["ok"]
+    shop.workers[0].kill()
+    until(lambda: shop.held() == [], seconds=10)
+
+
+def test_what_is_not_held_here_is_said(shop: Shop) -> None:
+    start(shop, "one")
+    key = keys.key_of_text("singleton_lock", "job", "x")
+    assert released(shop, key) == {"ok": "no task of this worker holds it"}
+    assert released(shop, "")["error"].startswith("which lock?")
+
+
+def test_worker_says_that_the_lock_server_does_not_answer(
+    own_redis: RedisServer, redis_server: RedisServer, shop_on: Any
+) -> None:
+    shop = shop_on(redis_server, locks=own_redis)
+    start(shop, "one")
+    shop.send("warned", "report", 60.0)
+    shop.record.wait_for(starts=1)
+    key = key_of(shop)
+    own_redis.kill()
+    for told in (inspected(shop), released(shop, key)):
+        assert told["error"].startswith("no lock from redis://127.0.0.1")
+
+
+def test_programs_list_the_commands(shop: Shop) -> None:
+    for command in (("inspect", "locks"), ("control", "release_lock <key>")):
+        assert command[1] in celery(command[0], "--list", env=environment_of(shop)).stdout

@@ -1,0 +1,153 @@
+"""`celery locks release` and `clear` on locks of real workers: the dead ones' are freed, the others' only by force."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import keys
+from celery_singleton_lock.lease import Heir, Holder, Lease, new_owner
+from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, until
+from tests.integration.operators import EXCLUSIVE, ask, environment_of, program
+from tests.integration.workers import ROOT
+from tests.unit.test_verdict import over
+
+REPORT = (EXCLUSIVE, "report")
+KEY = keys.key_of_text("singleton_lock", "made", "1")
+
+
+@pytest.fixture
+def store(shop: Shop) -> Store:
+    return open_url(shop.conf["singleton_lock_backend"])
+
+
+def taken(store: Store, *, key: str = KEY, ttl: float = 60.0, **options: Any) -> Lease:
+    """Held by a process of which nothing is known, and that renews nothing."""
+    lease = store.acquire(key, new_owner(), ttl=ttl, holder=Holder("made-up", node="gone@elsewhere", pid=7, **options))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+class TestLiving:
+    def test_lock_of_a_living_holder_is_not_freed(self, shop: Shop) -> None:
+        shop.start("one")
+        result = shop.send("exclusive", "report", 6.0)
+        shop.record.wait_for(starts=1)
+        refused = ask(shop, "release", *REPORT, "--yes")
+        assert refused.exit_code == 1
+        assert f"task {result.id} on one@test" in refused.stdout
+        assert "alive" in refused.stdout
+        several = ask(shop, "clear", "--node", "one@*", "--yes", "--json")
+        assert several.exit_code == 1
+        assert json.loads(several.stdout)["freed"] is False
+        assert result.get(timeout=60) == "report", "nothing was done to it"
+
+    def test_holder_that_is_freed_by_force_notices_and_stops(self, shop: Shop) -> None:
+        shop.start("one")
+        result = shop.send("exclusive", "report", 60.0)
+        shop.record.wait_for(starts=1)
+        freed = ask(shop, "release", *REPORT, "--force", "--yes")
+        assert (freed.exit_code, freed.stdout.split()[0]) == (0, "freed")
+        shop.record.wait_for(ends=1, job="report")
+        until(lambda: [run.task_id for run in shop.record.runs("lost")] == [result.id])
+        with pytest.raises(Exception, match="no longer ours"):
+            result.get(timeout=30)
+        assert shop.send("exclusive", "report").get(timeout=30) == "report"
+
+
+class TestDead:
+    def test_lock_of_a_process_that_is_over_is_freed_at_once(self, redis_server: RedisServer, shop_on: Any) -> None:
+        shop = shop_on(redis_server, singleton_lock_ttl=60.0)
+        (worker,) = shop.start("one")
+        shop.send("exclusive", "report", 60.0)
+        shop.record.wait_for(starts=1)
+        worker.kill()
+        freed = ask(shop, "clear", "--task", EXCLUSIVE, "--yes", "--json")
+        assert freed.exit_code == 0, freed.stderr
+        (told,) = map(json.loads, freed.stdout.splitlines())
+        assert (told["node"], told["freed"], told["why"]) == ("one@test", True, "the process that held it is over")
+        assert shop.held() == []
+
+    def test_lock_that_is_not_renewed_in_time_is_freed(self, shop: Shop, store: Store) -> None:
+        taken(store, ttl=30.0)
+        with shop.locks() as client:
+            client.pexpire(f"{KEY}:run", 5000)
+        freed = ask(shop, "release", KEY, "--yes")
+        assert freed.exit_code == 0, freed.stderr
+        assert "Watching whether it is renewed, for" in freed.stderr
+        assert freed.stdout.rstrip().endswith("on gone@elsewhere (pid 7): it was not renewed in time")
+        assert shop.held() == []
+
+    def test_only_the_dead_ones_of_several_are_freed(self, shop: Shop, store: Store) -> None:
+        dead, kept = (keys.key_of_text("singleton_lock", "made", text) for text in "12")
+        taken(store, key=dead, process=over())
+        store.release(taken(store, key=kept), heir=Heir(Holder("next", 1, "gone@elsewhere"), 60.0))
+        cleared = ask(shop, "clear", "--node", "gone@*", "--yes", "--json")
+        assert cleared.exit_code == 1
+        told = {line["key"]: line for line in map(json.loads, cleared.stdout.splitlines())}
+        assert {key: line["freed"] for key, line in told.items()} == {dead: True, kept: False}
+        assert told[kept]["why"].startswith("it is kept for a while on purpose")
+        assert shop.held() == [f"{kept}:run"]
+        assert ask(shop, "clear", "--node", "gone@*", "--yes", "--force").exit_code == 0
+        assert shop.held() == []
+
+
+class TestAsking:
+    def test_nothing_is_freed_without_a_yes(self, shop: Shop, store: Store) -> None:
+        taken(store)
+        for answer in ("n\n", ""):
+            asked = ask(shop, "release", KEY, "--force", answer=answer)
+            assert asked.exit_code == 1
+            assert "Free it though" in asked.stderr
+            assert "gone@elsewhere" in asked.stderr, "it is shown first"
+            assert asked.stdout == ""
+        assert len(shop.held()) == 1
+        assert ask(shop, "release", KEY, "--force", answer="y\n").exit_code == 0
+        assert shop.held() == []
+
+    def test_who_has_the_lock_by_the_time_of_the_answer_keeps_it(
+        self, shop: Shop, store: Store, tmp_path: Path
+    ) -> None:
+        lease, said = taken(store), tmp_path / "said"
+        with (
+            said.open("w") as errors,
+            subprocess.Popen(
+                program("locks", "release", KEY, "--force"),
+                cwd=ROOT,
+                env={**os.environ, **environment_of(shop)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as asking,
+        ):
+            until(lambda: "[y/N]" in said.read_text())
+            store.release(lease)
+            other = taken(store)
+            answer, _ = asking.communicate("y\n", timeout=30)
+        assert asking.returncode == 1
+        assert "it has changed hands meanwhile" in answer
+        assert store.renew([other], timeout=1) == [True]
+
+    def test_lock_that_is_not_held_is_said(self, shop: Shop) -> None:
+        nothing = ask(shop, "release", KEY, "--yes")
+        assert nothing.exit_code == 1
+        assert f"{KEY} is not held" in nothing.stderr
+
+    def test_clear_wants_to_know_of_which(self, shop: Shop) -> None:
+        assert ask(shop, "clear", "--yes").exit_code == 2
+
+    def test_value_of_a_stranger_is_not_freed_by_force(self, shop: Shop) -> None:
+        with shop.locks() as client:
+            client.set(f"{KEY}:run", "somebody", ex=60)
+        refused = ask(shop, "release", KEY, "--force", "--yes")
+        assert refused.exit_code == 1
+        assert "not written by this package" in refused.stdout
+        assert shop.held() == [f"{KEY}:run"]

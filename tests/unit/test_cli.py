@@ -1,0 +1,96 @@
+"""What the commands show, and of which locks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import clock, keys
+from celery_singleton_lock.cli.line import Line, duration, in_order
+from celery_singleton_lock.cli.selection import Selection
+from celery_singleton_lock.cli.table import table
+from celery_singleton_lock.lease import Heir, Held, Holder, new_owner
+from celery_singleton_lock.stores.memory import MemoryStore
+
+PREFIX = "unit"
+
+
+def key_of(name: str) -> str:
+    return keys.key_of_text(PREFIX, name, "1")
+
+
+def line(**changes: Any) -> Line:
+    holder = Holder("some-task", 0, "one@host", 42, clock.wall() - 100, ttl=30.0)
+    held = Held(replace(holder, **changes), "owner", 20.0, slot=0, waiters=2)
+    return Line.of(key_of("job"), held)
+
+
+def test_holder_is_told_in_short_and_in_words() -> None:
+    assert line().who == "some-task"
+    assert line().holder == "task some-task on one@host (pid 42)"
+    assert line(pid=0).who == "some-task (kept)"
+    assert line(pid=0).holder == "kept for task some-task on one@host"
+    leader = replace(line(task_id=None), name="beat:shop")
+    assert leader.holder == "leader on one@host (pid 42)"
+
+
+def test_value_of_a_stranger_is_shown_as_unknown() -> None:
+    foreign = Line.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
+    assert foreign.cells == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0")
+    assert (foreign.expires_in, foreign.ttl, foreign.scope) == (None, None, None)
+
+
+def test_each_lock_is_shown_once_and_in_order() -> None:
+    first, second = line(), replace(line(), slot=1)
+    assert in_order([second, first, second]) == [first, second]
+
+
+def test_columns_are_as_wide_as_they_have_to_be() -> None:
+    assert table(("A", "LONG", "C"), [("wide", "x", "1"), ("y", "", "")]) == "A     LONG  C\nwide  x     1\ny"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")]
+)
+def test_duration_is_in_the_unit_that_people_take(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+class TestSelection:
+    @pytest.fixture
+    def runtime(self) -> Any:
+        store = MemoryStore()
+        for name, node, age in (("shop.report", "one@host", 100.0), ("shop.bill", "two@host", 10.0)):
+            holder = Holder("id", 0, node, 1, clock.wall() - age)
+            store.acquire(key_of(name), new_owner(), ttl=60, holder=holder)
+        return SimpleNamespace(store=store, settings=SimpleNamespace(prefix=PREFIX))
+
+    @pytest.mark.parametrize(
+        ("selection", "names"),
+        [
+            (Selection(None, None, None), ["shop.bill", "shop.report"]),
+            (Selection(("shop.report",), None, None), ["shop.report"]),
+            (Selection(("shop.*",), None, None), ["shop.bill", "shop.report"]),
+            (Selection(("shop",), None, None), []),
+            (Selection(None, "two@host", None), ["shop.bill"]),
+            (Selection(None, None, 50.0), ["shop.report"]),
+            (Selection(("shop.*",), "one@*", 200.0), []),
+        ],
+    )
+    def test_takes_what_fits_all_that_is_asked(self, runtime: Any, selection: Selection, names: list[str]) -> None:
+        assert sorted(line.name for line, _ in selection.of(runtime)) == names
+
+    def test_of_nothing_is_told_from_one_of_something(self) -> None:
+        assert not Selection(None, None, None)
+        assert Selection(None, None, 0.0)
+
+
+def test_lock_that_is_kept_is_shown_without_a_ttl() -> None:
+    store, key = MemoryStore(), key_of("job")
+    lease = store.acquire(key, new_owner(), ttl=60, holder=Holder("id", 0, "one@host", 1))
+    store.release(lease, heir=Heir(Holder("id", 1, "one@host"), 60))
+    (held,) = store.look(key)
+    assert Line.of(key, held).ttl is None

@@ -1,0 +1,121 @@
+"""Whether a holder can still be running under its lock, and who gets to see what."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import clock, process
+from celery_singleton_lock.cli.verdict import Verdict, judge, longest_watch, verdicts
+from celery_singleton_lock.lease import Heir, Held, Holder, Lease, new_owner
+from celery_singleton_lock.stores.memory import MemoryStore
+
+TTL = 30.0
+HELD = Held(Holder("id", 0, "one@host", 42, 1.0, ttl=TTL), "owner", 25.0, slot=0)
+
+
+def over() -> str:
+    """The identity of a process that is over."""
+    code = "from celery_singleton_lock import process; print(process.identity())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_lease_that_is_renewed_is_of_a_living_holder() -> None:
+    assert judge(HELD, HELD, renewed=True) is Verdict.ALIVE
+
+
+def test_nothing_is_known_while_the_holder_may_still_renew() -> None:
+    assert judge(HELD, HELD) is None
+    assert judge(HELD, replace(HELD, remaining=TTL / 3)) is None, "it may be trying, and running meanwhile"
+    assert judge(HELD, replace(HELD, remaining=TTL / 8)) is None, "it may be stopping"
+
+
+def test_lease_that_was_not_renewed_in_time_is_of_nobody() -> None:
+    assert judge(HELD, replace(HELD, remaining=TTL / 10)) is Verdict.LATE
+
+
+def test_process_that_is_provably_over_holds_nothing() -> None:
+    gone = replace(HELD.holder, process=over())
+    assert judge(replace(HELD, holder=gone), replace(HELD, holder=gone)) is Verdict.OVER
+
+
+def test_living_process_is_no_proof_of_life() -> None:
+    """It may be another task's by now: a child of a worker outlives what it carried out."""
+    here = replace(HELD.holder, process=process.identity())
+    assert judge(replace(HELD, holder=here), replace(HELD, holder=here)) is None
+
+
+def test_lock_that_ended_or_changed_hands_is_not_touched() -> None:
+    assert judge(HELD, None) is Verdict.ENDED
+    assert judge(HELD, replace(HELD, owner="other")) is Verdict.ENDED
+
+
+def test_what_is_kept_on_purpose_and_what_is_not_ours_is_not_touched() -> None:
+    assert judge(HELD, replace(HELD, holder=replace(HELD.holder, ttl=0.0))) is Verdict.KEPT
+    assert judge(HELD, replace(HELD, holder=None)) is Verdict.FOREIGN
+
+
+def test_watch_is_as_long_as_the_slowest_needs() -> None:
+    late = replace(HELD, remaining=1.0)
+    assert longest_watch([]) == longest_watch([late]) == 0
+    assert longest_watch([late, HELD]) == pytest.approx(25.0 - 3.25)
+
+
+class Time:
+    """A clock that goes on only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+        self.alarms: list[Callable[[], object]] = []
+
+    def now(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+        for alarm in self.alarms:
+            alarm()
+
+
+class TestVerdicts:
+    @pytest.fixture
+    def time(self, monkeypatch: pytest.MonkeyPatch) -> Time:
+        time = Time()
+        monkeypatch.setattr(clock, "now", time.now)
+        monkeypatch.setattr(clock, "sleep", time.sleep)
+        return time
+
+    def taken(self, store: MemoryStore, key: str, **options: Any) -> Lease:
+        lease = store.acquire(key, new_owner(), ttl=TTL, holder=Holder(key, **options))
+        assert isinstance(lease, Lease)
+        return lease
+
+    def judged(self, store: MemoryStore) -> dict[str, Verdict]:
+        return {key: found for key, _, found in verdicts(store, [*store.holds("k")])}
+
+    @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than it is looked at", "as a heartbeat does"])
+    def test_renewal_is_seen(self, time: Time, every: float) -> None:
+        store, began = MemoryStore(), time.at
+        lease = self.taken(store, "k:alive")
+        time.alarms.append(lambda: lease.remaining < TTL * 0.99 - every and store.renew([lease], timeout=1))
+        assert self.judged(store) == {"k:alive": Verdict.ALIVE}
+        assert time.at - began < TTL / 2
+
+    def test_each_is_judged_by_itself(self, time: Time) -> None:
+        store, gone, began = MemoryStore(), over(), time.at
+        self.taken(store, "k:late")
+        self.taken(store, "k:over", process=gone)
+        store.release(self.taken(store, "k:kept"), heir=Heir(Holder("k:kept", 1), TTL))
+        assert self.judged(store) == {"k:over": Verdict.OVER, "k:kept": Verdict.KEPT, "k:late": Verdict.LATE}
+        assert time.at - began >= TTL * 0.89, "nothing is late before"
+
+    def test_lock_that_is_freed_meanwhile_has_ended(self, time: Time) -> None:
+        store = MemoryStore()
+        lease = self.taken(store, "k:short")
+        time.alarms.append(lambda: store.release(lease))
+        assert self.judged(store) == {"k:short": Verdict.ENDED}
