@@ -10,7 +10,7 @@ from redis import Redis
 from benchmarks.locks import TTL, Maker
 from celery_singleton_lock import Lock, Redlock, clock, process
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.lease import Holder, Lease, Mark, new_owner
+from celery_singleton_lock.lease import Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores import Store, open_url
 
 #: How keys of ours end that are not a lock.
@@ -28,19 +28,17 @@ class _OfTask:
         self._lease: Lease | None = None
 
     def acquire(self, wait: float) -> bool:
-        deadline, owner = clock.now() + wait if wait else 0.0, new_owner()
-        with self._store.bell(self._key) as bell:
-            while True:
-                answer = self._store.acquire(
-                    self._key, owner, ttl=TTL, holder=self._holder, waiting=bool(deadline), once=True
-                )
-                if isinstance(answer, Lease):
-                    self._lease = answer
-                    return True
-                left = deadline - clock.now()
-                if left <= 0:
-                    return False
-                bell.wait(left)
+        owner, began = new_owner(), clock.now()
+        how: dict[str, Any] = {"ttl": TTL, "holder": self._holder, "once": True}
+        found = self._store.acquire(self._key, owner, **how, waiting=wait > 0)
+        if wait and isinstance(found, Held):
+            with self._store.turn(self._key, owner, **how, since=began) as turn:
+                while isinstance(found, Held) and (left := began + wait - clock.now()) > 0:
+                    found = turn.wait(left)
+        if not isinstance(found, Lease):
+            return False
+        self._lease = found
+        return True
 
     def release(self) -> None:
         assert self._lease is not None

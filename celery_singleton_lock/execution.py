@@ -31,6 +31,7 @@ from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
 from celery_singleton_lock.lease import FIRST, Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.options import Options
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores import Turn
 
 logger = get_logger(__name__)
 
@@ -200,19 +201,32 @@ class Execution:
         found = self._ask()
         if not isinstance(found, Held):
             return found
-        with self._store.bell(self._key) as bell:
+        with self._turn() as turn:
             while isinstance(found, Held) and found.owner not in _running.owners:
                 if not self._is_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._options.wait
                     left = self._began + patience - clock.now()
                     if left <= 0:
                         break
-                    bell.wait(min(left, found.remaining + 0.002))
-                found = self._ask()
+                    found = turn.wait(min(left, found.remaining + 0.002))
+                else:
+                    found = self._ask()
             return found
+
+    def _turn(self) -> Turn:
+        """A place in the queue, for what `_ask` has asked."""
+        return self._store.turn(
+            *(self._key, self._owner),
+            ttl=self._options.ttl,
+            holder=self._holder,
+            since=self._asked_at,
+            once=self._is_remembered,
+            limit=self._options.limit,
+        )
 
     def _ask(self) -> Lease | Held | Done:
         holder = self._holder = holder_of(self._request)
+        self._asked_at = clock.now()
         may_wait = self._options.wait > 0 or holder.attempt > FIRST
         return self._store.acquire(
             *(self._key, self._owner),

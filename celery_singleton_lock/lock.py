@@ -31,7 +31,7 @@ from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 from celery_singleton_lock import clock, process
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.lease import OWNER_LENGTH, Held, Holder, Lease, Name, new_owner
+from celery_singleton_lock.lease import OWNER_LENGTH, Done, Held, Holder, Lease, Name, new_owner
 from celery_singleton_lock.stores import Store
 from celery_singleton_lock.stores.cluster import Cluster
 from celery_singleton_lock.stores.redis import RedisStore
@@ -172,17 +172,11 @@ class Lock:
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         owner = new_owner() if token is None else _owner_of(token)
         until = float("inf") if patience is None else clock.now() + patience
-        with self._keeper.store.bell(self._key) as bell:
-            while True:
-                found = _translated(lambda: self._ask(owner, waiting=blocking))
-                if isinstance(found, Lease):
-                    self._hold(found, token or owner)
-                    return True
-                left = until - clock.now()
-                if not blocking or left <= 0:
-                    return False
-                seconds = min(left, found.remaining + 0.002)
-                _translated(lambda: bell.wait(seconds))  # noqa: B023 - called at once
+        found = _translated(lambda: self._ask(owner, until if blocking else 0.0))
+        if isinstance(found, Lease):
+            self._hold(found, token or owner)
+            return True
+        return False
 
     def release(self) -> None:
         """Give the lock back. After `Unavailable` this can be repeated; else the lock ends by itself.
@@ -258,14 +252,17 @@ class Lock:
     def _kept(self, redis: Redis | RedisCluster) -> _Keeper:
         return _kept_by(redis)
 
-    def _ask(self, owner: str, *, waiting: bool) -> Lease | Held:
+    def _ask(self, owner: str, until: float) -> Lease | Held | Done:
+        """Ask for the lock, and wait for it until then; what was found last."""
         holder = Holder(None, 0, _node(), os.getpid(), clock.wall(), process=process.identity())
-        found = self._keeper.store.acquire(
-            self._key, owner, ttl=self._ttl, holder=holder, waiting=waiting, limit=self._limit
-        )
-        if isinstance(found, (Lease, Held)):
+        store, began = self._keeper.store, clock.now()
+        found = store.acquire(self._key, owner, ttl=self._ttl, holder=holder, waiting=until > 0, limit=self._limit)
+        if isinstance(found, Lease) or until <= began:
             return found
-        raise TypeError(f"a store answered {found!r} to who had not asked for that")
+        with store.turn(self._key, owner, ttl=self._ttl, holder=holder, since=began, limit=self._limit) as turn:
+            while isinstance(found, Held) and (left := until - clock.now()) > 0:
+                found = turn.wait(min(left, found.remaining + 0.002))
+        return found
 
     def _hold(self, lease: Lease, token: str | bytes) -> None:
         self.local.token = token.encode() if isinstance(token, str) else token

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options import Settings, shown
-from celery_singleton_lock.stores.base import Bell, Store
+from celery_singleton_lock.stores.base import Bell, Store, Turn
 from celery_singleton_lock.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis import RedisStore
     from celery_singleton_lock.stores.redlock import RedlockStore
 
-__all__ = ["Bell", "Store", "open_store", "open_url"]
+__all__ = ["Bell", "Store", "Turn", "open_store", "open_url"]
 
 _IN_THIS_PROCESS = MemoryStore()
 

@@ -92,6 +92,25 @@ class Written:
     overlaps: Sequence[Entry | None]
 
 
+class Turn(Protocol):
+    """A waiter's place in the queue of a lock; leave it (`with`) after the last look."""
+
+    def __enter__(self) -> Turn: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> None: ...
+
+    def wait(self, timeout: float) -> Lease | Held | Done:
+        """Wait until a release has woken this waiter, or `timeout` seconds, or a few; what `acquire` finds then.
+
+        The place in the queue is kept until a release has woken this waiter.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
+
+
 class Journal(Protocol):
     """What became of the copies of all messages, and how often. Of several nodes each has a part.
 
@@ -176,6 +195,16 @@ class Store(Protocol):
 
     def bell(self, key: str) -> Bell:
         """A place in the queue of those who wait for the lock; close it (`with`) after the last look."""
+
+    def turn(
+        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+    ) -> Turn:
+        """A place in the queue, for an acquire (with `waiting`) that found the lock held.
+
+        Args:
+            key, owner, ttl, holder, once, limit: as for `acquire`.
+            since: when that was begun, on this host's clock.
+        """
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         """Who holds the key now.

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
+from typing import Any
 
-from redis.exceptions import RedisError, TimeoutError
+from redis.exceptions import NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores import calls
@@ -28,10 +29,12 @@ class RedisBell:
         key: of the lock.
         server_of: which server the bell hangs on; asked again after an error.
         shown: the server's name, for messages.
+        behind: what the server is to do when it wakes the waiter.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Server], shown: str) -> None:
+    def __init__(self, key: str, server_of: Callable[[], Server], shown: str, behind: calls.Call | None = None) -> None:
         self._key = key
+        self._behind = behind
         self._server_of = server_of
         self._shown = shown
         self._exits = ExitStack()
@@ -43,23 +46,46 @@ class RedisBell:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         stream, self._stream = self._stream, None
         with suppress(RedisError, OSError), self._exits:
-            if stream is not None and stream.unanswered and _answered(stream):
+            if self._behind is None and stream is not None and stream.unanswered and _answered(stream):
                 # Woken while it left: somebody else may need that.
                 self._server_of().run(calls.wake(self._key))
 
-    def wait(self, timeout: float) -> None:
-        """See `Bell.wait`."""
+    @property
+    def is_open(self) -> bool:
+        """Whether the server still has something to do for it."""
+        return self._stream is not None and self._stream.unanswered > 0
+
+    def wait(self, timeout: float) -> Any:
+        """See `Bell.wait`.
+
+        Returns:
+            The answer to what stood behind; None if there is none.
+        """
         try:
             stream = self._queued()
             stream.wait_at_most(min(max(timeout, 0.001), SLICE))
-            stream.read()
+            return self._heard(stream)
         except TimeoutError:
-            pass
+            return None
         except (RedisError, OSError) as error:
             self._stream = None
             with suppress(RedisError, OSError):
                 self._exits.__exit__(type(error), error, error.__traceback__)
             raise LockUnavailable(self._shown, told(error)) from error
+
+    def _heard(self, stream: Stream) -> Any:
+        """The last answer that is still to come."""
+        answer = None
+        try:
+            while stream.unanswered:
+                answer = stream.read()
+        except NoScriptError:
+            if self._behind is not None:
+                # For the next one: nothing else makes it known there.
+                stream.send(self._behind.load)
+                stream.read()
+            return None
+        return None if self._behind is None else answer
 
     def _queued(self) -> Stream:
         """The connection on which the command is open."""
@@ -67,6 +93,8 @@ class RedisBell:
             self._stream = self._exits.enter_context(self._server_of().stream())
         if not self._stream.unanswered:
             self._stream.send(("BLPOP", calls.wake_key(self._key), 0))
+            if self._behind is not None:
+                self._stream.send(self._behind.by_digest)
         return self._stream
 
 

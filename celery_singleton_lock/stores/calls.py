@@ -3,9 +3,9 @@
 One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
 `<base>:run:1` and so on). Beside it, all with a time to live and all in one hash slot: `:fence` (the counter of fencing
 tokens), `:waiting` (who waits), `:wake` (a list that a release pushes to, so that exactly one waiter wakes),
-`:done:<message>` for each message that was carried out, and on the nodes of a Redlock `:over:<owner>` for an owner that
-must not come back. Beside the lock of beat's leader there are `:ledger` (a hash of the last run of each entry) and
-`:claim:<entry>:` for what is being sent.
+`:done:<message>` for each message that was carried out, `:over:<place>` for a waiter that has left, and on the nodes of
+a Redlock `:over:<owner>` for an owner that must not come back. Beside the lock of beat's leader there are `:ledger` (a
+hash of the last run of each entry) and `:claim:<entry>:` for what is being sent.
 
 Of all locks there is one journal: `<prefix>:{journal}` with `:counts`, `:entries` (a stream), `:last` (the last run of
 each key) and `:refused` (how often in a row).
@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
@@ -35,6 +35,9 @@ WAKE_TTL = 1.0
 #: Seconds that a fence counter is kept after the last acquire. Without it the next one starts at the server's time,
 #: which is higher as long as that clock was not set back by more than this.
 FENCE_TTL = 3600.0
+
+#: Seconds at least for which it is known that a waiter has left: until the server has seen its connection close.
+OVER_TTL = 60.0
 
 #: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
 BATCH = 200
@@ -57,6 +60,8 @@ KEYS_REMEMBERED = 10_000
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
 
+
+L = TypeVar("L")
 
 #: A command's name and arguments: texts, bytes and numbers.
 Command = tuple[Any, ...]
@@ -90,6 +95,11 @@ class Call:
         return "EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args
 
     @property
+    def load(self) -> Command:
+        """The command that makes it known."""
+        return "SCRIPT", "LOAD", self.script.text
+
+    @property
     def and_wait(self) -> Command:
         """The command that waits for the replicas."""
         count, seconds = self.replicas or (0, 0.0)
@@ -105,7 +115,7 @@ _ACQUIRE, _RELEASE, _RENEW = Script("now", "acquire"), Script("release"), Script
 _VOTE, _PUT_BACK, _RAISE, _WAKE = Script("now", "vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
 
 _ALIGN, _FORGET, _CLAIM, _RECORD = Script("align"), Script("forget"), Script("claim"), Script("record")
-_WRITE = Script("now", "write")
+_WRITE, _QUEUED = Script("now", "write"), Script("now", "queued", "acquire")
 
 #: The scripts that the nodes of a Redlock run.
 OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE, _ALIGN, _FORGET, _CLAIM, _RECORD)
@@ -163,6 +173,22 @@ def acquire(
     beside = (fence_key(key), waiting_key(key), done_key(key, holder.message))
     keys = [*beside, *(run_key(key, slot) for slot in slots)]
     return Call(_ACQUIRE, keys, _acquire_args(owner, ttl, holder, waiting, once, len(slots)), replicas)
+
+
+def queue(key: str, owner: str, place: str, *, ttl: float, holder: Holder, once: bool, slots: Sequence[int]) -> Call:
+    """As `acquire`, to be carried out when the waiter at this place is woken."""
+    call = acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, slots=slots)
+    return Call(_QUEUED, [*call.keys, wake_key(key), _over_key(key, place)], [*call.args, _ms(WAKE_TTL)])
+
+
+def queued(answer: Sequence[Any], granted: Callable[[int, int], Lease | None]) -> Lease | Held | Done | None:
+    """What a `queue` was answered; None if its time was over."""
+    return None if answer[0] == 3 else found(answer, granted)
+
+
+def leave(lease: Lease, owner: str, place: str) -> Call:
+    """Have what was queued at this place do nothing any more, and end the owner's hold."""
+    return _released(lease, owner, None, None, over=max(lease.ttl, OVER_TTL), wake=WAKE_TTL, place=place)
 
 
 def vote(
@@ -223,9 +249,18 @@ def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None)
     return _released(lease, lease.owner, mark, heir, over=0, wake=WAKE_TTL)
 
 
-def _released(lease: Lease, owner: str, mark: Mark | None, heir: Heir | None, *, over: float, wake: float) -> Call:
+def _released(
+    lease: Lease,
+    owner: str,
+    mark: Mark | None,
+    heir: Heir | None,
+    *,
+    over: float,
+    wake: float,
+    place: str | None = None,
+) -> Call:
     key, done = lease.key, mark.message if mark else ""
-    keys = [waiting_key(key), wake_key(key), done_key(key, done), _over_key(key, owner)]
+    keys = [waiting_key(key), wake_key(key), done_key(key, done), _over_key(key, place or owner)]
     args: list[object] = [owner, _ms(wake) if wake else 0, "", 0, "", 0, _ms(over) if over else 0, lease.limit]
     if mark is not None:
         args[2:4] = mark.record, _ms(mark.seconds)
@@ -323,7 +358,7 @@ def held(value: bytes, pttl: int) -> Held:
     return Held(holder, owner, max(pttl, 0) / 1000)
 
 
-def found(answer: Sequence[Any], granted: Callable[[int, int], Lease]) -> Lease | Held | Done:
+def found(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held | Done:
     """What an acquire was answered; `granted` makes a lease of the fence and the slot."""
     kind, value, *rest = answer
     if kind == 1:

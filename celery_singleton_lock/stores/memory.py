@@ -12,6 +12,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores.base import Refused, Written
+from celery_singleton_lock.stores.turn import AskingTurn
 
 
 @dataclass(slots=True)
@@ -86,6 +87,14 @@ class MemoryStore:
 
     def bell(self, key: str) -> _MemoryBell:
         return _MemoryBell(self, key)
+
+    def turn(
+        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+    ) -> AskingTurn:
+        def ask() -> Lease | Held | Done:
+            return self.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
+
+        return AskingTurn(self.bell(key), ask)
 
     def queue(self, bell: _MemoryBell) -> None:
         """Put a waiter at the end, if it is not in the queue."""

@@ -26,8 +26,9 @@ from redis.exceptions import (
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight, new_owner
 from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.base import Turn
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
 from celery_singleton_lock.stores.journal import RedisJournal
@@ -35,6 +36,7 @@ from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import entries, holds, look, sight
 from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import TooFewReplicas
+from celery_singleton_lock.stores.turn import AskingTurn, PipedTurn
 
 T = TypeVar("T")
 
@@ -137,6 +139,27 @@ class RedisStore:
 
     def bell(self, key: str) -> RedisBell:
         return RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server)
+
+    def turn(
+        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+    ) -> Turn:
+        def ask() -> Lease | Held | Done:
+            return self.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
+
+        if self._replicas is not None:
+            return AskingTurn(self.bell(key), ask)
+        place = new_owner()
+        behind = calls.queue(key, owner, place, ttl=ttl, holder=holder, once=once, slots=range(limit))
+
+        def granted(fence: int, slot: int, sent_at: float) -> Lease:
+            return Lease(key, owner, ttl=ttl, fence=fence, sent_at=sent_at, limit=limit, slot=slot)
+
+        def leave(free: bool) -> None:
+            # Where the lock is to be kept, an owner that holds nothing is released.
+            self._servers.run(calls.leave(granted(0, 0, since), owner if free else place, place))
+
+        bell = RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server, behind)
+        return PipedTurn(bell, ask, granted, since=since, leave=leave)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         return self._patiently(lambda: look(self._servers.server_of(calls.run_key(key)), key, limit))

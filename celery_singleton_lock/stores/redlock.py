@@ -37,6 +37,7 @@ from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import entries, holds, look, sight
 from celery_singleton_lock.stores.server import Server, told
+from celery_singleton_lock.stores.turn import AskingTurn
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
@@ -214,6 +215,14 @@ class RedlockStore:
 
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
+
+    def turn(
+        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+    ) -> AskingTurn:
+        def ask() -> Lease | Held | Done:
+            return self.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
+
+        return AskingTurn(self.bell(key), ask)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         found = self._reachable(
@@ -446,7 +455,7 @@ class _NodesBell(RedisBell):
         first = zlib.crc32(key.encode()) % len(nodes)
         self._order = [*nodes[first:], *nodes[:first]]
 
-    def wait(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> Any:
         node = self._node()
         try:
             super().wait(timeout)

@@ -1,0 +1,13 @@
+-- What an acquire looks at first that stands behind its waiter's BLPOP; acquire.lua follows this text.
+-- KEYS ..., wake, over (the last two)
+-- ARGV as for acquire.lua, then wake ms
+-- -> {3} not any more | what acquire.lua answers
+if redis.call('EXISTS', KEYS[#KEYS]) == 1 then
+  -- The waiter has left and was woken all the same: somebody else needs that.
+  if redis.call('EXISTS', KEYS[2]) == 1 then
+    redis.call('RPUSH', KEYS[#KEYS - 1], 1)
+    redis.call('LTRIM', KEYS[#KEYS - 1], -tonumber(ARGV[10]), -1)
+    redis.call('PEXPIRE', KEYS[#KEYS - 1], ARGV[13])
+  end
+  return {3}
+end

@@ -1,0 +1,291 @@
+"""What every place in the queue of a lock promises; and what a question that was sent ahead must not leave behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.stores import Store, Turn, calls, open_url
+from celery_singleton_lock.stores.turn import PipedTurn
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import until
+
+KEY = "contract:{turn:1}"
+ME = Holder("me", 0, "node", 1, 0.0)
+
+#: Seconds: longer than any test, so that only what is freed is free.
+TTL = 300.0
+
+
+def taken(store: Store, **more: object) -> Lease:
+    lease = store.acquire(KEY, new_owner(), **{"ttl": TTL, "holder": Holder("first"), **more})  # type: ignore[arg-type]
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def place(store: Store, owner: str | None = None, **more: object) -> Turn:
+    """In the queue, after a look that found the lock held."""
+    owner, since = owner or new_owner(), clock.now()
+    found = store.acquire(KEY, owner, **{"ttl": TTL, "holder": ME, "waiting": True, **more})  # type: ignore[arg-type]
+    assert isinstance(found, Held)
+    return store.turn(KEY, owner, **{"ttl": TTL, "holder": ME, "since": since, **more})  # type: ignore[arg-type]
+
+
+def test_released_lock_goes_to_the_waiter(store: Store) -> None:
+    first = taken(store)
+    with place(store) as turn:
+        threading.Timer(0.05, store.release, [first]).start()
+        found = turn.wait(60)
+    assert isinstance(found, Lease)
+    assert found.fence > first.fence
+    assert found.remaining > TTL * 0.9
+    assert store.renew([found], timeout=1) == [True]
+    assert store.release(found)
+    assert store.look(KEY) == []
+
+
+def test_held_lock_is_seen_to_be_held(store: Store) -> None:
+    first = taken(store)
+    with place(store) as turn:
+        found = turn.wait(0.05)
+    assert isinstance(found, Held)
+    assert found.owner == first.owner
+    assert store.release(first)
+    assert store.look(KEY) == [], "who left does not get it"
+
+
+def test_ended_lease_is_seen_to_have_ended(store: Store) -> None:
+    taken(store, ttl=0.3)
+    with place(store) as turn:
+        until(lambda: isinstance(turn.wait(0.1), Lease))
+
+
+def test_lease_that_was_found_by_looking_is_kept(store: Store) -> None:
+    """What stands behind the bell is not carried out any more, and takes nothing away."""
+    taken(store, ttl=0.2)
+    with place(store) as turn:
+        while not isinstance(found := turn.wait(0.05), Lease):
+            pass
+    (held,) = store.look(KEY)
+    assert held.owner == found.owner
+    assert store.release(found)
+    assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=Holder("next")), Lease)
+
+
+def test_message_that_was_carried_out_meanwhile(store: Store) -> None:
+    first = taken(store, holder=ME)
+    owner, since = new_owner(), clock.now()
+    with store.turn(KEY, owner, ttl=TTL, holder=ME, since=since, once=True) as turn:
+        store.acquire(KEY, owner, ttl=TTL, holder=ME, waiting=True, once=True)
+        threading.Timer(0.05, lambda: store.release(first, mark=Mark(ME.message, b"done", 60.0))).start()
+        found = turn.wait(60)
+        while isinstance(found, Held):
+            found = turn.wait(60)
+    assert isinstance(found, Done)
+    assert store.look(KEY) == []
+
+
+def test_semaphore_has_a_turn_for_each_place(store: Store) -> None:
+    pair = [taken(store, limit=2, holder=Holder(name)) for name in ("a", "b")]
+    with place(store, limit=2) as turn:
+        threading.Timer(0.05, store.release, [pair[1]]).start()
+        found = turn.wait(60)
+        while isinstance(found, Held):
+            found = turn.wait(60)
+    assert isinstance(found, Lease)
+    assert found.slot == pair[1].slot
+
+
+def test_first_come_first_served(store: Store) -> None:
+    lease: Lease = taken(store)
+    order: list[int] = []
+
+    def wait(number: int, ready: threading.Event) -> None:
+        with place(store, holder=Holder(f"task {number}")) as turn:
+            ready.set()
+            found = turn.wait(60)
+            while isinstance(found, Held):
+                found = turn.wait(60)
+            assert isinstance(found, Lease)
+            order.append(number)
+        store.release(found)
+
+    threads = []
+    for number in range(5):
+        ready = threading.Event()
+        threads.append(threading.Thread(target=wait, args=(number, ready)))
+        threads[-1].start()
+        ready.wait(60)
+        clock.sleep(0.1)  # Until it is in the queue, which nothing tells.
+    store.release(lease)
+    for thread in threads:
+        thread.join(60)
+    assert order == list(range(5))
+
+
+@pytest.fixture
+def redis_store(redis_server: RedisServer) -> Iterator[Store]:
+    store = open_url(redis_server.url_of(0), {})
+    with redis_server.client() as client:
+        client.script_load(calls._QUEUED.text)
+    yield store
+    store.close()
+    redis_server.flush()
+
+
+def piped(store: Store, **more: object) -> PipedTurn:
+    """A place whose question stands behind its bell by now."""
+    turn = place(store, **more)
+    assert isinstance(turn, PipedTurn)
+    assert isinstance(turn.wait(0.01), Held)
+    return turn
+
+
+class TestQuestionAhead:
+    """On one server: it is answered when the waiter may not be there any more."""
+
+    def test_hand_over_takes_no_question_of_its_own(self, redis_store: Store, redis_server: RedisServer) -> None:
+        first = taken(redis_store)
+        with piped(redis_store) as turn, redis_server.client() as client:
+            redis_store.release(first)
+            until(lambda: redis_store.look(KEY))
+            before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+            assert isinstance(turn.wait(60), Lease)
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before
+
+    def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
+        first = taken(redis_store)
+        with piped(redis_store):
+            redis_store.release(first)
+            until(lambda: redis_store.look(KEY))
+        assert redis_store.look(KEY) == []
+
+    def test_and_the_next_waiter_gets_it(self, redis_store: Store) -> None:
+        first = taken(redis_store)
+        leaving = piped(redis_store)
+        with piped(redis_store) as turn:
+            redis_store.release(first)
+            until(lambda: redis_store.look(KEY))
+            leaving.__exit__(None, None, None)
+            assert isinstance(turn.wait(60), Lease)
+
+    def test_question_that_comes_after_the_waiter_has_left_takes_nothing(self, redis_store: Store) -> None:
+        """As when the server sees late that the connection is closed."""
+        first = taken(redis_store)
+        gone = piped(redis_store)
+        gone._leave(True)
+        with piped(redis_store) as turn:
+            redis_store.release(first)
+            found = turn.wait(60)
+            assert isinstance(found, Lease), "the wake-up was passed on"
+            assert [held.owner for held in redis_store.look(KEY)] == [found.owner]
+        redis_store.release(found)
+        gone.__exit__(None, None, None)
+
+    def test_waiter_that_is_interrupted_gives_back_what_it_may_have_got(self, redis_store: Store) -> None:
+        first = taken(redis_store)
+        with pytest.raises(KeyboardInterrupt), piped(redis_store) as turn:
+            redis_store.release(first)
+            assert isinstance(turn.wait(60), Lease)
+            raise KeyboardInterrupt
+        assert redis_store.look(KEY) == []
+
+    def test_lease_is_trusted_from_the_last_look_and_not_from_the_answer(self, redis_store: Store) -> None:
+        first = taken(redis_store)
+        began = clock.now()
+        turn = piped(redis_store)
+        looked = clock.now()
+        clock.sleep(0.5)
+        redis_store.release(first)
+        until(lambda: redis_store.look(KEY))
+        found = turn.wait(60)
+        assert isinstance(found, Lease)
+        assert began <= found.acquired_at <= looked
+        assert found.trusted_until <= looked + TTL
+        turn.__exit__(None, None, None)
+        redis_store.release(found)
+
+    def test_short_lease_is_asked_for_again_when_the_look_was_long_ago(self, redis_store: Store) -> None:
+        first = taken(redis_store)
+        turn = piped(redis_store, ttl=1.0)
+        clock.sleep(0.5)
+        redis_store.release(first)
+        until(lambda: redis_store.look(KEY))
+        asked = clock.now()
+        found = turn.wait(60)
+        assert isinstance(found, Lease)
+        assert found.acquired_at >= asked
+        turn.__exit__(None, None, None)
+
+    def test_server_that_forgot_the_scripts(self, redis_store: Store, redis_server: RedisServer) -> None:
+        first = taken(redis_store)
+        with piped(redis_store) as turn:
+            with redis_server.client() as client:
+                client.script_flush()
+            redis_store.release(first)
+            found = turn.wait(60)
+            while isinstance(found, Held):
+                found = turn.wait(60)
+            assert isinstance(found, Lease)
+            redis_store.release(found)
+            with redis_server.client() as client:
+                assert client.script_exists(calls._QUEUED.sha) == [True], "the next hand-over is quick again"
+
+    def test_waiter_that_is_killed_gets_nothing(self, redis_store: Store, redis_server: RedisServer) -> None:
+        first = taken(redis_store)
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):
+                place(redis_store).wait(60)
+            os._exit(0)
+        with redis_server.client() as client:
+            waits = lambda: any(it["cmd"] == "blpop" and "b" in it["flags"] for it in client.client_list())  # noqa: E731
+            until(waits)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            until(lambda: not waits())
+        redis_store.release(first)
+        assert redis_store.look(KEY) == []
+
+    def test_nothing_is_left_behind(self, redis_store: Store, redis_server: RedisServer) -> None:
+        """Waiters that come, leave and are interrupted at any moment: never two, and nobody's lock at the end."""
+        rounds, counter, inside = 60, [0], threading.Lock()
+        failures: list[str] = []
+
+        def work(seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(rounds):
+                owner, since = new_owner(), clock.now()
+                until_ = since + rng.choice([0.0, 0.001, 0.005, 0.02, 30.0])
+                found = redis_store.acquire(KEY, owner, ttl=TTL, holder=Holder(owner), waiting=True)
+                if isinstance(found, Held):
+                    with redis_store.turn(KEY, owner, ttl=TTL, holder=Holder(owner), since=since) as turn:
+                        while isinstance(found, Held) and (left := until_ - clock.now()) > 0:
+                            found = turn.wait(left)
+                if isinstance(found, Lease):
+                    if not inside.acquire(blocking=False):
+                        failures.append("two at once")
+                        return
+                    counter[0] += 1
+                    clock.sleep(rng.choice([0.0, 0.001, 0.003]))
+                    inside.release()
+                    if not redis_store.release(found):
+                        failures.append("lost")
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive(), "somebody waits for a lock that nobody has"
+        assert failures == []
+        assert counter[0] > rounds
+        assert redis_store.look(KEY) == []
