@@ -52,7 +52,7 @@ smoke: .venv/.smoke
 
 versions: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox -s tests wheel
 
 lint: .venv/.dev
 	$(BIN)/ruff check
@@ -60,9 +60,10 @@ lint: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/basedpyright
 
 docs: .venv/.dev
-	$(PYTEST) tests/unit/test_docs.py tests/integration/test_examples.py -k "docs or readme or quickstart"
+	$(PYTEST) tests/unit/test_docs.py tests/integration/test_examples.py tests/contrib/test_fencing_docs.py -k "docs or readme or quickstart"
 
 .venv/.bench: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench

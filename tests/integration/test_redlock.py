@@ -191,7 +191,7 @@ class TestReach:
         threads = threading.active_count()
         for _ in range(50):
             store.release(taken(store))
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads, "no thread per call"
         nodes.servers[0].resume()
         assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
 
