@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,8 +10,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_singleton_lock.audit import exclusive_tasks
-from celery_singleton_lock.cli import arguments, command
+from celery_singleton_lock.cli import arguments, command, target
 from celery_singleton_lock.errors import InvalidKey, InvalidOption, LockUnavailable
 from celery_singleton_lock.explanation import Explanation, differences
 from celery_singleton_lock.explanation import explain as explained
@@ -36,7 +34,6 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **
     differ, or what differs and does not count.
     """
     app = ctx.obj.app
-    app.loader.import_default_modules()
     try:
         runtime = Runtime.of(app)
         explanations = [_explained(app, runtime, words) for words in _calls(call)]
@@ -72,14 +69,9 @@ def _calls(words: Sequence[str]) -> list[Sequence[str]]:
 
 def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
     name, *rest = words
-    tasks = {task.name: task for task in exclusive_tasks(app)}
-    if name not in tasks:
-        close = difflib.get_close_matches(name, tasks, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(tasks) or 'none'}"
-        what = "is not exclusive (base=SingletonTask)" if name in app.tasks else "is not known"
-        raise click.UsageError(f"the task {name!r} {what}{hint}")
+    task = target.exclusive_task(app, name)
     args, kwargs = arguments.parse(rest)
-    return explained(tasks[name], runtime.settings, args, kwargs)
+    return explained(task, runtime.settings, args, kwargs)
 
 
 def _holders(runtime: Runtime, explanation: Explanation) -> tuple[list[Held], str]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command
 
 
 @click.command(cls=CeleryCommand)
-@click.option(
+@command.option(
     "--port",
-    cls=CeleryOption,
     type=click.IntRange(0, 65535),
     default=9808,
     show_default=True,
-    help_group="Locks",
     help="To listen on; 0 for a free one.",
 )
-@click.option("--host", cls=CeleryOption, default="127.0.0.1", show_default=True, help_group="Locks", help="As well.")
+@command.option("--host", default="127.0.0.1", show_default=True, help="As well.")
 @click.pass_context
 @handle_preload_options
 def exporter(ctx: click.Context, port: int = 9808, host: str = "127.0.0.1", **_: Any) -> None:

@@ -61,4 +61,4 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
         raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
     close = difflib.get_close_matches(name, exclusive, n=3) or sorted(exclusive)[:10]
     known = f"did you mean {' or '.join(close)}?" if close else "the app has no exclusive task"
-    raise click.UsageError(f"{name!r} is neither a key nor a task of this app; {known}")
+    raise click.UsageError(f"{name!r} is no task of this app, and no key; {known}")

@@ -6,29 +6,25 @@ from itertools import chain
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.timeline import Window, page, running
 
 
 @click.command(cls=CeleryCommand)
-@click.option(
+@command.option(
     "--minutes",
-    cls=CeleryOption,
     type=click.FloatRange(0.01, 43_200),
     default=10.0,
     show_default=True,
-    help_group="Locks",
     help="How far back; what the journal has forgotten is not shown.",
 )
-@click.option(
+@command.option(
     "--output",
-    cls=CeleryOption,
     type=click.File("w", encoding="utf-8", lazy=True),
     default="timeline.html",
     show_default=True,
-    help_group="Locks",
     help="The file to write; - for the standard output.",
 )
 @click.pass_context

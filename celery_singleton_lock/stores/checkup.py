@@ -271,9 +271,9 @@ def _keys(server: Server, prefix: str) -> Iterator[Key]:
 
 def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
     """The keys of one step, in two round trips."""
-    lives = _each_answer(server, [("PTTL", name) for name in names])
+    lives = server.command_each([("PTTL", name) for name in names])
     locks = [name for name in names if _is_lock(name)]
-    values = dict(zip(locks, _each_answer(server, [("GET", name) for name in locks]), strict=True))
+    values = dict(zip(locks, server.command_each([("GET", name) for name in locks]), strict=True))
     for name, pttl in zip(names, lives, strict=True):
         value = values.get(name)
         if not isinstance(pttl, int) or pttl == -2:
@@ -289,17 +289,3 @@ def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
 def _is_lock(name: bytes) -> bool:
     before, found, slot = name.rpartition(b"}:run")
     return bool(before and found) and (not slot or (slot[:1] == b":" and slot[1:].isdigit()))
-
-
-def _each_answer(server: Server, commands: Sequence[calls.Command]) -> list[Any]:
-    """The answers, in one round trip; an error stands for its answer."""
-    answers: list[Any] = []
-    with server.stream() as stream:
-        for command in commands:
-            stream.send(command)
-        for _ in commands:
-            try:
-                answers.append(stream.read())
-            except ResponseError as error:
-                answers.append(error)
-    return answers

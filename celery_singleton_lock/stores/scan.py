@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -56,12 +55,12 @@ def sight(server: Server, key: str) -> Sight:
     for names in _named(server, f"{_literally(key)}:*"):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
-        marks.update(zip(messages, _ask_each(server, [("PTTL", name) for name in messages]), strict=True))
+        marks.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
     latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MARKS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     about: list[Command] = [("GET", calls.fence_key(key)), ("ZCOUNT", calls.waiting_key(key), *calls.waiting_since())]
     # A record may hold a return value of some KiB.
-    fence, waiters, *records = _ask_each(server, [*about, *(("GETRANGE", name, 0, 127) for name in latest)])
+    fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return Sight(
         tuple(it for it in held if it is not None),
         _number(fence),
@@ -125,7 +124,7 @@ def _looked_up(server: Server, places: Sequence[_Place], *, others: bool = False
     ways = [(place, calls.run_key(place.key, place.slot)) for place in places]
     since = calls.waiting_since()
     asked = [(("GET", name), ("PTTL", name), ("ZCOUNT", calls.waiting_key(it.key), *since)) for it, name in ways]
-    answers = _ask_each(server, [*chain.from_iterable(asked)])
+    answers = server.command_each([*chain.from_iterable(asked)])
     found: list[Held | None] = []
     for (place, name), value, pttl, waiters in zip(ways, answers[::3], answers[1::3], answers[2::3], strict=True):
         if isinstance(value, Exception) and not others:
@@ -136,19 +135,6 @@ def _looked_up(server: Server, places: Sequence[_Place], *, others: bool = False
         held = replace(calls.held(value, pttl), slot=place.slot, waiters=_count(waiters))
         found.append(replace(held, remaining=float("inf")) if pttl == -1 else held)
     return found
-
-
-def _ask_each(server: Server, commands: Sequence[Command]) -> list[Any]:
-    """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
-    answers: list[Any] = []
-    with server.stream() as stream:
-        stream.send_each(commands)
-        for _ in commands:
-            try:
-                answers.append(stream.read())
-            except ResponseError as error:
-                answers.append(error)
-    return answers
 
 
 def _count(answer: object) -> int:

@@ -13,7 +13,7 @@ from redis.connection import Connection, ConnectionPool
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
-from celery_singleton_lock.stores.calls import Call
+from celery_singleton_lock.stores.calls import Call, Command
 from celery_singleton_lock.stores.stream import Stream, TooFewReplicas
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
@@ -90,6 +90,12 @@ class Server:
         with self.stream(step) as stream:
             stream.send(command)
             return stream.read()
+
+    def command_each(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+        with self.stream() as stream:
+            stream.send_each(commands)
+            return [_read(stream) for _ in commands]
 
     @contextmanager
     def stream(self, step: float | None = None) -> Iterator[Stream]:

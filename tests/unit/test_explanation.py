@@ -145,7 +145,7 @@ class TestOnTheCommandLine:
     @pytest.mark.parametrize(
         ("words", "status", "reason"),
         [
-            (["shop", "7"], 2, "the task 'shop' is not known; did you mean ship?"),
+            (["shop", "7"], 2, "'shop' is no task of this app, and no key; did you mean ship?"),
             (["plain", "7"], 2, "is not exclusive"),
             (["ship", "7", "--json"], 2, "options come before the task"),
             (["ship", "7", "--"], 2, "give one call, or two"),
