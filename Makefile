@@ -16,7 +16,7 @@ help:
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
-	@echo "make docs      check the links and run the code blocks of the documentation"
+	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
 	@echo "make bench     what a lock costs, beside other libraries (about 17 min; BENCH=--quick: 4 min)"
 
 setup: .venv/.dev
@@ -63,7 +63,9 @@ lint: .venv/.dev
 	$(BIN)/basedpyright
 
 docs: .venv/.dev
-	$(PYTEST) tests/unit/test_docs.py tests/integration/test_examples.py tests/contrib/test_fencing_docs.py -k "docs or readme or quickstart"
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --fresh-env docs docs/_build/html
+	$(PYTEST) -n $(JOBS) -m "not slow" tests/unit/test_docs.py tests/integration/test_docs.py tests/contrib/test_fencing_docs.py
+	@echo "the site is at docs/_build/html/index.html"
 
 .venv/.bench: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
@@ -79,4 +81,4 @@ coverage: .venv/.dev
 	$(BIN)/coverage report
 
 clean:
-	rm -rf .venv .nox dist build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .nox dist build docs/_build .coverage* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import itertools
 import re
 from pathlib import Path
 
+import click
 import pytest
+from celery import Celery
+from celery.bin.celery import celery
 
 from celery_singleton_lock.options import _BEAT_SETTINGS, _OPTIONS, _SETTINGS, MAX_TTL, MIN_TTL
 
@@ -15,14 +20,75 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "examples" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ]
 
+page_by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+@page_by_page
 def test_docs_links_resolve(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, _, anchor in re.findall(r"\]\(([^)#]*)(#([^)]+))?\)", text):
+        if not target.startswith("https://"):
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@page_by_page
+def test_docs_commands_exist(page: Path) -> None:
+    for command in commands(page.read_text()):
+        program, *words = command.split()
+        if program == "celery":
+            assert unknown_words(words) == [], command
+        elif program == "make":
+            assert set(words[:1]) <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)), (
+                command
+            )
+        elif words[:1] == ["-m"]:
+            assert importlib.util.find_spec(words[1]), command
+
+
+def commands(text: str) -> list[str]:
+    """In the blocks of a page, fenced or indented, and in its lines."""
+    lines = re.findall(r"^(?:\$ | {4})((?:celery|make|python) .+?)(?:  +#.*)?$", text, re.MULTILINE)
+    inline = re.findall(r"`((?:celery|make|python) [^`]+)`", text.replace("\n", " "))
+    return [command for command in lines + inline if not command.endswith("…")]
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """The options, and subcommands, that `celery` has not got."""
+    unknown: list[str] = []
+    command: click.Command = celery
+    known = {"-A", "--help"}
+    for word in itertools.takewhile(lambda word: word not in ("--", "|"), words):
+        if isinstance(command, click.Group) and word in command.commands:
+            command = command.commands[word]
+            known |= {name for parameter in command.params for name in parameter.opts}
+            known |= {name for option in Celery().user_options.get(word, ()) for name in option.opts}
+        elif word.startswith("-") and word.partition("=")[0] not in known:
+            unknown.append(word)
+    return unknown if command is not celery else [*unknown, "no command"]
+
+
+def test_commands_that_do_not_exist_are_found() -> None:
+    assert unknown_words(["-A", "shop", "worker", "-P", "threads", "--singleton-lock-ttl=5"]) == []
+    assert unknown_words(["-A", "shop", "worker", "--lock-ttl", "5"]) == ["--lock-ttl"]
+    assert unknown_words(["-A", "shop", "lokcs"]) == ["no command"]
+
+
+def test_reference_is_made_from_the_code() -> None:
+    pytest.importorskip("sphinx", reason="the group docs is not installed")
+    generate = importlib.import_module("docs.generate")
+    for page, text in generate.pages().items():
+        assert (ROOT / "docs" / "reference" / page).read_text() == text, "run: python -m docs.generate"
 
 
 def test_readme_code_runs_as_it_stands() -> None:

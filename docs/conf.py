@@ -1,0 +1,66 @@
+"""The documentation as a site: `make docs` builds it into `docs/_build/html`, offline and without a warning.
+
+The pages are plain Markdown with plain links, which GitHub shows as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as version_of
+from typing import Any
+
+project = "celery-singleton-lock"
+copyright = "the celery-singleton-lock authors"
+version = release = version_of("celery-singleton-lock")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+# Pages that are not written yet are no mistake in the map.
+suppress_warnings = ["toc.empty_glob"]
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["attrs_inline"]
+# `$ ` and `>>> ` are not copied, nor is what was printed.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# In docstrings `x` is code.
+default_role = "code"
+autodoc_default_options = {"member-order": "bysource"}
+autodoc_typehints = "none"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_title = "celery-singleton-lock"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_last_updated_fmt = ""
+pygments_style = "friendly"
+pygments_dark_style = "native"
+
+#: Pages beside `docs` that the site shows as well: on GitHub links lead to the file, on the site to the page.
+_BESIDE = {
+    "CHANGELOG.md": "site/changelog.md",
+    "benchmarks/results/README.md": "site/benchmarks.md",
+    "examples/README.md": "site/examples.md",
+    "examples/django": "site/examples.md",
+    "examples/testing": "site/examples.md",
+    "README.md": "index.md",
+}
+
+
+def _lead_to_pages(app: Any, docname: str, source: list[str]) -> None:
+    depth = docname.count("/")
+    for file, page in _BESIDE.items():
+        # The site's pages have not all of the file's headings.
+        link = re.compile(rf"\]\({re.escape('../' * (depth + 1) + file)}(#[^)]*)?\)")
+        source[0] = link.sub(f"]({'../' * depth}{page})", source[0])
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _lead_to_pages)

@@ -1,0 +1,63 @@
+"""Every code block of the documentation is run, see `tests/pages.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.workers import ROOT
+from tests.pages import blocks
+
+#: Pages with real workers and beats take longer.
+SLOW = ("tutorial.md",)
+
+#: Pages that tests of their own run, on databases and with Django: see tests/contrib.
+ELSEWHERE = ("fencing.md", "testing.md")
+
+#: README's blocks are run by tests/unit/test_docs.py and tests/integration/test_lock.py.
+PAGES = [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if "_build" not in page.parts and page.name not in ELSEWHERE and any(blocks(page.read_text()))
+]
+
+
+def run(page: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.pages", str(page)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page.name in SLOW else [])
+        for page in PAGES
+    ],
+)
+def test_page_is_as_it_shows(page: Path) -> None:
+    done = run(page)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "```python\nraise ValueError\n```\n",
+        "```python\n>>> 1 + 1\n3\n```\n",
+        "```python\n>>> 1 + 1\n```\n",
+        "<!-- run:\nraise ValueError\n-->\n",
+        "```console\n$ python -c 'print(1)'\n2\n```\n",
+        "```console\n$ python -c 'print(1)'\n```\n",
+        "```console\n$ celery --no-such-option\n```\n",
+        "```python\n# shop.py\nfrom celery import Celery\napp = Celery()\n```\n"
+        "```console\n$ celery -A shop worker --no-such-option\nready\n```\n",
+    ],
+)
+def test_wrong_page_is_found_out(wrong: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(wrong)
+    done = run(page)
+    assert (done.returncode, str(page) in done.stderr) == (1, True)
