@@ -187,7 +187,7 @@ def queued(answer: Sequence[Any], granted: Callable[[int, int], Lease | None]) -
 
 
 def leave(lease: Lease, owner: str, place: str) -> Call:
-    """Have what was queued at this place do nothing any more, and end the owner's hold."""
+    """Have what was queued at this place do nothing any more, and end a hold whose value begins like this."""
     return _released(lease, owner, None, None, over=max(lease.ttl, OVER_TTL), wake=WAKE_TTL, place=place)
 
 

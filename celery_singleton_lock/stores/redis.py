@@ -155,8 +155,10 @@ class RedisStore:
             return Lease(key, owner, ttl=ttl, fence=fence, sent_at=sent_at, limit=limit, slot=slot)
 
         def leave(free: bool) -> None:
-            # Where the lock is to be kept, an owner that holds nothing is released.
-            self._servers.run(calls.leave(granted(0, 0, since), owner if free else place, place))
+            # Where the lock is to be kept, an owner that holds nothing is released. Else the whole value is named, with
+            # the holder as it is here: this may be carried out late, when the owner has asked again and got the lock.
+            value = owner + holder.dumps(ttl) if free else place
+            self._servers.run(calls.leave(granted(0, 0, since), value, place))
 
         bell = RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server, behind)
         return PipedTurn(bell, ask, granted, since=since, leave=leave)

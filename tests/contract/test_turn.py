@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -197,6 +198,21 @@ class TestQuestionAhead:
             assert isinstance(turn.wait(60), Lease)
             raise KeyboardInterrupt
         assert redis_store.look(KEY) == []
+
+    def test_leaving_late_takes_nothing_away_that_the_owner_got_since(self, redis_store: Store) -> None:
+        """The server was silent as the waiter left, and asked again; it carries out both when it is back."""
+        first, owner = taken(redis_store), new_owner()
+        turn = piped(redis_store, owner=owner)
+        redis_store.release(first)
+        until(lambda: redis_store.look(KEY))
+        again = redis_store.acquire(KEY, owner, ttl=TTL, holder=replace(ME, since=1.0), waiting=True)
+        assert isinstance(again, Lease)
+        turn._leave(True)
+        assert [held.owner for held in redis_store.look(KEY)] == [owner]
+        redis_store.release(again)
+        assert isinstance(redis_store.acquire(KEY, owner, ttl=TTL, holder=replace(ME, since=2.0)), Lease)
+        turn.__exit__(None, None, None)
+        assert [held.owner for held in redis_store.look(KEY)] == [owner]
 
     def test_lease_is_trusted_from_the_last_look_and_not_from_the_answer(self, redis_store: Store) -> None:
         first = taken(redis_store)

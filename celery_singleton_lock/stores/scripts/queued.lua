@@ -2,8 +2,13 @@
 -- KEYS ..., wake, over (the last two)
 -- ARGV as for acquire.lua, then wake ms
 -- -> {3} not any more | what acquire.lua answers
-if redis.call('EXISTS', KEYS[#KEYS]) == 1 then
-  -- The waiter has left and was woken all the same: somebody else needs that.
+local gone = redis.call('EXISTS', KEYS[#KEYS]) == 1
+for i = 4, 3 + ARGV[10] do
+  -- The owner has asked again meanwhile, and got it.
+  gone = gone or string.sub(redis.call('GET', KEYS[i]) or '', 1, #ARGV[1]) == ARGV[1]
+end
+if gone then
+  -- It was woken all the same: somebody else needs that.
   if redis.call('EXISTS', KEYS[2]) == 1 then
     redis.call('RPUSH', KEYS[#KEYS - 1], 1)
     redis.call('LTRIM', KEYS[#KEYS - 1], -tonumber(ARGV[10]), -1)
