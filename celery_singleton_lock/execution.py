@@ -126,7 +126,8 @@ class Execution:
         _running.owners.append(lease.owner)
         outcome: done.Outcome | None = None
         heir: Heir | None = None
-        began = clock.now()
+        # Not the lease's own beginning: that is when it is trusted from, which for a waiter is its last look.
+        self._ran_at = clock.now()
         try:
             value = self._run_body(body)
             outcome = done.succeeded(self._task, value)
@@ -143,13 +144,13 @@ class Execution:
                 _running.owners.remove(lease.owner)
                 ended = clock.now()
                 self._release(outcome, heir)
-                self._tell_run(outcome, began, ended)
+                self._tell_run(outcome, ended)
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
         lease = self._lease
         try:
             self._heartbeat.start(lease, self._when_lost)
-            waited = lease.acquired_at - self._began
+            waited = self._ran_at - self._began
             logger.debug("%s holds %s after %.3f s, fence %d", self, lease.key, waited, lease.fence)
             self._send(signals.lock_acquired, lease=lease, waited=waited)
             record_started(self._task)
@@ -320,7 +321,7 @@ class Execution:
         lease = self._lease
         if lease.pid != os.getpid():
             return  # Forked by the body: the lock is the parent's.
-        held = clock.now() - lease.acquired_at
+        held = clock.now() - self._ran_at
         try:
             kept = heir or self._kept_for_nobody(outcome, held)
             released = self._store.release(lease, mark=self._mark(outcome), heir=kept)
@@ -336,14 +337,14 @@ class Execution:
             lease.lose("it was no longer ours when the task ended")
             self._tell_loss()
 
-    def _tell_run(self, outcome: done.Outcome | None, began: float, ended: float) -> None:
+    def _tell_run(self, outcome: done.Outcome | None, ended: float) -> None:
         """Have the journal know of the run: of its body, for others ask for the lock before that and free it after."""
         lease, own = self._lease, self._holder
         if lease.pid != os.getpid():
             return
         state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
         place = (own.task_id, own.node, own.pid)
-        waited, limit = lease.acquired_at - self._began, lease.limit
+        began, waited, limit = self._ran_at, self._ran_at - self._began, lease.limit
         self._tally.add(
             Entry(
                 *("run", self._task.name, lease.key, *place, began, ended),
