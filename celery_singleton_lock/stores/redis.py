@@ -33,10 +33,11 @@ from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
+from celery_singleton_lock.stores.piped import PipedTurn
 from celery_singleton_lock.stores.scan import entries, holds, look, sight
 from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import TooFewReplicas
-from celery_singleton_lock.stores.turn import AskingTurn, PipedTurn
+from celery_singleton_lock.stores.turn import AskingTurn
 
 T = TypeVar("T")
 

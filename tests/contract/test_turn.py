@@ -15,7 +15,7 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores import Store, Turn, calls, open_url
-from celery_singleton_lock.stores.turn import PipedTurn
+from celery_singleton_lock.stores.piped import PipedTurn
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 
