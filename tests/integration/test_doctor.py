@@ -218,9 +218,11 @@ class TestKeys:
         self, redis_server: RedisServer, shop_on: Callable[..., Shop]
     ) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=60)
-        dead, _ = shop.start("dead", "alive", concurrency=1)
+        # A queue for each: else one of them may take both, and run the second when the first is over.
+        (dead,) = shop.start("dead", arguments=("-Q", "first"))
+        shop.start("alive", arguments=("-Q", "second"))
         for job in ("first", "second"):
-            shop.send("exclusive", job, 60.0)
+            shop.send("exclusive", job, 300.0, queue=job)
         runs = shop.record.wait_for(starts=2)
         dead.kill()
         until(lambda: not all(is_alive(run.pid) for run in runs))
