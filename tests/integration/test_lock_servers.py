@@ -127,7 +127,8 @@ class TestSemaphore:
         assert len({run.fence for run in runs}) == 12
 
     def test_one_too_many_is_refused(self, shop: Shop) -> None:
-        shop.start("one", "two", "three")
+        # So many processes that a worker which runs both can refuse the third.
+        shop.start("one", "two", concurrency=3)
         running = [shop.send("late_paired", "report", 3.0) for _ in range(2)]
         shop.record.wait_for(starts=2)
         with pytest.raises(TaskRevokedError):
@@ -146,7 +147,7 @@ class TestSemaphore:
 
     def test_killed_childs_place_is_free_at_once(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=600.0)
-        shop.start("one", "two")
+        shop.start("one", "two", concurrency=3)
         for _ in range(2):
             shop.send("paired", "report", 300.0)
         first, _ = shop.record.wait_for(starts=2)

@@ -127,12 +127,12 @@ class TestWorkerIsKilled:
 
     def test_worker_of_the_same_name_frees_nothing_of_one_that_lives(self, patient: Shop) -> None:
         """Two workers of one name are a mistake, and no reason to let tasks overlap."""
-        patient.start("name", "other", concurrency=2)
+        patient.start("name", "other")
         patient.send("exclusive", "report", 300.0)
         patient.send("exclusive", "list", 300.0)
         patient.record.wait_for(starts=2)
-        (second,) = patient.start("name", concurrency=2)
-        patient.send("exclusive", "sync").get(timeout=LIMIT)
+        (second,) = patient.start("name")
+        until(lambda: second.log.count("0 locks were left behind by an earlier name") == 2)
         assert len(patient.held()) == 2
         assert "freed for a process" not in second.log
 
