@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Most tests wait for something most of the time.
-JOBS ?= 3
+JOBS ?= 4
 
 .PHONY: help setup demo compose-demo test lint test-all smoke versions docs bench coverage clean
 
