@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from celery import states
@@ -49,13 +50,17 @@ class Outcome:
 
     def dumps(self, seconds: float) -> bytes:
         """The record of a mark that lives for so long."""
-        head = json.dumps([self.state, seconds, self.content is not None]).encode()
-        return head + b"\n" + (self.content or b"")
+        return _head(self.state, seconds, self.content is not None) + (self.content or b"")
 
 
-def succeeded(task: Any, value: Any) -> Outcome:
+@lru_cache(maxsize=100)
+def _head(state: str, seconds: float, kept: bool) -> bytes:
+    return json.dumps([state, seconds, kept]).encode() + b"\n"
+
+
+def succeeded(task: Any, request: Any, value: Any) -> Outcome:
     """The body returned `value`."""
-    return Outcome(states.SUCCESS, _content(task, task.request, value, states.SUCCESS))
+    return Outcome(states.SUCCESS, _content(task, request, value, states.SUCCESS))
 
 
 def failed(task: Any, request: Any, error: Exception) -> Outcome:
@@ -63,7 +68,7 @@ def failed(task: Any, request: Any, error: Exception) -> Outcome:
     return Outcome(states.FAILURE, _content(task, request, error, states.FAILURE))
 
 
-def ended_by(task: Any, error: BaseException) -> Outcome | None:
+def ended_by(task: Any, request: Any, error: BaseException) -> Outcome | None:
     """The body raised `error`; None if that is not the message's end.
 
     A rejected message is given back: to its queue, or to a dead-letter exchange that may well send it again on purpose.
@@ -73,13 +78,13 @@ def ended_by(task: Any, error: BaseException) -> Outcome | None:
     if isinstance(error, Retry):
         return Outcome(states.RETRY)
     if isinstance(error, Exception) and not isinstance(error, Reject) and not _rejects_failed(task):
-        return failed(task, task.request, error)
+        return failed(task, request, error)
     return None  # The process is being stopped; whoever does that knows what becomes of the message.
 
 
-def needs_settling(task: Any, outcome: Outcome) -> bool:
+def needs_settling(task: Any, request: Any, outcome: Outcome) -> bool:
     """Whether only we can know later that what follows on the body was sent: no result backend can be asked."""
-    return outcome.state in states.READY_STATES and not _can_be_asked(task) and _is_awaited(task, task.request)
+    return outcome.state in states.READY_STATES and _is_awaited(task, request) and not _can_be_asked(task, request)
 
 
 def answer(task: Any, done: Done) -> Any:
@@ -155,16 +160,16 @@ def _is_awaited(task: Any, request: Any) -> bool:
     return not (conflict.ignores_result(task, request) or isinstance(task.backend, DisabledBackend))
 
 
-def _can_be_asked(task: Any) -> bool:
+def _can_be_asked(task: Any, request: Any) -> bool:
     """Whether the result backend knows what became of a task. The results of rpc:// are in the caller's queue."""
-    if conflict.ignores_result(task, task.request) or isinstance(task.backend, DisabledBackend):
+    if conflict.ignores_result(task, request) or isinstance(task.backend, DisabledBackend):
         return False
     return str(task.backend.as_uri()) != "rpc://"
 
 
 def _is_recorded(task: Any) -> bool:
     """Whether the result backend has the end of this task; while it does not answer, a copy waits."""
-    if not _can_be_asked(task):
+    if not _can_be_asked(task, task.request):
         return False
     try:
         return task.backend.get_state(task.request.id) in states.READY_STATES

@@ -130,11 +130,11 @@ class Execution:
         self._ran_at = clock.now()
         try:
             value = self._run_body(body)
-            outcome = done.succeeded(self._task, value)
+            outcome = done.succeeded(self._task, self._request, value)
             return value
         except BaseException as error:
             if not isinstance(error, LockLost):  # What that left undone, a copy that stands by may do.
-                outcome, heir = done.ended_by(self._task, error), self._heir(error)
+                outcome, heir = done.ended_by(self._task, self._request, error), self._heir(error)
             raise
         finally:
             try:
@@ -328,7 +328,7 @@ class Execution:
         except LockUnavailable as error:
             logger.warning("%s could not free %s, which ends by itself: %s", self, lease.key, error)
             return
-        if outcome is not None and self._is_remembered and done.needs_settling(self._task, outcome):
+        if outcome is not None and self._is_remembered and done.needs_settling(self._task, self._request, outcome):
             self._request.singleton_settle = self._settle
         if released:
             logger.debug("%s freed %s after %.3f s", self, lease.key, held)

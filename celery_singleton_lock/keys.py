@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, time
 from decimal import Decimal
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -122,15 +123,27 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
 
 def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments by name, defaults applied; None when they do not fit or there is no signature."""
-    signature = _signature(run)
-    if signature is None:
+    known = _known_of(run)
+    if known is None:
         return None
     try:
-        bound = signature.bind(*args, **kwargs)
+        if known.defaults is not None:
+            return _bind_plain(known, args, kwargs)
+        bound = known.signature.bind(*args, **kwargs)
     except TypeError:
         return None
     bound.apply_defaults()
     return dict(bound.arguments)
+
+
+def _bind_plain(known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """As `Signature.bind`, in a tenth of its time, where each argument may be given by place or by name."""
+    names = known.signature.parameters.keys()
+    by_place = dict(zip(names, args, strict=False))
+    arguments = {**(known.defaults or {}), **by_place, **kwargs}
+    if len(args) > len(names) or arguments.keys() != names or not by_place.keys().isdisjoint(kwargs):
+        return None
+    return {name: arguments[name] for name in names}
 
 
 def encode(value: object) -> bytes:
@@ -229,7 +242,14 @@ def _digest(content: bytes) -> str:
 
 def _key(prefix: str, lock_name: str, content: bytes) -> str:
     """What a store appends `:run` and the like to. The braces are Redis Cluster's hash tag."""
-    return f"{prefix}:{VERSION}:{{{shown_name(lock_name)}:{_digest(encode(lock_name) + content)}}}"
+    beginning, name = _of_name(prefix, lock_name)
+    return f"{beginning}{_digest(name + content)}}}"
+
+
+@lru_cache(maxsize=1000)
+def _of_name(prefix: str, lock_name: str) -> tuple[str, bytes]:
+    """What all keys of one name begin with, and the name as it goes into the digest."""
+    return f"{prefix}:{VERSION}:{{{shown_name(lock_name)}:", encode(lock_name)
 
 
 def _encode_arguments(task_name: str, arguments: Mapping[str, Any]) -> bytes:
@@ -305,19 +325,49 @@ def _template_names(where: str, template: str) -> list[str]:
     return names
 
 
-_signatures: WeakKeyDictionary[Any, dict[bool, inspect.Signature]] = WeakKeyDictionary()
+class _Known(NamedTuple):
+    """What is remembered of a function.
+
+    Attributes:
+        signature: without `self` of a method.
+        defaults: of the arguments; None where one of these cannot be given both by place and by name.
+    """
+
+    signature: inspect.Signature
+    defaults: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, run: Callable[..., Any]) -> _Known:
+        """Ask for it, which takes longer than everything else here.
+
+        Raises:
+            TypeError, ValueError: it has no signature.
+        """
+        signature = inspect.signature(run)
+        parameters = signature.parameters.values()
+        if any(it.kind is not it.POSITIONAL_OR_KEYWORD for it in parameters):
+            return cls(signature, None)
+        return cls(signature, {it.name: it.default for it in parameters if it.default is not it.empty})
 
 
-def _signature(run: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of `run`, remembered by function: asking for it takes longer than everything else here."""
+#: By function, and whether it was bound.
+_functions: WeakKeyDictionary[Any, dict[bool, _Known]] = WeakKeyDictionary()
+
+
+def _known_of(run: Callable[..., Any]) -> _Known | None:
     function, bound = getattr(run, "__func__", run), hasattr(run, "__func__")
     try:
-        known = _signatures.setdefault(function, {})
+        known = _functions.setdefault(function, {})
         if bound not in known:
-            known[bound] = inspect.signature(run)
+            known[bound] = _Known.of(run)
         return known[bound]
     except (TypeError, ValueError):
         return None
+
+
+def _signature(run: Callable[..., Any]) -> inspect.Signature | None:
+    known = _known_of(run)
+    return None if known is None else known.signature
 
 
 def _takes_any_keyword(signature: inspect.Signature) -> bool:

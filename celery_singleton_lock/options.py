@@ -10,9 +10,11 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from types import MethodType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
+from weakref import WeakKeyDictionary
 
 from kombu.utils.url import maybe_sanitize_url
 
@@ -335,12 +337,34 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
     Raises:
         InvalidOption: a value is not allowed.
     """
+    given = _attributes(task)
+    known = _known.get(task)
+    if known is None or known.given != given or known.settings is not settings:
+        known = _known[task] = _Known(given, settings, _options_of(task, settings))
+    return replace(known.options, **call) if call else known.options
+
+
+class _Known(NamedTuple):
+    """The options of a task, and what they are made of."""
+
+    given: tuple[Any, ...]
+    settings: Settings
+    options: Options
+
+
+#: What was found out for the last execution of each task; somebody may set an attribute at any time.
+_known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+
+_attributes = attrgetter(*(option.attribute for option in _OPTIONS.values()))
+
+
+def _options_of(task: Any, settings: Settings) -> Options:
     values = dict(settings.defaults)
     for name, option in _OPTIONS.items():
         value = raw_attribute(task, option.attribute)
         if value is not None:
             values[name] = _require(option.rule, value, f"option {option.attribute} of task {task.name}")
-    return Options(**{**values, **call}) if call else Options(**values)
+    return Options(**values)
 
 
 def check_task(task: Any) -> None:

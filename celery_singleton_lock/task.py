@@ -83,6 +83,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: whose clocks differ by less than this runs once. A retry, or a worker that dies, does not wait for it.
     lock_at_least_for: ClassVar[float | None] = None
 
+    #: How many executions may hold the lock at once (1 to 1000; default 1).
+    lock_limit: ClassVar[int | None] = None
+
     #: What stands for a message in the worker's main process: it looks after the locks of its children.
     Request = "celery_singleton_lock.request:SingletonRequest"
 
@@ -108,8 +111,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     @property
     def lock(self) -> Lease:
         """The lease of the execution that asks; one that is not `held`, with fence 0, where there is no lock."""
-        lease = getattr(self.request, "singleton_lease", None)
-        return lease if isinstance(lease, Lease) else unheld()
+        return _lease_of(self.request) or unheld()
 
     def lock_key_of(self, *args: Any, **kwargs: Any) -> str:
         """The key of the lock that a call with these arguments takes, as logs and errors show it.
@@ -140,7 +142,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
         request = self.request
-        if request.called_directly or self.lock.key or is_builtin(self.name):
+        if request.called_directly or _lease_of(request) is not None or is_builtin(self.name):
             return super().__call__(*args, **kwargs)
         body = self._body()
         lock = self.lock_of(request, args, kwargs)
@@ -193,6 +195,12 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return keys.key_of_text(settings.prefix, lock_name, explicit)
         lock_key = raw_attribute(self, "lock_key")
         return keys.key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
+
+
+def _lease_of(request: Any) -> Lease | None:
+    """The lease of an execution; a message may say that it has one, but cannot carry it."""
+    lease = getattr(request, "singleton_lease", None)
+    return lease if isinstance(lease, Lease) else None
 
 
 def is_builtin(name: str) -> bool:

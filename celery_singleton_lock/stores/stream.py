@@ -8,6 +8,7 @@ none of them costs what the client's retries and callbacks do.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
+import os
 import re
 import socket
 import time
@@ -41,6 +42,8 @@ LOOK = 0.00005
 
 #: Answers that are not looked for, at most, after some that took longer: of a server that is far away, or busy.
 MAX_UNLOOKED = 255
+
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
 
@@ -206,6 +209,8 @@ class Stream:
                     self._receive()
                     self._late = 1
                     return
+                # Others may need this core more, the server among them.
+                _yield()
         finally:
             self._socket.settimeout(self._timeout)
         self._unlooked = self._late

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import enum
 import gc
+import inspect
 import subprocess
 import sys
 import weakref
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from celery_singleton_lock import InvalidKey, InvalidOption, keys
@@ -23,6 +26,21 @@ def f(a: Any, b: Any = 2, *, c: Any = None) -> None: ...
 
 
 def g(*args: Any, **kwargs: Any) -> None: ...
+
+
+#: Of each kind of argument.
+SIGNATURES: list[Any] = [
+    lambda: None,
+    lambda a: None,
+    lambda a, b=2: None,
+    lambda a=1, b=2, c=3: None,
+    lambda a, /, b=2: None,
+    lambda a, *b: None,
+    lambda a, *, b=2: None,
+    lambda a, **b: None,
+    f,
+    g,
+]
 
 
 class Colour(str, enum.Enum):
@@ -82,6 +100,27 @@ class TestEqualCalls:
         assert key(1, run=task.run) == key(1, run=task.run)
         assert keys.bind(Task.run, (1, 2), {}) == {"self": 1, "a": 2}
         assert keys.bind(task.run, (1,), {}) == {"a": 1}
+
+    @given(
+        run=st.sampled_from(SIGNATURES),
+        args=st.lists(st.integers(), max_size=4),
+        kwargs=st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4),
+    )
+    def test_bound_as_python_binds(self, run: Any, args: list[int], kwargs: dict[str, int]) -> None:
+        signature = inspect.signature(run)
+        try:
+            expected = signature.bind(*args, **kwargs)
+        except TypeError:
+            assert keys.bind(run, args, kwargs) is None
+        else:
+            expected.apply_defaults()
+            bound = keys.bind(run, args, kwargs)
+            assert bound is not None
+            assert list(bound.items()) == list(expected.arguments.items())
+
+    @pytest.mark.parametrize(("args", "kwargs"), [(None, {}), (7, {}), ([], 7), ([], {1: 2})])
+    def test_nonsense_does_not_fit(self, args: Any, kwargs: Any) -> None:
+        assert keys.bind(lambda a, b=2: None, args, kwargs) is None
 
     def test_remembered_signatures_do_not_keep_tasks_alive(self) -> None:
         def run(a: int) -> None: ...

@@ -179,6 +179,20 @@ class TestTaskAttributes:
 
         assert options(on_conflict=decide).on_conflict is decide
 
+    def test_set_later_counts_from_then_on(self) -> None:
+        made = app()
+        task = made.task(base=SingletonTask, name="shop.bill", shared=False, lock_ttl=60)(body(lambda tenant: None))
+        known = Settings.from_app(made)
+        assert options_for(task, known).ttl == 60
+        assert options_for(task, known, {"ttl": 5.0}).ttl == 5
+        task.lock_ttl = 90
+        assert options_for(task, known).ttl == 90
+        task.lock_ttl = None
+        assert options_for(task, Settings.from_app(app(singleton_lock_ttl=7))).ttl == 7
+        task.lock_ttl = 0
+        with pytest.raises(InvalidOption, match=r"lock_ttl of task shop\.bill is 0"):
+            options_for(task, known)
+
     def test_subclass_sets_it_for_its_tasks(self) -> None:
         class Slow(SingletonTask):
             lock_ttl = 90.0
