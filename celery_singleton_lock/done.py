@@ -8,9 +8,8 @@ result and sends callbacks and the chain's next step in case that had not happen
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import states
 from celery.backends.base import DisabledBackend
@@ -36,8 +35,7 @@ SETTLED = "SETTLED"
 _SILENT = (SETTLED, states.RETRY, states.IGNORED, states.REVOKED)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a message ended.
 
     Attributes:

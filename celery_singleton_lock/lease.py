@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockConflict, LockLost
@@ -147,8 +148,7 @@ class Done:
     remaining: float
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """What a release leaves behind for the other copies of a message.
 
     Attributes:

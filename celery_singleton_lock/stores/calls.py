@@ -16,9 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
@@ -76,8 +75,7 @@ class Script:
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A script with its keys and arguments; `keys[0]` says which slot of a cluster it is for.
 
     Attributes:
