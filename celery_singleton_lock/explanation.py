@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_singleton_lock import keys
 from celery_singleton_lock.audit import shown_lock_key
-from celery_singleton_lock.options import _OPTIONS, Settings, options_for, raw_attribute
+from celery_singleton_lock.options import OPTIONS, Settings, options_for, raw_attribute
 from celery_singleton_lock.task import SingletonTask
 
 
@@ -112,9 +112,8 @@ def _counting(
     if callable(lock_key):
         return {"what lock_key returned": lock_key(dict(arguments))}
     if isinstance(lock_key, str):
-        return {"the filled template": keys._fill(task.name, lock_key, arguments)}
-    named = {**keys._var_keyword(task.run, arguments), **arguments}
-    return {name: named[name] for name in lock_key if name in named}
+        return {"the filled template": keys.fill(task.name, lock_key, arguments)}
+    return keys.choose(task.run, lock_key, arguments)
 
 
 def _left_out(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
@@ -125,7 +124,7 @@ def _left_out(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 def _options(task: Any, settings: Settings) -> Iterator[Setting]:
     values = options_for(task, settings)
-    for name, option in _OPTIONS.items():
+    for name, option in OPTIONS.items():
         value = getattr(values, name)
         shown = getattr(value, "__qualname__", value)
         yield Setting(option.attribute, shown, _source(task, option.attribute, option.setting))

@@ -63,10 +63,8 @@ def key_of_call(
         value = _ask(task_name, lock_key, arguments)
         return _key(prefix, lock_name, _encode_named(task_name, "what the callable lock_key returned", value))
     if isinstance(lock_key, str):
-        return key_of_text(prefix, lock_name, _fill(task_name, lock_key, arguments))
-    named = {**_var_keyword(run, arguments), **arguments}
-    chosen = {name: named[name] for name in lock_key if name in named}
-    return _key(prefix, lock_name, _encode_arguments(task_name, chosen))
+        return key_of_text(prefix, lock_name, fill(task_name, lock_key, arguments))
+    return _key(prefix, lock_name, _encode_arguments(task_name, choose(run, lock_key, arguments)))
 
 
 def key_of_text(prefix: str, lock_name: str, text: str) -> str:
@@ -144,6 +142,31 @@ def _bind_plain(known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if len(args) > len(names) or arguments.keys() != names or not by_place.keys().isdisjoint(kwargs):
         return None
     return {name: arguments[name] for name in names}
+
+
+def choose(run: Callable[..., Any], names: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments of `run` that have these names; they may be among its `**kwargs`."""
+    named = {**_var_keyword(run, arguments), **arguments}
+    return {name: named[name] for name in names if name in named}
+
+
+def fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> str:
+    """The template with its values, in which whatever could pass for a part of the template is escaped.
+
+    Raises:
+        InvalidKey: it needs something that is not there, or that has no stable form.
+    """
+    literals = "%" + "".join(literal for literal, *_ in _formatter.parse(template))
+    filled = []
+    try:
+        for literal, field, spec, conversion in _formatter.parse(template):
+            filled.append(literal)
+            if field is not None:
+                value, _ = _formatter.get_field(field, (), arguments)
+                filled.append(_escape(_show(value, spec, conversion), literals))
+    except (InvalidKey, LookupError, AttributeError, ValueError, TypeError) as error:
+        raise InvalidKey(f"no lock key for task {task_name}: lock_key {template!r} failed: {error!r}") from error
+    return "".join(filled)
 
 
 def encode(value: object) -> bytes:
@@ -275,21 +298,6 @@ def _ask(task_name: str, lock_key: Callable[..., Any], arguments: dict[str, Any]
         return lock_key(arguments)
     except Exception as error:
         raise InvalidKey(f"no lock key for task {task_name}: the callable lock_key raised {error!r}") from error
-
-
-def _fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> str:
-    """The template with its values, in which whatever could pass for a part of the template is escaped."""
-    literals = "%" + "".join(literal for literal, *_ in _formatter.parse(template))
-    filled = []
-    try:
-        for literal, field, spec, conversion in _formatter.parse(template):
-            filled.append(literal)
-            if field is not None:
-                value, _ = _formatter.get_field(field, (), arguments)
-                filled.append(_escape(_show(value, spec, conversion), literals))
-    except (InvalidKey, LookupError, AttributeError, ValueError, TypeError) as error:
-        raise InvalidKey(f"no lock key for task {task_name}: lock_key {template!r} failed: {error!r}") from error
-    return "".join(filled)
 
 
 def _show(value: Any, spec: str | None, conversion: str | None) -> str:

@@ -130,7 +130,7 @@ _TEXT = _Rule(lambda value: isinstance(value, str) and value != "", "a text that
 
 
 @dataclass(frozen=True, slots=True)
-class _Option:
+class Option:
     """One option: its name on a task and in the settings, its default, and its rule."""
 
     attribute: str
@@ -139,23 +139,24 @@ class _Option:
     rule: _Rule
 
 
-_OPTIONS: Mapping[str, _Option] = {
-    "scope": _Option("lock_scope", "singleton_lock_scope", "while_executing", _one_of("while_executing")),
-    "ttl": _Option("lock_ttl", "singleton_lock_ttl", 30.0, _TTL),
-    "wait": _Option("lock_wait", "singleton_lock_wait", 0.0, _WAIT),
-    "on_conflict": _Option("on_conflict", "singleton_lock_on_conflict", "skip", _POLICY),
-    "conflict_retries": _Option("lock_conflict_retries", "singleton_lock_conflict_retries", None, _COUNT),
-    "on_lock_lost": _Option("on_lock_lost", "singleton_lock_on_lock_lost", "abort", _one_of("abort", "warn")),
-    "on_unavailable": _Option(
+#: Those of a task, by their names in `Options`.
+OPTIONS: Mapping[str, Option] = {
+    "scope": Option("lock_scope", "singleton_lock_scope", "while_executing", _one_of("while_executing")),
+    "ttl": Option("lock_ttl", "singleton_lock_ttl", 30.0, _TTL),
+    "wait": Option("lock_wait", "singleton_lock_wait", 0.0, _WAIT),
+    "on_conflict": Option("on_conflict", "singleton_lock_on_conflict", "skip", _POLICY),
+    "conflict_retries": Option("lock_conflict_retries", "singleton_lock_conflict_retries", None, _COUNT),
+    "on_lock_lost": Option("on_lock_lost", "singleton_lock_on_lock_lost", "abort", _one_of("abort", "warn")),
+    "on_unavailable": Option(
         "on_unavailable", "singleton_lock_on_unavailable", "retry", _one_of("retry", "raise", "run")
     ),
-    "retain_on_retry": _Option("lock_retain_on_retry", "singleton_lock_retain_on_retry", False, _BOOLEAN),
-    "limit": _Option("lock_limit", "singleton_lock_limit", 1, _LIMIT),
-    "at_least_for": _Option("lock_at_least_for", "singleton_lock_at_least_for", 0.0, _AT_LEAST),
+    "retain_on_retry": Option("lock_retain_on_retry", "singleton_lock_retain_on_retry", False, _BOOLEAN),
+    "limit": Option("lock_limit", "singleton_lock_limit", 1, _LIMIT),
+    "at_least_for": Option("lock_at_least_for", "singleton_lock_at_least_for", 0.0, _AT_LEAST),
 }
 
 #: App settings that are not a default of a task option.
-_SETTINGS: Mapping[str, _Rule] = {
+LOCK_SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_backend": _Rule(lambda value: isinstance(value, str), "a URL"),
     "singleton_lock_transport_options": _MAPPING,
     "singleton_lock_prefix": _PREFIX,
@@ -167,7 +168,7 @@ _SETTINGS: Mapping[str, _Rule] = {
 }
 
 #: Settings of beat's exclusive scheduler.
-_BEAT_SETTINGS: Mapping[str, _Rule] = {
+BEAT_SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_beat_scheduler": _SCHEDULER,
     "singleton_lock_beat_mode": _one_of("leader", "shared"),
     "singleton_lock_beat_ttl": _TTL,
@@ -177,22 +178,22 @@ _BEAT_SETTINGS: Mapping[str, _Rule] = {
 
 #: Every setting of ours.
 SETTINGS: Mapping[str, _Rule] = {
-    **_SETTINGS,
-    **{option.setting: option.rule for option in _OPTIONS.values()},
-    **_BEAT_SETTINGS,
+    **LOCK_SETTINGS,
+    **{option.setting: option.rule for option in OPTIONS.values()},
+    **BEAT_SETTINGS,
 }
 
 #: What `broker_transport_options` says about Sentinel.
 _SENTINEL_OPTIONS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
 #: Task attributes of ours without an app-wide default.
-_KEY_ATTRIBUTES = ("lock_key", "lock_name")
+KEY_ATTRIBUTES = ("lock_key", "lock_name")
 
 #: Options of the design that are not built yet, so that nobody relies on them.
 _LATER_ATTRIBUTES = ("on_duplicate",)
 
 #: What may stand in the `singleton_lock={...}` of a call.
-_CALL_KEYS = ("key", *(name for name in _OPTIONS if name not in ("scope", "limit")))
+CALL_KEYS = ("key", *(name for name in OPTIONS if name not in ("scope", "limit")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +261,8 @@ class Settings:
         conf = app.conf
         for error in _unknown_settings(conf):
             raise error
-        own = {name: conf.get(name) for name in _SETTINGS}
-        for name, rule in _SETTINGS.items():
+        own = {name: conf.get(name) for name in LOCK_SETTINGS}
+        for name, rule in LOCK_SETTINGS.items():
             if own[name] is not None:
                 _require(rule, own[name], f"setting {name}", secret=name == "singleton_lock_backend")
         enabled = own["singleton_lock_enabled"]
@@ -276,7 +277,7 @@ class Settings:
             replicas=own["singleton_lock_replicas"] or 0,
             journal=_or(own["singleton_lock_journal"], DEFAULT_JOURNAL),
             blocked_after=_or(own["singleton_lock_blocked_after"], DEFAULT_BLOCKED_AFTER),
-            defaults={name: _default(conf, option) for name, option in _OPTIONS.items()},
+            defaults={name: _default(conf, option) for name, option in OPTIONS.items()},
         )
 
 
@@ -305,8 +306,8 @@ class BeatSettings:
         Raises:
             InvalidOption: a setting is not allowed.
         """
-        found = {name: app.conf.get(name) for name in _BEAT_SETTINGS}
-        for name, rule in _BEAT_SETTINGS.items():
+        found = {name: app.conf.get(name) for name in BEAT_SETTINGS}
+        for name, rule in BEAT_SETTINGS.items():
             if found[name] is not None:
                 _require(rule, found[name], f"setting {name}")
         return cls(
@@ -355,12 +356,12 @@ class _Known(NamedTuple):
 #: What was found out for the last execution of each task; somebody may set an attribute at any time.
 _known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
-_attributes = attrgetter(*(option.attribute for option in _OPTIONS.values()))
+_attributes = attrgetter(*(option.attribute for option in OPTIONS.values()))
 
 
 def _options_of(task: Any, settings: Settings) -> Options:
     values = dict(settings.defaults)
-    for name, option in _OPTIONS.items():
+    for name, option in OPTIONS.items():
         value = raw_attribute(task, option.attribute)
         if value is not None:
             values[name] = _require(option.rule, value, f"option {option.attribute} of task {task.name}")
@@ -373,7 +374,7 @@ def check_task(task: Any) -> None:
     Raises:
         InvalidOption: an option is unknown or its value is not allowed.
     """
-    rules = {option.attribute: option.rule for option in _OPTIONS.values()} | {"lock_name": _TEXT}
+    rules = {option.attribute: option.rule for option in OPTIONS.values()} | {"lock_name": _TEXT}
     for attribute, rule in rules.items():
         value = raw_attribute(task, attribute)
         if value is not None:
@@ -395,9 +396,9 @@ def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[Fal
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{where} is {value!r}, but must be a dictionary, or False to run without a lock")
     for name in value:
-        if name not in _CALL_KEYS:
-            raise InvalidOption(f"{where} has the key {name!r}{_instead(name, _CALL_KEYS)}")
-        rule = _TEXT if name == "key" else _OPTIONS[name].rule
+        if name not in CALL_KEYS:
+            raise InvalidOption(f"{where} has the key {name!r}{_instead(name, CALL_KEYS)}")
+        rule = _TEXT if name == "key" else OPTIONS[name].rule
         _require(rule, value[name], f"{where}, key {name!r},")
         if callable(value[name]):
             raise InvalidOption(f"{where}: {name!r} is a callable, which no message can carry; set it on the task")
@@ -434,7 +435,7 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _default(conf: Any, option: _Option) -> Any:
+def _default(conf: Any, option: Option) -> Any:
     value = conf.get(option.setting)
     return option.default if value is None else _require(option.rule, value, f"setting {option.setting}")
 
@@ -522,7 +523,7 @@ def _setting_names(conf: Any) -> Iterable[str]:
 
 
 def _refuse_unknown_attributes(task: Any) -> None:
-    known = (*_KEY_ATTRIBUTES, *(option.attribute for option in _OPTIONS.values()))
+    known = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
     for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
         reserved = name.startswith("lock_") or name in _LATER_ATTRIBUTES
         if reserved and name not in known and not callable(value) and not isinstance(value, property):

@@ -59,10 +59,10 @@ def every_option() -> str:
             "## On a task, or for the whole app\n",
             *_task_options(),
             "## For the whole app\n",
-            *_settings(options._SETTINGS, Settings),
+            *_settings(options.LOCK_SETTINGS, Settings),
             "## Of beat\n",
             "For [`celery beat -S exclusive`](../beat.md).\n",
-            *_settings(options._BEAT_SETTINGS, BeatSettings),
+            *_settings(options.BEAT_SETTINGS, BeatSettings),
         ]
     )
 
@@ -101,16 +101,16 @@ def every_command() -> str:
 
 def _task_options() -> Iterator[str]:
     analyzer = _analyzed(task.__name__)
-    for name in options._KEY_ATTRIBUTES:
+    for name in options.KEY_ATTRIBUTES:
         told = [_comment(analyzer, "SingletonTask", name)]
         if name == "lock_key":
             told.append("- for one call: `key`, a text")
         yield _entry(
             name, [*told, f"- default: {IN_WORDS.get(name, '`None`')}", f"- allowed: {ALLOWED.get(name, 'a text')}"]
         )
-    for name, option in options._OPTIONS.items():
+    for name, option in options.OPTIONS.items():
         told = [_comment(analyzer, "SingletonTask", option.attribute), f"- app setting: `{option.setting}`"]
-        if name in options._CALL_KEYS:
+        if name in options.CALL_KEYS:
             told.append(f"- for one call: `{name}`")
         yield _entry(
             option.attribute,

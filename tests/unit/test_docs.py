@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from celery.bin.celery import celery
 
-from celery_singleton_lock.options import _BEAT_SETTINGS, _OPTIONS, _SETTINGS, MAX_TTL, MIN_TTL
+from celery_singleton_lock.options import BEAT_SETTINGS, LOCK_SETTINGS, MAX_TTL, MIN_TTL, OPTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -109,7 +109,7 @@ def test_readme_code_runs_as_it_stands() -> None:
 
 def test_docs_list_every_option_and_default() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
-    for name, option in _OPTIONS.items():
+    for name, option in OPTIONS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{option.attribute}` |")]
         assert f"`{option.setting}`" in row
         assert name in ("scope", "limit") or f"`{name}`" in row
@@ -117,7 +117,7 @@ def test_docs_list_every_option_and_default() -> None:
         quoted = f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
         shown = f"{default:g}" if isinstance(default, float) else quoted
         assert f"| {shown} |" in row
-    for setting in (*_SETTINGS, *_BEAT_SETTINGS):
+    for setting in (*LOCK_SETTINGS, *BEAT_SETTINGS):
         assert f"| `{setting}` |" in page
     assert f"({MIN_TTL:g} to {MAX_TTL:g})" in page
 
