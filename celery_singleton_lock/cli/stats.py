@@ -45,13 +45,13 @@ class Line:
 
     def __str__(self) -> str:
         ran = sum(self.runs.values())
-        parts = [f"{ran} runs{_divided(self.runs)}"]
+        parts = [f"runs {ran}{_divided(self.runs)}"]
         if ran:
             parts.append(f"held {self.held / ran:.3g} s, waited {self.waited / ran:.3g} s each")
         for name in _DIVIDED[1:]:
             if found := getattr(self, name):
-                parts.append(f"{sum(found.values())} {name.replace('_', ' ')}{_divided(found)}")
-        parts += [f"{count} {name}" for name in _PLAIN if (count := getattr(self, name))]
+                parts.append(f"{name.replace('_', ' ')} {sum(found.values())}{_divided(found)}")
+        parts += [f"{name} {count}" for name in _PLAIN if (count := getattr(self, name))]
         return f"{self.task}  " + "; ".join(parts)
 
 
@@ -98,4 +98,4 @@ def _line(task: str, counts: Mapping[metrics.Count, int]) -> Line:
 
 
 def _divided(counts: Mapping[str, int]) -> str:
-    return f" ({', '.join(f'{count} {name}' for name, count in counts.items())})"
+    return f" ({', '.join(f'{name} {count}' for name, count in counts.items())})" if counts else ""

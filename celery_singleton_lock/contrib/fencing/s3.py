@@ -48,6 +48,7 @@ def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, Body: b
     Raises:
         StaleFence: a later holder has written.
         TypeError: the content is not bytes.
+        ValueError: what the object has for a fence was not written by this function; nothing was done.
         botocore.exceptions.ClientError: the store refuses for another reason.
     """
     target = f"s3://{Bucket}/{Key}"
@@ -75,7 +76,10 @@ def _look(client: Any, bucket: str, key: str) -> tuple[int, dict[str, str]]:
         if _status(error) != _NOT_FOUND:
             raise
         return 0, {"IfNoneMatch": "*"}
-    return int(head["Metadata"].get(METADATA, 0)), {"IfMatch": head["ETag"]}
+    text = head["Metadata"].get(METADATA, "0")
+    if not text.isdecimal():
+        raise ValueError(f"s3://{bucket}/{key} has {METADATA!r} in its metadata, which is {text!r} and no fencing token")
+    return int(text), {"IfMatch": head["ETag"]}
 
 
 def _status(error: Any) -> int:
