@@ -243,7 +243,7 @@ def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
     second.wait_for(ELECTED)
     beats.wait_for_sent(3, "half")
     assert twice(beats.sent()) == []
-    assert clock.wall() - ended_at < 3.0 + max(-skew, 0.0)
+    assert clock.wall() - ended_at < 6.0 + max(-skew, 0.0)
     (long,) = beats.wait_for_sent(1, "long")
     assert long.due == pytest.approx(beats.sent("half")[0].due + 19.5, abs=0.1)
 

@@ -69,7 +69,7 @@ def test_task_longer_than_its_ttl_keeps_its_lock(shop: Shop, pool: str) -> None:
     assert second.get(timeout=60) == "report"
     first_run, second_run = shop.record.runs("report")
     assert overlaps([first_run, second_run]) == []
-    assert second_run.start - first_run.end < TTL / 2, "woken by the release, not by the end of the lease"
+    assert second_run.start - first_run.end < TTL * 0.6, "woken by the release, not by the end of the lease"
 
 
 def test_killed_worker_frees_its_lock_when_the_lease_ends(shop: Shop) -> None:

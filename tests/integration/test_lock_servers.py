@@ -88,7 +88,7 @@ def test_killed_childs_lock_is_freed_at_once(shop: Shop) -> None:
     assert shop.send("waiting", "report").get(timeout=LIMIT) == "report"
     dead, following = shop.record.runs("report", killed_at=killed_at)
     assert overlaps([dead, following]) == []
-    assert following.start - killed_at < TTL / 3
+    assert following.start - killed_at < TTL / 2
 
 
 def kill_child(run: Run) -> float:
@@ -153,7 +153,7 @@ class TestSemaphore:
         first, _ = shop.record.wait_for(starts=2)
         killed_at = kill_child(first)
         assert shop.send("paired", "report").get(timeout=LIMIT) == "report"
-        assert shop.record.runs("report")[2].start - killed_at < 5.0
+        assert shop.record.runs("report")[2].start - killed_at < LIMIT, "long before the end of the lease"
 
 
 def most_at_once(runs: list[Run]) -> int:

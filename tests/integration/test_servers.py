@@ -60,12 +60,12 @@ class TestNodes:
 
     def test_slow_one_is_slow_on_open_connections(self, nodes: Nodes) -> None:
         clients = nodes.clients()
-        assert all(took(client) < 0.3 for client in clients)
-        nodes.slow(1, 0.5)
-        assert took(clients[1]) >= 0.5
-        assert took(clients[0]) < 0.3
+        assert all(took(client) < 2.0 for client in clients)
+        nodes.slow(1, 2.0)
+        assert took(clients[1]) >= 2.0
+        assert took(clients[0]) < 2.0
         nodes.slow(1, 0)
-        assert took(clients[1]) < 0.3
+        assert took(clients[1]) < 2.0
 
     def test_cannot_be_slow_without_proxy(self) -> None:
         with Nodes(1) as nodes, pytest.raises(RuntimeError, match="proxied"):
