@@ -338,10 +338,11 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
     Raises:
         InvalidOption: a value is not allowed.
     """
-    given = _attributes(task)
-    known = _known.get(task)
+    # Not type(task): it may be Celery's proxy of a task.
+    given, own = _attributes(task), task.__class__
+    known = _known.get(own)
     if known is None or known.given != given or known.settings is not settings:
-        known = _known[task] = _Known(given, settings, _options_of(task, settings))
+        known = _known[own] = _Known(given, settings, _options_of(task, settings))
     return replace(known.options, **call) if call else known.options
 
 
@@ -353,8 +354,8 @@ class _Known(NamedTuple):
     options: Options
 
 
-#: What was found out for the last execution of each task; somebody may set an attribute at any time.
-_known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+#: What was found out for the last execution of each task, by its class; somebody may set an attribute at any time.
+_known: WeakKeyDictionary[type, _Known] = WeakKeyDictionary()
 
 _attributes = attrgetter(*(option.attribute for option in OPTIONS.values()))
 

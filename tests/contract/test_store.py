@@ -234,7 +234,7 @@ class TestMark:
         assert isinstance(acquire(store), Held)
 
     def test_mark_is_forgotten(self, store: Store) -> None:
-        store.release(taken(store), mark=replace(self.MARK, seconds=SHORT))
+        store.release(taken(store), mark=self.MARK._replace(seconds=SHORT))
         assert isinstance(self.acquire_once(store), Done)
         while isinstance(self.acquire_once(store), Done):
             clock.sleep(SHORT / 10)
@@ -242,7 +242,7 @@ class TestMark:
     def test_later_mark_replaces_the_first(self, store: Store) -> None:
         lease = taken(store)
         store.release(lease, mark=self.MARK)
-        store.release(lease, mark=replace(self.MARK, record=b"second"))
+        store.release(lease, mark=self.MARK._replace(record=b"second"))
         done = self.acquire_once(store)
         assert isinstance(done, Done)
         assert done.record == b"second"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from redis import Redis
-from redis.exceptions import AskError, ConnectionError, MovedError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
@@ -77,6 +77,13 @@ def took(client: Redis) -> float:
     start = clock.now()
     client.ping()
     return clock.now() - start
+
+
+def sent_to(client: Redis, key: str) -> int:
+    """The port of the server to which another one sends those who ask for the key."""
+    with pytest.raises(ResponseError) as error:
+        client.get(key)
+    return int(str(error.value).rpartition(":")[2])
 
 
 class TestSentinelGroup:
@@ -147,25 +154,21 @@ class TestCluster:
     def test_slot_moves_with_its_keys_and_asks_meanwhile(self, cluster: Cluster) -> None:
         old = cluster.master_of(KEY)
         old.client().set(KEY, "value")
-        asked: list[AskError] = []
+        asked: list[int] = []
 
         def during() -> None:
             # What has not moved yet is answered, and what is not there might have moved.
             assert old.client().get(KEY) == "value"
-            with pytest.raises(AskError) as error:
-                old.client().get("{job}:none")
-            asked.append(error.value)
+            asked.append(sent_to(old.client(), "{job}:none"))
             with cluster.client() as client:
                 assert client.get("{job}:none") is None
 
         new = cluster.migrate_slot(KEY, during)
         assert new is not old
-        assert [error.port for error in asked] == [new.port]
+        assert asked == [new.port]
         assert new.client().get(KEY) == "value"
         assert cluster.master_of(KEY) is new
-        with pytest.raises(MovedError) as error:
-            old.client().get(KEY)
-        assert error.value.port == new.port
+        assert sent_to(old.client(), KEY) == new.port
         cluster.wait_until_ready()
 
     def test_slot_stays_when_the_callback_fails(self, cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.local import Proxy
 
 from celery_singleton_lock import InvalidOption, SingletonTask
 from celery_singleton_lock.options import Options, Settings, check_call, options_for
@@ -192,6 +193,12 @@ class TestTaskAttributes:
         task.lock_ttl = 0
         with pytest.raises(InvalidOption, match=r"lock_ttl of task shop\.bill is 0"):
             options_for(task, known)
+
+    def test_proxy_is_as_good_as_the_task(self) -> None:
+        """`shared_task` gives one."""
+        made = app()
+        task = made.task(base=SingletonTask, name="shop.bill", shared=False, lock_ttl=60)(body(lambda tenant: None))
+        assert options_for(Proxy(lambda: task), Settings.from_app(made)).ttl == 60
 
     def test_subclass_sets_it_for_its_tasks(self) -> None:
         class Slow(SingletonTask):
