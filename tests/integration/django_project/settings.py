@@ -11,7 +11,8 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ["TEST_DATABASE"],
-        "OPTIONS": {"timeout": 30},
+        # IMMEDIATE: who reads first and writes then is refused at once where another has begun to write.
+        "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
     }
 }
 USE_TZ = True
