@@ -1,0 +1,32 @@
+"""The harness behind docs/compared.md sees what each way to lock a task does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from benchmarks import task_race
+from benchmarks.task_race import Course
+
+
+@pytest.fixture
+def course() -> Iterator[Callable[[str], Course]]:
+    with ExitStack() as exits:
+        yield lambda contestant: Course(contestant, exits)
+
+
+def test_harness_sees_what_ours_does(course: Callable[[str], Course]) -> None:
+    ours = course("ours")
+    assert task_race.sent_by_name(ours) == "1 at once"
+    assert task_race.queued(ours) == "3"
+    assert task_race.in_a_chain(ours) == "REVOKED, not run"
+    assert "3 of 3 attempts" in task_race.retried(ours).values()
+
+
+def test_harness_sees_what_celery_singleton_does(course: Callable[[str], Course]) -> None:
+    other = course("celery-singleton")
+    assert task_race.sent_by_name(other) == "2 at once"
+    assert task_race.queued(other) == "1"
+    assert task_race.in_a_chain(other) == "PENDING for ever, not run"
