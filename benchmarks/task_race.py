@@ -9,6 +9,7 @@ of its own, and each event a job of its own: the same task with the same argumen
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import multiprocessing
 import os
@@ -27,7 +28,7 @@ from typing_extensions import Self
 
 from benchmarks.measure import server_version
 from benchmarks.race import BEGIN, END
-from benchmarks.task_race_app import CONTESTANT, CONTESTANTS, LONG, TIMEOUT, make, over, settings
+from benchmarks.task_race_app import CONTESTANT, CONTESTANTS, HOST, LONG, TIMEOUT, make, over, settings
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Worker, environment
@@ -57,6 +58,8 @@ class Course:
     def __init__(self, contestant: str, exits: ExitStack, **conf: Any) -> None:
         self._exits, self._directory = exits, Path(exits.enter_context(tempfile.TemporaryDirectory()))
         broker, self.locks = exits.enter_context(RedisServer()), exits.enter_context(RedisServer())
+        # Results unsubscribe when they are forgotten, which takes a server.
+        exits.callback(gc.collect)
         conf = {"broker_url": broker.url_of(0), "result_backend": broker.url_of(1), **settings(self.locks.url), **conf}
         self.record = Record(self._directory / "record")
         self._environment = environment(conf, events=broker.url_of(2), record=self.record.path)
@@ -67,12 +70,12 @@ class Course:
         self.workers: dict[str, Worker] = {}
         self.start("one", "two")
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, host: str = "here") -> None:
         for name in names:
             worker = Worker(
                 *(name,),
                 directory=self._directory,
-                environment=self._environment,
+                environment={**self._environment, HOST: host},
                 concurrency=4,
                 app="benchmarks.task_race_app",
                 arguments=("-Q", f"{name},celery"),
@@ -112,18 +115,18 @@ class Job:
         result = self.send(queue)
         return self.course.record.wait_for(starts=1, job=self.name)[0], result
 
-    def next_run(self, within: float = TIMEOUT + MARGIN) -> Run | None:
-        """Send copies to worker "two" until another run begins."""
+    def next_run(self, to: str = "two", within: float = TIMEOUT + MARGIN) -> Run | None:
+        """Send copies to another worker until a run begins there."""
         before, deadline = len(self.runs()), clock.now() + within
         while clock.now() < deadline:
-            self.send("two")
+            self.send(to)
             if seen(lambda: len(self.runs()) > before, PACE):
                 return self.runs()[before]
         return None
 
-    def again(self, since: float) -> str:
+    def again(self, since: float, to: str = "two") -> str:
         """How long after that moment it can be had again."""
-        run = self.next_run()
+        run = self.next_run(to)
         return after(run.start - since) if run else "stuck"
 
 
@@ -205,6 +208,19 @@ def killed_worker(course: Course) -> str:
     return found
 
 
+def gone_host(course: Course) -> str:
+    """All that is on it is killed, and the next worker is on another."""
+    course.start("three", host="another")
+    with Job(course, "gone") as job:
+        job.begin()
+        for name in ("one", "two"):
+            course.workers[name].kill()
+        found = job.again(clock.now(), to="three")
+    course.workers["three"].kill()
+    course.start("one", "two")
+    return found
+
+
 def killed_child(course: Course) -> str:
     """SIGKILL to the process that runs the job, as by the kernel when memory runs out."""
     with Job(course, "child") as job:
@@ -263,7 +279,7 @@ def retried(course: Course) -> Mapping[str, str]:
     with Job(course, "retried", task="retrying", seconds=0.1) as job:
         job.send("one")
         for attempts in (1, 2, 3):
-            if not seen(lambda attempts=attempts: sum(run.end < clock.now() for run in job.runs()) == attempts, MOMENT):
+            if not seen(lambda attempts=attempts: sum(run.outcome != "open" for run in job.runs()) == attempts, MOMENT):
                 break
         runs = job.runs()
         return {
@@ -279,7 +295,7 @@ def stopped_worker(course: Course) -> str:
         course.workers["one"].pause()
         second = job.next_run()
         course.workers["one"].resume()
-        return _fate(job, result, second, clock.now())
+        return _fate(job, result, second)
 
 
 def emptied(course: Course) -> str:
@@ -287,12 +303,12 @@ def emptied(course: Course) -> str:
     with Job(course, "emptied") as job:
         _, result = job.begin()
         course.locks.restart()
-        second = job.next_run()
-        return _fate(job, result, second, second.start if second else 0.0)
+        return _fate(job, result, job.next_run())
 
 
-def _fate(job: Job, result: Any, second: Run | None, since: float) -> str:
-    """Of the first run, when there is a second one."""
+def _fate(job: Job, result: Any, second: Run | None) -> str:
+    """Of the first run, from when there are two that go on."""
+    since = clock.now()
     if not second:
         return "no second run"
     if seen(lambda: job.runs()[0].outcome != "open", TIMEOUT):
@@ -325,6 +341,7 @@ def usual(course: Course) -> dict[str, str]:
         **retried(course),
         **long_run(course),
         "worker killed: can be run again": killed_worker(course),
+        "its whole host gone: can be run again": gone_host(course),
         "child killed: can be run again": killed_child(course),
         "child killed, its message goes back": killed_child_of_late(course),
         "worker stopped past the timeout, goes on": stopped_worker(course),
