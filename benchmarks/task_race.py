@@ -325,6 +325,8 @@ def in_a_chain(course: Course) -> str:
     with Job(course, "chain") as job:
         job.begin()
         last = chain(step.si(), work.si(job.name, job.seconds), step.si()).apply_async()
+        # Celery stores a step's result when it has sent the next one.
+        last.parent.parent.get(timeout=LONG)
         seen(last.ready, MOMENT)
     return _outcome(job, last, last.parent.id)
 
