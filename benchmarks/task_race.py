@@ -73,7 +73,7 @@ class Course:
     def start(self, *names: str, host: str = "here") -> None:
         for name in names:
             worker = Worker(
-                *(name,),
+                name,
                 directory=self._directory,
                 environment={**self._environment, HOST: host},
                 concurrency=4,
@@ -389,8 +389,8 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(TOGETHER, maxtasksperchild=1) as pool:
         cells = pool.starmap(judge, runs, chunksize=1)
     found: dict[str, dict[str, str]] = {contestant: {} for contestant in CONTESTANTS}
-    for (contestant, _), seen_there in zip(runs, cells, strict=True):
-        found[contestant].update(seen_there)
+    for (contestant, _), row in zip(runs, cells, strict=True):
+        found[contestant].update(row)
     shown = table(found)
     print(shown)
     if arguments.write:
