@@ -281,21 +281,30 @@ def table(found: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in this file")
-    arguments = parser.parse_args()
+    """Judge each scheme on the same servers."""
+    tell(__doc__, judge_all)
+
+
+def judge_all() -> str:
+    """The table, a row for each scheme."""
     servers = [RedisServer() for _ in range(NODES)]
     found = {}
     for name, kind in all_schemes().items():
         print(name, file=sys.stderr)
         found[name] = judge(name, kind, servers)
-    shown = table(found)
+    return table(found)
+
+
+def tell(about: str | None, made: Callable[[], str]) -> None:
+    """Print a table and, if the command line says so, put it between the marks in a page."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in this file")
+    page = parser.parse_args().write
+    shown = made()
     print(shown)
-    if arguments.write:
-        text = arguments.write.read_text()
-        before, _, rest = text.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        arguments.write.write_text(f"{before}{BEGIN}\n{shown}\n{END}{after}")
+    if page:
+        before, _, rest = page.read_text().partition(BEGIN)
+        page.write_text(f"{before}{BEGIN}\n{shown}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

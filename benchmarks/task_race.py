@@ -8,7 +8,6 @@ of its own, and each event a job of its own: the same task with the same argumen
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.metadata
 import multiprocessing
@@ -27,7 +26,7 @@ from celery import Celery, chain
 from typing_extensions import Self
 
 from benchmarks.measure import server_version
-from benchmarks.race import BEGIN, END
+from benchmarks.race import tell
 from benchmarks.task_race_app import CONTESTANT, CONTESTANTS, HOST, LONG, TIMEOUT, make, over, settings
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
@@ -381,9 +380,12 @@ def table(found: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in this file")
-    arguments = parser.parse_args()
+    """Judge each contestant, some at the same time."""
+    tell(__doc__, judge_all)
+
+
+def judge_all() -> str:
+    """The table, a column for each contestant."""
     runs = [(contestant, events) for events in COURSES for contestant in CONTESTANTS]
     # Each in a process of its own, since some packages keep their client for as long as that lives.
     with multiprocessing.get_context("spawn").Pool(TOGETHER, maxtasksperchild=1) as pool:
@@ -391,11 +393,7 @@ def main() -> None:
     found: dict[str, dict[str, str]] = {contestant: {} for contestant in CONTESTANTS}
     for (contestant, _), row in zip(runs, cells, strict=True):
         found[contestant].update(row)
-    shown = table(found)
-    print(shown)
-    if arguments.write:
-        before, _, rest = arguments.write.read_text().partition(BEGIN)
-        arguments.write.write_text(f"{before}{BEGIN}\n{shown}\n{END}{rest.partition(END)[2]}")
+    return table(found)
 
 
 if __name__ == "__main__":
