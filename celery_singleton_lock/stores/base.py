@@ -49,6 +49,11 @@ class Refused:
     remaining: float
 
 
+#: Microseconds before its ceiling since which a ledger remembers the runs of entries that are gone: another beat, with
+#: the schedule of a moment before, may only now ask for a tick that was sent.
+LATELY = 300_000_000
+
+
 class Ledger(Protocol):
     """What beat has sent: the last run of each entry of a schedule, in microseconds since the epoch.
 
@@ -60,7 +65,7 @@ class Ledger(Protocol):
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         """The last run of each entry, which is what is given here for those of which nothing is known.
 
-        It is known from then on, unless it is 0. Entries that are not given are forgotten.
+        It is known from then on, unless it is 0. Entries that are not given are forgotten, unless they ran `LATELY`.
         """
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:

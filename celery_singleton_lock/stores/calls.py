@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
-from celery_singleton_lock.stores.base import Written
+from celery_singleton_lock.stores.base import LATELY, Written
 
 #: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
 #: It holds who looked, and when by the clock of their host: that is for people.
@@ -307,9 +307,9 @@ def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
     return Call(_ALIGN, [ledger_key(key)], [_ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
 
 
-def forget(key: str, gone: Sequence[bytes]) -> Call:
-    """Have a ledger forget some entries."""
-    return Call(_FORGET, [ledger_key(key)], gone)
+def forget(key: str, gone: Sequence[bytes], *, ceiling: int) -> Call:
+    """Have a ledger forget some entries, but for what was sent lately."""
+    return Call(_FORGET, [ledger_key(key)], [ceiling - LATELY, ceiling, *gone])
 
 
 def journal_key(prefix: str, part: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
-from celery_singleton_lock.stores.base import Refused, Written
+from celery_singleton_lock.stores.base import LATELY, Refused, Written
 from celery_singleton_lock.stores.turn import AskingTurn
 
 
@@ -211,7 +211,8 @@ class _MemoryLedger:
         with self._mutex:
             known = {entry: self._known(entry, ceiling) for entry in lasts}
             found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
-            self._lasts = {entry: last for entry, last in found.items() if last}
+            recent = {entry: last for entry, last in self._lasts.items() if ceiling - LATELY <= last <= ceiling}
+            self._lasts = {entry: last for entry, last in {**recent, **found}.items() if last}
             return found
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:

@@ -20,13 +20,13 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Ledger, Refused, Store
+from celery_singleton_lock.stores.base import LATELY, Ledger, Refused, Store
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "contract:{beat:1}"
 TTL = 5.0
 SHORT = 0.2
-CEILING = 1_000_000
+CEILING = 1_000_000_000
 
 
 @pytest.fixture
@@ -55,6 +55,16 @@ def test_entries_that_are_gone_are_forgotten(ledger: Ledger) -> None:
     align(ledger, x=10, y=20)
     align(ledger, y=20)
     assert align(ledger, x=99, y=99) == {"x": 99, "y": 20}
+
+
+def test_what_was_sent_lately_is_remembered_of_entries_that_are_gone(ledger: Ledger) -> None:
+    """Another beat may have found the entry due before it was removed, and ask for its tick now."""
+    lately = CEILING - LATELY
+    record(ledger, "x", lately)
+    record(ledger, "y", lately - 1)
+    align(ledger, z=10)
+    assert claim(ledger, "x", 10) == Refused(lately, 0.0)
+    assert claim(ledger, "y", 10) is None
 
 
 def test_one_of_two_claims_a_tick(ledger: Ledger) -> None:

@@ -270,7 +270,7 @@ def test_changed_schedule_is_honoured(beats: Studio) -> None:
         beats.wait_for_sent(3, entry)
         assert twice(beats.sent(entry)) == []
     assert len(beats.sent("removed")) == removed
-    assert sorted(beats.ledger()) == ["changed", "kept", "new"]
+    assert {*beats.ledger()} >= {"changed", "kept", "new"}
 
 
 @pytest.mark.parametrize(("catch_up", "caught_up"), [(None, 1), (10.0, 0)], ids=["made up for", "too late"])
