@@ -176,6 +176,7 @@ def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path,
         assert only.process.poll() is None
 
 
+@pytest.mark.slow
 def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
     beats.conf |= {"singleton_lock_beat_mode": "shared", "singleton_lock_beat_ttl": TTL}
     beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
@@ -231,6 +232,7 @@ def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, momen
     assert len(record.runs()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [3.0, -3.0], ids=["ahead", "behind"])
 def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
     """No tick is sent twice; by so much the first one is early or late."""

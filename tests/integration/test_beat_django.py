@@ -189,6 +189,7 @@ def test_each_tick_is_sent_once_while_leaders_are_killed(site: Site) -> None:
     assert all(1 < spacing < TAKE_OVER for spacing in odd), odd
 
 
+@pytest.mark.slow
 def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: Site) -> None:
     site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
     site.orm("add", name="clock", every=1)
@@ -223,6 +224,7 @@ def test_leader_that_is_told_to_stop_while_it_sends_has_sent(site: Site) -> None
     check_distinct(site.sent("clock"))
 
 
+@pytest.mark.slow
 def test_edits_are_honoured(site: Site) -> None:
     site.orm("add", name="clock", every=1)
     site.orm("add", name="edited", every=1)
@@ -281,6 +283,7 @@ ENDS = pytest.mark.parametrize("end", [Beat.terminate, Beat.kill], ids=["stopped
 
 
 @ENDS
+@pytest.mark.slow
 def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")
@@ -314,6 +317,7 @@ def test_one_off_interval_is_sent_once(site: Site, end: Any) -> None:
     assert site.sent("one") == [sent]
 
 
+@pytest.mark.slow
 def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
     """So does django-celery-beat: "now" is over when the form is saved."""
     site.orm("add", name="clock", every=1)

@@ -23,6 +23,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(task_race, "MOMENT", 60.0)
 
 
+@pytest.mark.slow
 def test_harness_sees_what_ours_does(course: Callable[[str], Course], patient: Callable[[], None]) -> None:
     ours = course("ours")
     assert task_race.sent_by_name(ours) == "1 at once"
@@ -32,6 +33,7 @@ def test_harness_sees_what_ours_does(course: Callable[[str], Course], patient: C
     assert "3 of 3 attempts" in task_race.retried(ours).values()
 
 
+@pytest.mark.slow
 def test_harness_sees_what_celery_singleton_does(course: Callable[[str], Course], patient: Callable[[], None]) -> None:
     other = course("celery-singleton")
     assert task_race.in_a_chain(other) == "PENDING for ever, not run"
