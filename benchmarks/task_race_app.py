@@ -7,14 +7,15 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 from celery.signals import worker_ready
 from redis import Redis
 
+from benchmarks.locked_task import LockedTask
 from tests import recording
 
 #: Seconds after which a lock is free though nobody freed it. Packages take whole ones.
@@ -28,27 +29,6 @@ HOST = "TASK_RACE_HOST"
 
 #: Seconds after which a task ends that is never told to.
 LONG = 60.0
-
-
-@lru_cache(maxsize=1)
-def _client(url: str) -> Redis:
-    return Redis.from_url(url)
-
-
-class LockedTask(Task):
-    """The usual way by hand: redis-py's lock around the body."""
-
-    abstract = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        client = _client(self.app.conf.singleton_lock_backend)
-        lock = client.lock(f"{self.name}:{args}:{kwargs}", timeout=TIMEOUT, blocking=False)
-        if not lock.acquire():
-            return None
-        try:
-            return super().__call__(*args, **kwargs)
-        finally:
-            lock.release()
 
 
 def _singleton() -> Mapping[str, Any]:
@@ -84,7 +64,11 @@ def _ours() -> Mapping[str, Any]:
 #: The options of each one's tasks, as its README has them.
 CONTESTANTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "plain `Task`": dict,
-    "`redis.lock` in the task": lambda: {"base": LockedTask},
+    "`redis.lock` in the task": lambda: {
+        "base": LockedTask,
+        "server_setting": "singleton_lock_backend",
+        "lock_seconds": TIMEOUT,
+    },
     "celery-singleton": _singleton,
     "celery-singleton, `lock_expiry`": lambda: {**_singleton(), "lock_expiry": TIMEOUT},
     "celery-once": _once,

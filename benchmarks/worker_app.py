@@ -11,9 +11,9 @@ from typing import Any
 
 import celery_once
 import celery_singleton
-from celery import Celery, Task
-from redis import Redis
+from celery import Celery
 
+from benchmarks.locked_task import LockedTask
 from benchmarks.locks import TTL
 from celery_singleton_lock import SingletonTask
 
@@ -39,28 +39,8 @@ app.conf.update(
 
 
 @lru_cache(maxsize=1)
-def _client() -> Redis:
-    return Redis.from_url(app.conf.broker_url)
-
-
-@lru_cache(maxsize=1)
 def _file(pid: int) -> int:
     return os.open(os.environ[FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-
-class LockedTask(Task):
-    """The usual way by hand: redis-py's lock around the body."""
-
-    abstract = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        lock = _client().lock(f"{self.name}:{args}", timeout=TTL, blocking=False)
-        if not lock.acquire():
-            return None
-        try:
-            return super().__call__(*args, **kwargs)
-        finally:
-            lock.release()
 
 
 def _task(name: str, **options: Any) -> Any:
@@ -75,7 +55,7 @@ TASKS: Mapping[str, Any] = {
     "ours: SingletonTask": _task("ours", base=SingletonTask),
     "plain Task, acks_late": _task("plain_late", acks_late=True),
     "ours: SingletonTask, acks_late": _task("ours_late", base=SingletonTask, acks_late=True),
-    "redis-py Lock in the task": _task("locked", base=LockedTask),
+    "redis-py Lock in the task": _task("locked", base=LockedTask, lock_seconds=TTL),
     "celery-singleton": _task("singleton", base=celery_singleton.Singleton, lock_expiry=int(TTL)),
     "celery-once": _task("once", base=celery_once.QueueOnce),
 }

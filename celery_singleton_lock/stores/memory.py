@@ -91,10 +91,7 @@ class MemoryStore:
     def turn(
         self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
     ) -> AskingTurn:
-        def ask() -> Lease | Held | Done:
-            return self.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
-
-        return AskingTurn(self.bell(key), ask)
+        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit)
 
     def queue(self, bell: _MemoryBell) -> None:
         """Put a waiter at the end, if it is not in the queue."""

@@ -144,11 +144,12 @@ class RedisStore:
     def turn(
         self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
     ) -> Turn:
+        if self._replicas is not None:
+            return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit)
+
         def ask() -> Lease | Held | Done:
             return self.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
 
-        if self._replicas is not None:
-            return AskingTurn(self.bell(key), ask)
         place = new_owner()
         behind = calls.queue(key, owner, place, ttl=ttl, holder=holder, once=once, slots=range(limit))
 

@@ -219,10 +219,7 @@ class RedlockStore:
     def turn(
         self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
     ) -> AskingTurn:
-        def ask() -> Lease | Held | Done:
-            return self.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
-
-        return AskingTurn(self.bell(key), ask)
+        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         found = self._reachable(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from celery_singleton_lock.lease import Done, Held, Lease
-from celery_singleton_lock.stores.base import Bell
+from celery_singleton_lock.lease import Done, Held, Holder, Lease
+from celery_singleton_lock.stores.base import Bell, Store
 
 Ask = Callable[[], Lease | Held | Done]
 
@@ -22,6 +22,17 @@ class AskingTurn:
     def __init__(self, bell: Bell, ask: Ask) -> None:
         self._bell = bell
         self._ask = ask
+
+    @classmethod
+    def of(
+        cls, store: Store, key: str, owner: str, *, ttl: float, holder: Holder, once: bool, limit: int
+    ) -> AskingTurn:
+        """One that asks this store; see `Store.turn`."""
+
+        def ask() -> Lease | Held | Done:
+            return store.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
+
+        return cls(store.bell(key), ask)
 
     def __enter__(self) -> AskingTurn:
         return self
