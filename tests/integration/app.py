@@ -254,14 +254,17 @@ def autoretrying(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
 
 
+#: Runs of `counting_threads` wait for each other.
+_all_here = threading.Barrier(200)
+
+
 @app.task(bind=True, base=Exclusive)
 def counting_threads(self: Any, job: str, seconds: float) -> int:
-    """How many heartbeats the process has in the middle of the run."""
+    """How many heartbeats the process has, once all runs are there and have gone on for so long."""
     with recording.run(job, self.request.id, self.lock.fence):
-        time.sleep(seconds / 2)
-        count = sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
-        time.sleep(seconds / 2)
-    return count
+        _all_here.wait(recording.LIMIT)
+        time.sleep(seconds)
+        return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
 
 
 @app.task(bind=True, base=Exclusive, on_lock_lost="warn")
