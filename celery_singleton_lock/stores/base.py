@@ -49,9 +49,9 @@ class Refused:
     remaining: float
 
 
-#: Microseconds before its ceiling since which a ledger remembers the runs of entries that are gone: another beat, with
-#: the schedule of a moment before, may only now ask for a tick that was sent.
-LATELY = 300_000_000
+#: Seconds for which a ledger knows the last run of an entry that is gone, when a claim is made: another beat, with the
+#: schedule of a moment before, may only now ask for a tick that was sent.
+MEMORY = 300.0
 
 
 class Ledger(Protocol):
@@ -65,7 +65,8 @@ class Ledger(Protocol):
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         """The last run of each entry, which is what is given here for those of which nothing is known.
 
-        It is known from then on, unless it is 0. Entries that are not given are forgotten, unless they ran `LATELY`.
+        It is known from then on, unless it is 0. Entries that are not given are forgotten: one that comes back begins
+        anew, but a claim for what was sent of it is refused for `MEMORY`.
         """
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:

@@ -5,7 +5,8 @@ One key per lock, `<base>:run`, holding the owner and who that is (the slots of 
 tokens), `:waiting` (who waits), `:wake` (a list that a release pushes to, so that exactly one waiter wakes),
 `:done:<message>` for each message that was carried out, `:over:<place>` for a waiter that has left, and on the nodes of
 a Redlock `:over:<owner>` for an owner that must not come back. Beside the lock of beat's leader there are `:ledger` (a
-hash of the last run of each entry) and `:claim:<entry>:` for what is being sent.
+hash of the last run of each entry), `:claim:<entry>:` for what is being sent, and `:gone:<entry>:` with the last run of
+an entry that was just removed.
 
 Of all locks there is one journal: `<prefix>:{journal}` with `:counts`, `:entries` (a stream), `:last` (the last run of
 each key) and `:refused` (how often in a row).
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
-from celery_singleton_lock.stores.base import LATELY, Written
+from celery_singleton_lock.stores.base import MEMORY, Written
 
 #: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
 #: It holds who looked, and when by the clock of their host: that is for people.
@@ -308,8 +309,12 @@ def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
 
 
 def forget(key: str, gone: Sequence[bytes], *, ceiling: int) -> Call:
-    """Have a ledger forget some entries, but for what was sent lately."""
-    return Call(_FORGET, [ledger_key(key)], [ceiling - LATELY, ceiling, *gone])
+    """Have a ledger forget some entries, but for who claims within `MEMORY`."""
+    return Call(
+        _FORGET,
+        [ledger_key(key), *_gone_keys(key, (entry.decode(errors="replace") for entry in gone))],
+        [_ms(MEMORY), ceiling, *gone],
+    )
 
 
 def journal_key(prefix: str, part: str) -> str:
@@ -342,7 +347,8 @@ def _treated_as(entry: Entry) -> str:
 
 def claim(key: str, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> Call:
     """See `Ledger.claim`."""
-    return Call(_CLAIM, _claim_keys(key, lasts), [owner, _ms(ttl), ceiling, *_pairs(lasts)])
+    keys = [*_claim_keys(key, lasts), *_gone_keys(key, lasts)]
+    return Call(_CLAIM, keys, [owner, _ms(ttl), ceiling, *_pairs(lasts)])
 
 
 def record(key: str, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> Call:
@@ -372,6 +378,10 @@ def fence_ms(ttl: float) -> int:
 def _claim_keys(key: str, lasts: Mapping[str, int]) -> list[str]:
     # The colon at the end: an entry may be called "x:run", and is no lock.
     return [ledger_key(key), *(_beside(key, f"claim:{entry}:") for entry in lasts)]
+
+
+def _gone_keys(key: str, entries: Iterable[str]) -> list[str]:
+    return [_beside(key, f"gone:{entry}:") for entry in entries]
 
 
 def _pairs(lasts: Mapping[str, int]) -> list[object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
-from celery_singleton_lock.stores.base import LATELY, Refused, Written
+from celery_singleton_lock.stores.base import MEMORY, Refused, Written
 from celery_singleton_lock.stores.turn import AskingTurn
 
 
@@ -201,6 +201,7 @@ class _MemoryLedger:
 
     def __init__(self) -> None:
         self._lasts: dict[str, int] = {}
+        self._gone: dict[str, tuple[int, float]] = {}
         self._claims: dict[str, tuple[str, float]] = {}
         self._mutex = threading.Lock()
 
@@ -208,8 +209,10 @@ class _MemoryLedger:
         with self._mutex:
             known = {entry: self._known(entry, ceiling) for entry in lasts}
             found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
-            recent = {entry: last for entry, last in self._lasts.items() if ceiling - LATELY <= last <= ceiling}
-            self._lasts = {entry: last for entry, last in {**recent, **found}.items() if last}
+            self._gone = {entry: gone for entry, gone in self._gone.items() if gone[1] > clock.now()}
+            for entry in self._lasts.keys() - lasts.keys():
+                self._gone[entry] = self._known(entry, ceiling) or 0, clock.now() + MEMORY
+            self._lasts = {entry: last for entry, last in found.items() if last}
             return found
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
@@ -217,6 +220,8 @@ class _MemoryLedger:
             refused, now = {}, clock.now()
             for entry, last in lasts.items():
                 known = self._known(entry, ceiling)
+                if known is None and entry in self._gone and self._gone[entry][1] > now:
+                    known = self._gone[entry][0]
                 claimer, until = self._claims.get(entry, (owner, 0.0))
                 if known is not None and known > last:
                     refused[entry] = Refused(known, 0.0)

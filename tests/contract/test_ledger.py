@@ -20,7 +20,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import LATELY, Ledger, Refused, Store
+from celery_singleton_lock.stores.base import Ledger, Refused, Store
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "contract:{beat:1}"
@@ -57,14 +57,33 @@ def test_entries_that_are_gone_are_forgotten(ledger: Ledger) -> None:
     assert align(ledger, x=99, y=99) == {"x": 99, "y": 20}
 
 
-def test_what_was_sent_lately_is_remembered_of_entries_that_are_gone(ledger: Ledger) -> None:
-    """Another beat may have found the entry due before it was removed, and ask for its tick now."""
-    lately = CEILING - LATELY
-    record(ledger, "x", lately)
-    record(ledger, "y", lately - 1)
-    align(ledger, z=10)
-    assert claim(ledger, "x", 10) == Refused(lately, 0.0)
-    assert claim(ledger, "y", 10) is None
+def test_what_was_sent_of_an_entry_that_has_just_gone_is_remembered(ledger: Ledger) -> None:
+    """Another beat may have found it due before it was removed, and ask for its tick now."""
+    record(ledger, "x", 20)
+    record(ledger, "wrong", CEILING + 1)
+    align(ledger, y=1)
+    assert claim(ledger, "x", 10) == Refused(20, 0.0)
+    assert claim(ledger, "wrong", 10) is None
+    align(ledger, y=1)
+    assert claim(ledger, "x", 10) == Refused(20, 0.0)
+
+
+def test_entry_that_comes_back_begins_anew(ledger: Ledger) -> None:
+    record(ledger, "x", 20)
+    align(ledger, y=1)
+    assert align(ledger, x=30, y=1) == {"x": 30, "y": 1}
+    assert claim(ledger, "x", 30) is None
+    record(ledger, "x", 40)
+    assert claim(ledger, "x", 10) == Refused(40, 0.0)
+
+
+def test_entry_of_which_nothing_was_known_comes_back(ledger: Ledger) -> None:
+    """Of those that are kept in a database nothing is recorded but what was sent."""
+    record(ledger, "x", 20)
+    align(ledger, y=1)
+    assert align(ledger, x=0, y=1) == {"x": 0, "y": 1}
+    assert claim(ledger, "x", 10) == Refused(20, 0.0)
+    assert claim(ledger, "x", 30) is None
 
 
 def test_one_of_two_claims_a_tick(ledger: Ledger) -> None:
@@ -213,6 +232,7 @@ def test_redlock_goes_on_with_a_majority(redis_server: RedisServer) -> None:
 
 def test_ledger_ends_when_nobody_uses_it(redis_server: RedisServer) -> None:
     store = open_url(redis_server.url)
+    align(store.ledger(KEY), x=10, y=20)
     align(store.ledger(KEY), x=10)
     claim(store.ledger(KEY), "x", 10)
     with redis_server.client(0) as client:
