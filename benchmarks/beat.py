@@ -29,7 +29,7 @@ ENTRIES = 1000
 INTERVAL = 3600.0
 
 #: Seconds for all entries to be sent.
-LIMIT = 120.0
+LIMIT = 180.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ PLAIN = "plain Task"
 CHILDREN = 2
 
 #: Seconds for a worker to start, or to run a batch.
-LIMIT = 60.0
+LIMIT = 180.0
 
 
 def run(*, quick: bool = False) -> Result:

@@ -36,9 +36,7 @@ from celery.contrib.testing.worker import start_worker
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-
-#: Seconds for anything that is waited for.
-LIMIT = 30.0
+from tests.patience import LIMIT
 
 #: What is another one each time.
 VARIABLE = (

@@ -13,12 +13,10 @@ from pathlib import Path
 from kombu import Connection
 
 from celery_singleton_lock import clock
+from tests.patience import LIMIT
 
 #: Where Debian and the packages of RabbitMQ's makers put it; the program on the PATH insists on being another user.
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-
-#: Seconds that it may take to start.
-_LIMIT = 60
 
 #: Why there is none on this machine; empty if there is one.
 MISSING = "" if _PROGRAM.exists() and shutil.which("epmd") else "no rabbitmq-server here (Debian: rabbitmq-server)"
@@ -52,7 +50,7 @@ class RabbitMQ:
         self._processes = [self._start(epmd, environment), self._start([str(_PROGRAM)], environment)]
 
     def __enter__(self) -> RabbitMQ:
-        deadline = clock.now() + _LIMIT
+        deadline = clock.now() + LIMIT
         while True:
             try:
                 with Connection(self.url, connect_timeout=1) as connection:

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from celery_singleton_lock import clock
+from tests.patience import LIMIT
 
 #: Names the file that tasks write their runs to.
 VARIABLE = "SINGLETON_LOCK_RECORD"
-
-#: Seconds after which a test gives up waiting for what is to be recorded.
-LIMIT = 60.0
 
 
 @dataclass(frozen=True)

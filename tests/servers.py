@@ -20,10 +20,8 @@ from redis.sentinel import Sentinel
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests.patience import LIMIT
 from tests.proxy import LossyProxy
-
-#: How long what should happen is waited for.
-SECONDS = 30.0
 
 #: Seconds that a server of a group has to answer us; one that is paused does not.
 PATIENCE = 2.0
@@ -456,9 +454,9 @@ def _port_with_bus() -> int:
 
 def _wait(missing: Callable[[], str], what: str) -> None:
     """Wait until nothing is missing; what does not answer is missing."""
-    deadline = clock.now() + SECONDS
+    deadline = clock.now() + LIMIT
     while reason := _reason(missing):
-        assert clock.now() < deadline, f"waited {SECONDS:g} s in vain until {what}: {reason}"
+        assert clock.now() < deadline, f"waited {LIMIT:g} s in vain until {what}: {reason}"
         clock.sleep(0.05)
 
 
@@ -471,7 +469,7 @@ def _reason(missing: Callable[[], str]) -> str:
 
 def until(true: Callable[[], object], what: str) -> None:
     """Wait for what no event tells."""
-    deadline = clock.now() + SECONDS
+    deadline = clock.now() + LIMIT
     while not true():
-        assert clock.now() < deadline, f"waited {SECONDS:g} s in vain until {what}"
+        assert clock.now() < deadline, f"waited {LIMIT:g} s in vain until {what}"
         clock.sleep(0.05)

@@ -10,7 +10,7 @@ from tests.chaos.beats import EVENTS, SCHEDULE, TTL, weather
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mode", ["leader", "shared"])
 def test_every_tick_runs_once_whatever_happens(tmp_path: Path, mode: str) -> None:
     def command(name: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ CALLS = [{"on_conflict": "skip"}, {"on_conflict": "retry"}, {"wait": 30.0, "on_c
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_no_overlap_and_nothing_stuck_whatever_breaks(
     redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop], pool: str
@@ -46,7 +46,7 @@ def test_no_overlap_and_nothing_stuck_whatever_breaks(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
 def test_no_overlap_on_a_redlock_whose_nodes_die_hang_and_forget(
     redis_server: RedisServer, shop_on: Callable[..., Shop], pool: str
@@ -134,7 +134,7 @@ def forget(redis: RedisServer, chance: random.Random) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 class TestEachMessageIsCarriedOutOnce:
     """Whatever dies; and the broker delivers again and again."""
 

@@ -16,9 +16,7 @@ import psycopg
 import pymysql
 
 from celery_singleton_lock import clock
-
-#: Seconds that a server may take to start or to stop.
-_LIMIT = 60
+from tests.patience import LIMIT
 
 #: Seconds that a transaction waits for another one on SQLite: longer than any in a test.
 _PATIENCE = 30
@@ -65,7 +63,7 @@ class Server:
         self._process = self._launch(str(Path(self._folder.name) / "data"))
 
     def __enter__(self) -> Server:
-        deadline = clock.now() + _LIMIT
+        deadline = clock.now() + LIMIT
         while True:
             try:
                 self._prepare()
@@ -79,7 +77,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(self.stopped_by)
-        self._process.wait(_LIMIT)
+        self._process.wait(LIMIT)
         self._log.close()
         self._folder.cleanup()
 
@@ -131,7 +129,7 @@ class Postgres(Server):
         self.url = f"postgresql+psycopg://tests@127.0.0.1:{self.port}/postgres"
         self.django = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", **login}
         made = ("-D", data, "-U", "tests", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-        self._start("initdb", *made).wait(_LIMIT)
+        self._start("initdb", *made).wait(LIMIT)
         settings = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": "", "fsync": "off"}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return self._start("postgres", "-D", data, *options)
@@ -158,7 +156,7 @@ class MariaDB(Server):
         login = {"USER": "tests", "HOST": "127.0.0.1", "PORT": self.port}
         self.url = f"mysql+pymysql://tests@127.0.0.1:{self.port}/tests"
         self.django = {"ENGINE": "django.db.backends.mysql", "NAME": "tests", **login}
-        self._start("mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db").wait(_LIMIT)
+        self._start("mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db").wait(LIMIT)
         places = (f"--datadir={data}", "--bind-address=127.0.0.1", f"--port={self.port}", f"--socket={data}/socket")
         return self._start(
             "mariadbd", "--no-defaults", *places, "--skip-grant-tables", "--innodb-flush-log-at-trx-commit=0"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workers import ROOT
-
-LIMIT = 120
+from tests.patience import LIMIT
 
 TASKS = """
 from celery import shared_task

@@ -20,6 +20,7 @@ from redis import Redis
 
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
 from tests import recording
+from tests.patience import LIMIT
 
 app = Celery("tests.integration.app")
 app.conf.update(
@@ -262,7 +263,7 @@ _all_here = threading.Barrier(200)
 def counting_threads(self: Any, job: str, seconds: float) -> int:
     """How many heartbeats the process has, once all runs are there and have gone on for so long."""
     with recording.run(job, self.request.id, self.lock.fence):
-        _all_here.wait(recording.LIMIT)
+        _all_here.wait(LIMIT)
         time.sleep(seconds)
         return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
 

@@ -15,6 +15,7 @@ from redis import Redis
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Worker, environment
+from tests.patience import LIMIT
 from tests.recording import Record
 
 #: Each pool; the quick tests take that of processes, which most people use.
@@ -74,7 +75,7 @@ class Shop:
         return self.app.signature(f"tests.integration.app.{task}", args, **options)
 
 
-def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+def until(true: Callable[[], object], seconds: float = LIMIT) -> None:
     """Wait for what no event tells."""
     deadline = clock.now() + seconds
     while not true():

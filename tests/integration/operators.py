@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from celery_singleton_lock import SingletonTask, cli
 from tests.integration.conftest import Shop
 from tests.integration.workers import ROOT, environment
+from tests.patience import LIMIT
 
 APP = "tests.integration.app"
 
@@ -39,7 +40,7 @@ def celery(*arguments: str, app: str = APP, env: Mapping[str, str]) -> subproces
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=LIMIT,
     )
 
 

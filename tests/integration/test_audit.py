@@ -7,6 +7,7 @@ import re
 
 from tests.integration.conftest import Shop
 from tests.integration.test_cli import of_shop
+from tests.patience import LIMIT
 
 
 def test_every_exclusive_task_has_a_verdict(shop: Shop) -> None:
@@ -43,4 +44,4 @@ def test_worker_starts_all_the_same(shop: Shop) -> None:
     (worker,) = shop.start("one", pool="threads")
     assert "singleton lock: singleton_lock_done_ttl: finished messages are remembered for 0 s" in worker.log
     assert "the threads pool has no hard time limits" in worker.log
-    assert shop.send("exclusive", "report").get(timeout=60) == "report"
+    assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"

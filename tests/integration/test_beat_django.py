@@ -23,6 +23,7 @@ from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import Beat, Message
 from tests.integration.conftest import until
 from tests.integration.workers import ROOT, Worker
+from tests.patience import LIMIT
 from tests.recording import Record
 
 PROJECT = "tests.integration.django_project"
@@ -124,7 +125,7 @@ class Site:
         self.wait_for_sent(entry, number)
         return self.wait_until_recorded(entry)
 
-    def wait_until_recorded(self, entry: str, seconds: float = 60.0) -> list[Message]:
+    def wait_until_recorded(self, entry: str, seconds: float = LIMIT) -> list[Message]:
         """Once something was sent, if nothing was yet, and the last of it is known to all beats."""
         until(lambda: (sent := self.sent(entry)) and self.ledger().get(entry, 0) >= sent[-1].due - JITTER, seconds)
         return self.sent(entry)

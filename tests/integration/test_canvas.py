@@ -7,9 +7,8 @@ from celery import chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
 from tests.integration.conftest import Shop, until
+from tests.patience import LIMIT
 from tests.recording import overlaps
-
-LIMIT = 60
 
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 

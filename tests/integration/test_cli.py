@@ -20,6 +20,7 @@ from tests.integration.beats import studio
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, locks, of_shop, program
 from tests.integration.workers import ROOT
+from tests.patience import LIMIT
 
 
 def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ class TestList:
         titles, row = ask(shop, "list").stdout.splitlines()
         assert titles.startswith("KEY ")
         assert row.split()[:4] == [line["key"], result.id, worker.name, str(run.pid)]
-        result.get(timeout=30)
+        result.get(timeout=LIMIT)
         nothing = ask(shop, "list")
         assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "No lock is held.\n")
 
@@ -104,7 +105,7 @@ class TestList:
             for _ in range(2):
                 assert json.loads(watching.stdout.readline())["task_id"] == "mine"
             watching.send_signal(signal.SIGINT)
-            watching.communicate(timeout=30)
+            watching.communicate(timeout=LIMIT)
             assert watching.returncode == 0
             errors.seek(0)
             assert errors.read() == ""
@@ -144,7 +145,7 @@ class TestShow:
         shop = shop_on(redis_server, singleton_lock_ttl=60.0)
         (worker,) = shop.start("one")
         first = shop.send("exclusive", "report", 0.01)
-        first.get(timeout=30)
+        first.get(timeout=LIMIT)
         second = shop.send("exclusive", "report", 30.0)
         run = shop.record.wait_for(starts=2)[-1]
         shown = ask(shop, "show", "--json", EXCLUSIVE, "report")

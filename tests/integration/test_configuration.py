@@ -14,6 +14,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.integration.workers import ROOT, Worker, environment
+from tests.patience import LIMIT
 
 PASSWORD = "s3cret-of-the-test"
 
@@ -29,7 +30,7 @@ def celery(*arguments: str, conf: dict[str, object], tmp_path: Path) -> subproce
     env = environment(conf, events="redis://127.0.0.1:1", record=tmp_path / "record")
     command = [sys.executable, "-m", "celery", "-A", "tests.integration.app", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=LIMIT, check=False
     )
 
 
@@ -57,7 +58,7 @@ def test_disabled_worker_takes_no_lock(own_redis: RedisServer, shop_on: Callable
     shop = shop_on(own_redis)
     (worker,) = shop.start("one", arguments=("--singleton-lock-disable",))
     assert "disabled" in worker.log
-    assert shop.send("exclusive", "report").get(timeout=60) == "report"
+    assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
     with own_redis.client(2) as client:
         assert client.keys("*") == []
 
@@ -100,12 +101,12 @@ def test_no_password_in_report_log_or_errors(
     assert "singleton_lock_backend" in report.stdout
     assert PASSWORD not in report.stdout
     (worker,) = shop.start("one")
-    assert shop.send("exclusive", "report").get(timeout=60) == "report"
+    assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
     locked_redis.restart()
     locked_redis.kill()
     failed = shop.send("exclusive", "report", singleton_lock={"on_unavailable": "raise"})
     with pytest.raises(Exception, match="no lock from") as caught:
-        failed.get(timeout=60)
+        failed.get(timeout=LIMIT)
     assert PASSWORD not in str(caught.value)
     assert PASSWORD not in worker.log
 

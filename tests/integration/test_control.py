@@ -10,13 +10,11 @@ from celery_singleton_lock import LockLost, keys
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import celery, environment_of
+from tests.patience import LIMIT
 from tests.recording import overlaps
 
 #: Each pool that answers while it runs a task: solo does not.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "eventlet")))
-
-#: Seconds that a worker has to answer; the first answer ends the waiting.
-PATIENCE = 60.0
 
 
 def start(shop: Shop, *names: str, **options: Any) -> None:
@@ -32,13 +30,13 @@ def key_of(shop: Shop) -> str:
 
 
 def inspected(shop: Shop, node: str = "one@test") -> Any:
-    inspect = shop.app.control.inspect(destination=[node], timeout=PATIENCE, limit=1)
+    inspect = shop.app.control.inspect(destination=[node], timeout=LIMIT, limit=1)
     return inspect._request("locks")[node]
 
 
 def released(shop: Shop, key: str, node: str = "one@test") -> dict[str, str]:
     (reply,) = shop.app.control.broadcast(
-        "release_lock", {"key": key}, destination=[node], reply=True, timeout=PATIENCE, limit=1
+        "release_lock", {"key": key}, destination=[node], reply=True, timeout=LIMIT, limit=1
     )
     told: dict[str, str] = reply[node]
     return told
@@ -69,8 +67,8 @@ def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: st
     told = released(shop, f"{key_of(shop)}:run", node)
     assert f"task {stopped.id} notices within 0.7 s and is stopped" in told["ok"]
     with pytest.raises(LockLost, match="no longer ours"):
-        stopped.get(timeout=60)
-    assert [result.get(timeout=60) for result in following] == ["report"] * 2
+        stopped.get(timeout=LIMIT)
+    assert [result.get(timeout=LIMIT) for result in following] == ["report"] * 2
     runs = shop.record.runs("report")
     assert runs[0].task_id == stopped.id
     assert overlaps(runs) == []
@@ -85,8 +83,8 @@ def test_all_holders_of_a_semaphore_are_stopped(shop: Shop) -> None:
     assert released(shop, key)["ok"].count("and is stopped") == 2
     for result in holding:
         with pytest.raises(LockLost, match="no longer ours"):
-            result.get(timeout=60)
-    assert shop.send("paired", "report").get(timeout=60) == "report"
+            result.get(timeout=LIMIT)
+    assert shop.send("paired", "report").get(timeout=LIMIT) == "report"
     until(lambda: not [name for name in shop.keys() if ":run" in name])  # noqa: SIM118 - no dictionary
 
 
@@ -96,7 +94,7 @@ def test_task_that_is_only_warned_goes_on(shop: Shop) -> None:
     shop.record.wait_for(starts=1)
     told = released(shop, key_of(shop))
     assert f"task {warned.id} notices within 0.7 s and goes on" in told["ok"]
-    assert warned.get(timeout=60) == "report"
+    assert warned.get(timeout=LIMIT) == "report"
     assert [run.task_id for run in shop.record.runs("lost")] == [warned.id]
     until(lambda: shop.held() == [])
 

@@ -19,10 +19,9 @@ import pytest
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 from tests.integration.workers import ROOT
+from tests.patience import LIMIT
 
 PROJECT = ROOT / "examples" / "django"
-
-LIMIT = 60
 
 COMMIT_AND_ROLL_BACK = """
 from django.db import transaction

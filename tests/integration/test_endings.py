@@ -11,9 +11,8 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimit
 from celery_singleton_lock import LockConflict, SingletonTask
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, is_alive, until
+from tests.patience import LIMIT
 from tests.recording import overlaps
-
-LIMIT = 60
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import ROOT
-
-LIMIT = 60
+from tests.patience import LIMIT
 
 
 @pytest.fixture

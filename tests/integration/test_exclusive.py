@@ -9,6 +9,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import clock
 from tests.integration.conftest import POOLS, Shop
+from tests.patience import LIMIT
 from tests.recording import overlaps
 
 #: Of the locks in these tests (see `shop_on`).
@@ -19,7 +20,7 @@ TTL = 2.0
 def test_fifty_copies_at_once_run_one_at_a_time(shop: Shop, pool: str) -> None:
     shop.start("one", "two", pool=pool)
     results = [shop.send("waiting", "report") for _ in range(50)]
-    assert [result.get(timeout=60) for result in results] == ["report"] * 50
+    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 50
     runs = shop.record.runs("report")
     assert len(runs) == 50
     assert overlaps(runs) == []
@@ -35,9 +36,9 @@ def test_skipped_copies_never_run(shop: Shop, pool: str) -> None:
     copies = [shop.send("exclusive", "report") for _ in range(8)]
     for copy in copies:
         with pytest.raises(TaskRevokedError, match=running.id):
-            copy.get(timeout=60)
+            copy.get(timeout=LIMIT)
         assert copy.state == "REVOKED"
-    assert running.get(timeout=60) == "report"
+    assert running.get(timeout=LIMIT) == "report"
     assert len(shop.record.runs("report")) == 1
 
 
@@ -46,7 +47,7 @@ def test_different_arguments_run_in_parallel(shop: Shop, pool: str) -> None:
     shop.start("one", pool=pool, concurrency=4)
     results = [shop.send("exclusive", f"tenant-{n}", 1.0) for n in range(4)]
     for result in results:
-        result.get(timeout=60)
+        result.get(timeout=LIMIT)
     runs = shop.record.runs()
     assert max(run.start for run in runs) < min(run.end for run in runs)
 
@@ -55,7 +56,7 @@ def test_plain_copies_do_overlap(shop: Shop) -> None:
     """The checker can fail."""
     shop.start("one", "two")
     for result in [shop.send("plain", "report", 0.5) for _ in range(4)]:
-        result.get(timeout=60)
+        result.get(timeout=LIMIT)
     assert overlaps(shop.record.runs("report"))
 
 
@@ -65,8 +66,8 @@ def test_task_longer_than_its_ttl_keeps_its_lock(shop: Shop, pool: str) -> None:
     long = shop.send("waiting", "report", 2.5 * TTL)
     shop.record.wait_for(starts=1)
     second = shop.send("waiting", "report")
-    assert long.get(timeout=60) == "report"
-    assert second.get(timeout=60) == "report"
+    assert long.get(timeout=LIMIT) == "report"
+    assert second.get(timeout=LIMIT) == "report"
     first_run, second_run = shop.record.runs("report")
     assert overlaps([first_run, second_run]) == []
     assert second_run.start - first_run.end < TTL * 0.6, "woken by the release, not by the end of the lease"
@@ -82,7 +83,7 @@ def test_killed_worker_frees_its_lock_when_the_lease_ends(shop: Shop) -> None:
     victim.kill()
     shop.start("heir")
     heir = shop.send("waiting", "report")
-    assert heir.get(timeout=60) == "report"
+    assert heir.get(timeout=LIMIT) == "report"
     dead, next_run = shop.record.runs("report", killed_at=killed_at)
     assert overlaps([dead, next_run]) == []
     assert next_run.fence > dead.fence
@@ -110,7 +111,7 @@ def test_task_that_raises_frees_its_lock(shop: Shop) -> None:
     shop.start("one")
     for _ in range(5):
         with pytest.raises(ValueError, match="as told"):
-            shop.send("failing", "report").get(timeout=60)
+            shop.send("failing", "report").get(timeout=LIMIT)
     assert len(shop.record.runs("report")) == 5
 
 
@@ -118,7 +119,7 @@ def test_retries_run_one_after_the_other_and_are_not_skipped(shop: Shop) -> None
     shop.start("one", "two")
     results = [shop.send("retrying", f"job-{n}") for n in range(20)]
     for n, result in enumerate(results):
-        assert result.get(timeout=60) == f"job-{n}"
+        assert result.get(timeout=LIMIT) == f"job-{n}"
     runs = shop.record.runs()
     assert len(runs) == 60
     assert overlaps(runs) == []
@@ -127,4 +128,4 @@ def test_retries_run_one_after_the_other_and_are_not_skipped(shop: Shop) -> None
 def test_caller_that_has_the_result_finds_the_lock_free(shop: Shop) -> None:
     shop.start("one", "two")
     for _ in range(30):
-        assert shop.send("exclusive", "report", 0).get(timeout=60) == "report"
+        assert shop.send("exclusive", "report", 0).get(timeout=LIMIT) == "report"

@@ -10,6 +10,7 @@ import pytest
 from celery_singleton_lock import LockLost, LockUnavailable, clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, is_alive, until
+from tests.patience import LIMIT
 from tests.recording import overlaps
 
 #: Of the locks in these tests (see `shop_on`).
@@ -37,9 +38,9 @@ def test_holder_aborts_before_its_lease_ends_when_redis_stalls(split: Shop, own_
     split.record.wait_for(starts=1, ends=1, job="report")
     own_redis.resume()
     second = split.send("waiting", "report")
-    assert second.get(timeout=60) == "report"
+    assert second.get(timeout=LIMIT) == "report"
     with pytest.raises(LockLost, match="could not be renewed"):
-        victim.get(timeout=60)
+        victim.get(timeout=LIMIT)
     aborted, next_run = split.record.runs("report")
     assert aborted.outcome == "aborted"
     assert aborted.end < paused_at + LONG_TTL, "the last renewal was sent before the pause"
@@ -55,7 +56,7 @@ def test_blocking_call_is_interrupted(split: Shop, own_redis: RedisServer) -> No
     own_redis.pause()
     paused_at = clock.now()
     with pytest.raises(LockLost):
-        victim.get(timeout=60)
+        victim.get(timeout=LIMIT)
     (run,) = split.record.runs("report")
     assert run.end < paused_at + LONG_TTL
 
@@ -80,7 +81,7 @@ def test_warned_task_goes_on(split: Shop, own_redis: RedisServer) -> None:
     assert split.record.runs("report")[0].outcome == "open"
     split.record.wait_for(ends=1, job="report")
     own_redis.resume()
-    assert result.get(timeout=60) == "report"
+    assert result.get(timeout=LIMIT) == "report"
     assert split.record.runs("report")[0].outcome == "done"
 
 
@@ -102,7 +103,7 @@ def test_holder_notices_that_redis_restarted_empty(split: Shop, own_redis: Redis
     split.record.wait_for(starts=1)
     own_redis.restart()
     with pytest.raises(LockLost, match=r"no longer ours|could not be renewed"):
-        victim.get(timeout=60)
+        victim.get(timeout=LIMIT)
 
 
 def test_short_outage_is_survived(split: Shop, own_redis: RedisServer) -> None:
@@ -112,7 +113,7 @@ def test_short_outage_is_survived(split: Shop, own_redis: RedisServer) -> None:
     own_redis.pause()
     clock.sleep(TTL / 3)
     own_redis.resume()
-    assert result.get(timeout=60) == "report"
+    assert result.get(timeout=LIMIT) == "report"
 
 
 def test_message_goes_back_while_redis_is_down_and_runs_when_it_is_up(split: Shop, own_redis: RedisServer) -> None:
@@ -124,7 +125,7 @@ def test_message_goes_back_while_redis_is_down_and_runs_when_it_is_up(split: Sho
     assert {result.state for result in results} == {"PENDING"}
     own_redis.start()
     for n, result in enumerate(results):
-        assert result.get(timeout=60) == f"job-{n}"
+        assert result.get(timeout=LIMIT) == f"job-{n}"
     assert len(split.record.runs()) == 5
 
 
@@ -132,14 +133,14 @@ def test_unavailable_raise(split: Shop, own_redis: RedisServer) -> None:
     split.start("one")
     own_redis.kill()
     with pytest.raises(LockUnavailable, match=r"127\.0\.0\.1"):
-        split.send("exclusive", "report", singleton_lock={"on_unavailable": "raise"}).get(timeout=60)
+        split.send("exclusive", "report", singleton_lock={"on_unavailable": "raise"}).get(timeout=LIMIT)
 
 
 def test_unavailable_run(split: Shop, own_redis: RedisServer) -> None:
     split.start("one")
     own_redis.kill()
     result = split.send("exclusive", "report", singleton_lock={"on_unavailable": "run"})
-    assert result.get(timeout=60) == "report"
+    assert result.get(timeout=LIMIT) == "report"
 
 
 def test_nothing_is_lost_when_broker_and_locks_are_down_together(

@@ -14,8 +14,7 @@ from celery_singleton_lock import StaleFence
 from tests.contrib.s3 import s3_client
 from tests.integration.conftest import Shop, until
 from tests.integration.test_losses import asks_for_messages
-
-LIMIT = 60
+from tests.patience import LIMIT
 
 APP = "tests.integration.fencing_app"
 

@@ -17,6 +17,7 @@ from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, program
 from tests.integration.workers import ROOT
+from tests.patience import LIMIT
 from tests.unit.test_verdict import over
 
 REPORT = (EXCLUSIVE, "report")
@@ -47,7 +48,7 @@ class TestLiving:
         several = ask(shop, "clear", "--node", "one@*", "--yes", "--json")
         assert several.exit_code == 1
         assert json.loads(several.stdout)["freed"] is False
-        assert result.get(timeout=60) == "report", "nothing was done to it"
+        assert result.get(timeout=LIMIT) == "report", "nothing was done to it"
 
     def test_holder_that_is_freed_by_force_notices_and_stops(self, shop: Shop) -> None:
         shop.start("one")
@@ -58,8 +59,8 @@ class TestLiving:
         shop.record.wait_for(ends=1, job="report")
         until(lambda: [run.task_id for run in shop.record.runs("lost")] == [result.id])
         with pytest.raises(Exception, match="no longer ours"):
-            result.get(timeout=30)
-        assert shop.send("exclusive", "report").get(timeout=30) == "report"
+            result.get(timeout=LIMIT)
+        assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
 
 
 class TestDead:
@@ -131,7 +132,7 @@ class TestAsking:
             until(lambda: "[y/N]" in said.read_text())
             store.release(lease)
             other = taken(store)
-            answer, _ = asking.communicate("y\n", timeout=30)
+            answer, _ = asking.communicate("y\n", timeout=LIMIT)
         assert asking.returncode == 1
         assert "it has changed hands meanwhile" in answer
         assert store.renew([other], timeout=1) == [True]

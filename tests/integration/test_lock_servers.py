@@ -12,10 +12,9 @@ from celery.exceptions import TaskRevokedError
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import FORGETFUL, Shop, redelivering, until
+from tests.patience import LIMIT
 from tests.recording import Run, overlaps
 from tests.servers import Cluster, Nodes, SentinelGroup
-
-LIMIT = 60
 
 #: Long enough for a failover within two thirds of it.
 TTL = 12.0

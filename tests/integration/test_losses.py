@@ -15,12 +15,11 @@ from redis import Redis
 from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, until
+from tests.patience import LIMIT
 from tests.recording import Run, overlaps
 
 #: Of the locks in the tests that wait for a lease to end (see `shop_on`).
 TTL = 2.0
-
-LIMIT = 60
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, until
 from tests.integration.operators import of_shop
 from tests.integration.workers import ROOT, environment
+from tests.patience import LIMIT
 
-LIMIT = 60
 TASK = "tests.integration.app.exclusive"
 
 

@@ -10,13 +10,12 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
+from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import overlaps
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-
-LIMIT = 60
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from celery import chain, chord, group
 from celery_singleton_lock import ResultLost, clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import FORGETFUL, Shop, redelivering, until
+from tests.patience import LIMIT
 from tests.recording import Run, overlaps
 
 #: Of the locks in these tests (see `shop_on`).
@@ -19,8 +20,6 @@ TTL = 2.0
 
 #: Seconds after which the broker of these tests takes a message for lost.
 VISIBILITY = FORGETFUL["visibility_timeout"]
-
-LIMIT = 60
 
 
 @pytest.fixture

@@ -10,12 +10,11 @@ from redis import Redis
 from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
+from tests.patience import LIMIT
 from tests.recording import overlaps
 
 #: Of the locks in these tests (see `shop_on`).
 TTL = 2.0
-
-LIMIT = 60
 
 
 @pytest.fixture

@@ -258,7 +258,7 @@ def test_taken_bus_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "SECONDS", 0.5)
+    monkeypatch.setattr(servers, "LIMIT", 0.5)
     with pytest.raises(AssertionError, match=r"0\.5 s in vain until it comes: not yet"):
         servers._wait(lambda: "not yet", "it comes")
     with pytest.raises(AssertionError, match="it comes"):

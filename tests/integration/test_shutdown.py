@@ -10,9 +10,8 @@ import pytest
 
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, is_alive, until
+from tests.patience import LIMIT
 from tests.recording import overlaps
-
-LIMIT = 60
 
 
 @pytest.fixture

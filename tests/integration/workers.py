@@ -15,11 +15,9 @@ from typing import Any, TypeVar
 from redis import Redis
 from typing_extensions import Self
 
+from tests.patience import LIMIT
+
 ROOT = Path(__file__).parents[2]
-
-#: Seconds for a worker to start or to stop.
-LIMIT = 60
-
 
 P = TypeVar("P", bound="Process")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.testing import RedisServer
+from tests.patience import LIMIT
 from tests.servers import until
 
 pytestmark = pytest.mark.slow
@@ -26,9 +27,6 @@ PACKAGE = "celery_singleton_lock"
 
 #: pytest's plugin, which stands beside it.
 PLUGIN = "_celery_singleton_lock_pytest.py"
-
-#: Seconds for a program that we start.
-LIMIT = 150
 
 APP = """
 import os

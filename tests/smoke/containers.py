@@ -31,14 +31,12 @@ from redis import Redis
 from celery_singleton_lock import clock
 from docker import DockerClient
 from examples.containers.record import Run, read
+from tests.patience import LIMIT
 from tests.smoke import tasks
 from tests.smoke.engine import IMAGE, ROOT
 
 #: Seconds of a lease, if a test says nothing else.
 TTL = 3.0
-
-#: Seconds after which a test gives up waiting.
-LIMIT = 90.0
 
 #: Where the tasks of the tests are in a worker's container, beside the image's examples.
 TASKS = "/tests"
@@ -111,7 +109,7 @@ def _worker(name: str) -> Any:
         network=_INSIDE,
         volumes={"{default_worker_volume.name}": {"bind": TASKS, "mode": "ro"}},
         wrapper_class=Worker,
-        timeout=60,
+        timeout=LIMIT,
         init=True,
         hostname=fxtr("worker_hostname"),
         command=["celery", "-A", "app", "worker", "-l", "INFO", "-n", f"{name}@%h", "-Q", name, "-c", "2"],

@@ -16,11 +16,11 @@ from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.tally import Tally
 from celery_singleton_lock.warner import Warner
+from tests.patience import LIMIT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
 
 TTL = 0.5
-LIMIT = 20.0
 
 
 class Store(MemoryStore):

@@ -11,10 +11,10 @@ from celery_singleton_lock import LockLost, LockUnavailable, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
+from tests.patience import LIMIT
 
 #: Short, so that renewals come soon; the tests wait for events, with this many seconds as the limit.
 TTL = 0.3
-LIMIT = 10.0
 
 
 class Store(MemoryStore):
