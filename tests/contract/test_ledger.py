@@ -162,6 +162,9 @@ def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> No
     assert list(store.holds("contract")) == [], "a claim is no lock"
     record(ledger, entry, 20)
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
+    align(ledger, other=1)
+    assert list(store.holds("contract")) == [], "what is gone is no lock either"
+    assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
 
 
 def test_last_run_in_the_future_is_not_believed(ledger: Ledger) -> None:
