@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import celery
@@ -13,6 +14,10 @@ from celery_singleton_lock.testing import RedisServer
 if celery.VERSION[:2] < (5, 7):
     # It unsubscribes from within the garbage collector, and waits for a lock that its own thread holds.
     del AsyncResult.__del__
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In a shell's background; every program that a test starts and interrupts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
