@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
 def test_two_hundred_at_once_share_one_heartbeat(shop: Shop, pool: str) -> None:
-    # Two are renewed while they run; a process that starts 200 at once may be slow for a moment.
+    # Renewed once while they run; long, since a process that starts 200 at once may be slow for a moment.
     shop.conf["singleton_lock_ttl"] = 12.0
     shop.start("one", pool=pool, concurrency=200)
     results = [shop.send("counting_threads", f"job-{n}", 5.0) for n in range(200)]
