@@ -308,13 +308,10 @@ def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
     return Call(_ALIGN, [ledger_key(key)], [_ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
 
 
-def forget(key: str, gone: Sequence[bytes], *, ceiling: int) -> Call:
+def forget(key: str, gone: Sequence[bytes]) -> Call:
     """Have a ledger forget some entries, but for who claims within `MEMORY`."""
-    return Call(
-        _FORGET,
-        [ledger_key(key), *_gone_keys(key, (entry.decode(errors="replace") for entry in gone))],
-        [_ms(MEMORY), ceiling, *gone],
-    )
+    keys = [ledger_key(key), *_gone_keys(key, (entry.decode(errors="replace") for entry in gone))]
+    return Call(_FORGET, keys, [_ms(MEMORY), *gone])
 
 
 def journal_key(prefix: str, part: str) -> str:

@@ -40,7 +40,7 @@ class RedisLedger:
         self._quorum = quorum
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
-        self._forget_all_but(lasts, ceiling)
+        self._forget_all_but(lasts)
         aligned: dict[str, int] = {}
         for part in self._parts(lasts):
             answers = self._ask(calls.align(self._key, part, ceiling=ceiling))
@@ -64,10 +64,10 @@ class RedisLedger:
         for part in self._parts(lasts):
             self._ask(calls.record(self._key, part, owner, ceiling=ceiling))
 
-    def _forget_all_but(self, lasts: Mapping[str, int], ceiling: int) -> None:
+    def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
         gone = sorted({*self._known()} - {entry.encode() for entry in lasts})
         for start in range(0, len(gone), self._batch):
-            self._ask(calls.forget(self._key, gone[start : start + self._batch], ceiling=ceiling))
+            self._ask(calls.forget(self._key, gone[start : start + self._batch]))
 
     def _parts(self, lasts: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """What goes into one call each."""

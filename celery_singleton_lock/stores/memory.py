@@ -209,9 +209,9 @@ class _MemoryLedger:
         with self._mutex:
             known = {entry: self._known(entry, ceiling) for entry in lasts}
             found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
-            self._gone = {entry: gone for entry, gone in self._gone.items() if gone[1] > clock.now()}
-            for entry in self._lasts.keys() - lasts.keys():
-                self._gone[entry] = self._known(entry, ceiling) or 0, clock.now() + MEMORY
+            now = clock.now()
+            self._gone = {entry: (last, until) for entry, (last, until) in self._gone.items() if until > now}
+            self._gone |= {entry: (last, now + MEMORY) for entry, last in self._lasts.items() if entry not in lasts}
             self._lasts = {entry: last for entry, last in found.items() if last}
             return found
 
@@ -219,11 +219,10 @@ class _MemoryLedger:
         with self._mutex:
             refused, now = {}, clock.now()
             for entry, last in lasts.items():
-                known = self._known(entry, ceiling)
-                if known is None and entry in self._gone and self._gone[entry][1] > now:
-                    known = self._gone[entry][0]
+                gone, until = self._gone.get(entry, (0, 0.0))
+                known = self._lasts.get(entry, gone if until > now else 0)
                 claimer, until = self._claims.get(entry, (owner, 0.0))
-                if known is not None and known > last:
+                if last < known <= ceiling:
                     refused[entry] = Refused(known, 0.0)
                 elif claimer != owner and until > now:
                     refused[entry] = Refused(None, until - now)

@@ -26,7 +26,7 @@ from celery_singleton_lock.testing import RedisServer
 KEY = "contract:{beat:1}"
 TTL = 5.0
 SHORT = 0.2
-CEILING = 1_000_000_000
+CEILING = 1_000_000
 
 
 @pytest.fixture

@@ -13,11 +13,13 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import LockConflict, clock
 from tests.integration.conftest import Shop, until
-from tests.patience import LIMIT
 from tests.recording import overlaps
 
 #: Seconds that the holder runs in these tests.
 HELD = 3.0
+
+#: Seconds within which every result must have reached its final state.
+LIMIT = 30
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from celery_singleton_lock import Aborted, clock
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.lease import Lease
-from tests.patience import LIMIT
 
 #: Long enough that the grace (a tenth of it) is never over in a test: there is nothing to kill here.
 TTL = 600.0
+LIMIT = 10.0
 
 
 def lease() -> Lease:

@@ -13,7 +13,7 @@ from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
 from tests.patience import LIMIT
 
-#: Short, so that renewals come soon; the tests wait for events, with this many seconds as the limit.
+#: Short, so that renewals come soon.
 TTL = 0.3
 
 
