@@ -100,6 +100,7 @@ def test_stopped_leader_is_replaced_within_its_lease_and_stands_by_afterwards(be
     check(beats, missing=1)
 
 
+@pytest.mark.slow
 def test_leader_that_stalls_in_a_send_sends_nothing_afterwards(beats: Studio, own_redis: RedisServer) -> None:
     """Of three jobs that are due at once, the first takes longer than the lease to be sent."""
     beats.schedule = {"a": 3600.0, "b": 3600.0, "c": 3600.0}
@@ -147,6 +148,7 @@ def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> N
         assert twice(beats.sent()) == []
 
 
+@pytest.mark.slow
 def test_lock_server_that_hangs(own_redis: RedisServer, tmp_path: Path) -> None:
     with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
         beats.start("first", "second")
@@ -208,6 +210,7 @@ def test_new_leader_goes_on_where_the_old_one_was(beats: Studio) -> None:
     assert following.due - sent.due == pytest.approx(5.0, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_leader_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, moment: str) -> None:
     """The next one sends it again, under the same id."""
@@ -250,6 +253,7 @@ def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
     assert long.due == pytest.approx(beats.sent("half")[0].due + 19.5, abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [1.0, -1.0], ids=["ahead", "behind"])
 def test_beats_with_different_clocks_beside_each_other(beats: Studio, skew: float) -> None:
     beats.conf["singleton_lock_beat_mode"] = "shared"

@@ -175,6 +175,7 @@ def seen_by_leader(site: Site) -> None:
     site.wait_for_sent("clock", 3)
 
 
+@pytest.mark.slow
 def test_each_tick_is_sent_once_while_leaders_are_killed(site: Site) -> None:
     site.orm("add", name="clock", every=1)
     first, second, third = site.start("first", "second", "third")
@@ -212,6 +213,7 @@ def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: 
     assert site.ledger()["clock"] == pytest.approx(sent[-1].due, abs=JITTER)
 
 
+@pytest.mark.slow
 def test_leader_that_is_told_to_stop_while_it_sends_has_sent(site: Site) -> None:
     site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
     site.orm("add", name="clock", every=1)
