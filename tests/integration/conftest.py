@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 from kombu.transport.redis import Channel
 from redis import Redis
 
@@ -70,6 +71,11 @@ class Shop:
     def held(self) -> list[str]:
         """The locks that are held."""
         return [key for key in self.keys() if key.endswith(":run")]
+
+    def state_of(self, result: AsyncResult) -> str:
+        """As it is stored now: `result.state` is what it was when somebody got the result."""
+        state: str = self.app.backend.get_task_meta(result.id, cache=False)["status"]
+        return state
 
     def sign(self, task: str, *args: Any, **options: Any) -> Any:
         return self.app.signature(f"tests.integration.app.{task}", args, **options)

@@ -65,7 +65,7 @@ class TestFromOutside:
         shop.send("late", "report", 0.0, task_id=result.id)
         until(lambda: any("this copy is dropped" in worker.log for worker in shop.workers))
         assert len(shop.record.runs("report")) == 1
-        assert result.state == "FAILURE"
+        assert shop.state_of(result) == "FAILURE"
 
     @pytest.mark.parametrize("signal", ["TERM", "KILL"])
     def test_revoked_while_running(self, shop: Shop, signal: str) -> None:

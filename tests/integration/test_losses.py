@@ -84,7 +84,7 @@ class TestChildIsKilled:
         patient.send("late", "report", 0.0, task_id=result.id)
         until(lambda: any("this copy is dropped" in worker.log for worker in patient.workers))
         assert len(patient.record.runs("report")) == 1
-        assert result.state == "FAILURE"
+        assert patient.state_of(result) == "FAILURE"
 
     def test_many_children_at_once(self, patient: Shop) -> None:
         (worker,) = patient.start("one", concurrency=4)

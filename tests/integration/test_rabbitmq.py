@@ -61,7 +61,7 @@ def test_connection_dropped_while_a_task_runs(shop: Shop, proxy: LossyProxy) -> 
     until(lambda: any("is already" in worker.log for worker in shop.workers))
     until(lambda: any("this copy is dropped" in worker.log for worker in shop.workers))
     assert len(shop.record.runs("report")) == 1
-    assert result.state == "SUCCESS"
+    assert shop.state_of(result) == "SUCCESS"
 
 
 def test_connection_dropped_where_the_worker_then_cancels_its_tasks(shop: Shop, proxy: LossyProxy) -> None:
