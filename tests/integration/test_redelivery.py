@@ -198,10 +198,11 @@ class TestWithoutResultBackend:
 
 class TestRetries:
     def test_copy_of_an_earlier_attempt_is_dropped(self, shop: Shop) -> None:
-        """In one process: elsewhere Celery may store that an attempt is retried over what the next one has stored."""
+        """The attempts in one process: else Celery may write RETRY over what the next one has stored."""
         shop.start("one", concurrency=1)
         result = shop.send("retrying", "report")
         assert result.get(timeout=LIMIT) == "report"
+        shop.start("two")
         for retries in range(3):
             again(shop, "retrying", "report", task_id=result.id, retries=retries)
         until(lambda: sum(worker.log.count("this copy is dropped") for worker in shop.workers) == 3)

@@ -22,10 +22,10 @@ def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
 
 
 def quit_at_work(shop: Shop, worker: Worker) -> None:
-    """A cold shutdown of a worker that has begun a task, and knows it.
+    """A cold shutdown of a worker that names its task as active.
 
     Celery (seen in 5.7, without our package) waits for a child for ever if the signal comes while it is reading from
-    that child that a task has begun: only when it can name the task.
+    that child that a task has begun. Once it names the task, it has read that.
     """
     inspect = shop.app.control.inspect(destination=[worker.name], timeout=1.0, limit=1)
     until(lambda: (inspect.active() or {}).get(worker.name))
