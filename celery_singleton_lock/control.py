@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -19,8 +20,9 @@ from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.execution import holder_of
 from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
-from celery_singleton_lock.lease import Heir, Holder, Lease, heir_of
+from celery_singleton_lock.lease import Heir, Lease, heir_of
 from celery_singleton_lock.request import SingletonRequest, children_of
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Store
@@ -57,7 +59,8 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
         for request, lease in _running():
             if lease.key != key.removesuffix(":run"):
                 continue
-            nobody = Holder(request.id, 0, state.hostname, since=clock.wall(), replaced=_NOBODY)
+            own = holder_of(request.task, request._context)
+            nobody = replace(own, node=state.hostname, pid=0, process="", replaced=_NOBODY)
             if store.release(lease, heir=Heir(nobody, lease.ttl)):
                 logger.warning("%s: the lock is taken from task %s by remote control", key, request.id)
                 kept = Lease(lease.key, heir_of(nobody), ttl=lease.ttl, fence=0, sent_at=clock.now(), limit=lease.limit)

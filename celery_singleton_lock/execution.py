@@ -24,7 +24,7 @@ from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import clock, conflict, done, process, signals
+from celery_singleton_lock import clock, conflict, done, identity, process, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
@@ -171,7 +171,7 @@ class Execution:
         if isinstance(found, Done):
             self._tell("repeat", None)
             return _Told(done.answer(self._task, found))
-        if found.holder is not None and self._is_of_this_task(found.holder):
+        if found.holder is not None and found.holder.is_copy_of(self._holder):
             self._stand_by(found.holder, found.remaining)
         met = found.conflict(self._key)
         policy = conflict.policy_for(self._task, met, self._options)
@@ -226,7 +226,7 @@ class Execution:
         )
 
     def _ask(self) -> Lease | Held | Done:
-        holder = self._holder = holder_of(self._request)
+        holder = self._holder = holder_of(self._task, self._request)
         self._asked_at = clock.now()
         may_wait = self._options.wait > 0 or holder.attempt > FIRST
         return self._store.acquire(
@@ -253,12 +253,9 @@ class Execution:
             self._tell("free", found.holder)
         return freed
 
-    def _is_of_this_task(self, holder: Holder) -> bool:
-        return holder.task_id is not None and holder.task_id == self._request.id
-
     def _is_own_earlier_attempt(self, found: Held) -> bool:
         holder = found.holder
-        return holder is not None and self._is_of_this_task(holder) and holder.attempt < self._holder.attempt
+        return holder is not None and holder.is_copy_of(self._holder) and holder.attempt < self._holder.attempt
 
     def _heir(self, error: BaseException) -> Heir | None:
         """The task's own next attempt, if the lock is to be kept for it."""
@@ -397,16 +394,19 @@ class _Told:
     value: Any
 
 
-def holder_of(request: Any) -> Holder:
+def holder_of(task: Any, request: Any) -> Holder:
     """The holder that an execution of this request is, in this process."""
+    sending = identity.sending_of(request)
     return Holder(
         request.id,
         _count(request.retries),
         request.hostname,
         os.getpid(),
         clock.wall(),
-        _count(getattr(request, "replaced_task_nesting", 0)),
+        identity.replaced(request),
         process.identity(),
+        sending=sending,
+        record=identity.record_name(task.name, request.id, sending),
     )
 
 

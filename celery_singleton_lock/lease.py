@@ -67,6 +67,9 @@ class Holder:
         process: see `process.identity`.
         ttl: seconds that each renewal of the lease is good for; 0 where it is not renewed, as between two attempts, and
             for a holder that does not hold it yet.
+        sending: the name of the sending that the message belongs to, see `identity`; by default the task's id. Copies
+            of one message have the same, and no other message has.
+        record: the name of what is remembered of the message; by default its sending.
     """
 
     task_id: str | None = None
@@ -77,29 +80,41 @@ class Holder:
     replaced: int = 0
     process: str = ""
     ttl: float = field(default=0.0, compare=False)
+    sending: str = ""
+    record: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.sending and self.task_id is not None:
+            object.__setattr__(self, "sending", self.task_id)
 
     @property
     def attempt(self) -> tuple[int, int]:
-        """Which of the messages with this task id it is; a later one is greater. Copies of one message are equal."""
+        """Which of the messages of its sending it is; a later one is greater. Copies of one message are equal."""
         return self.replaced, self.retries
 
     @property
     def message(self) -> str:
         """A name for the message, the same for each copy of it."""
-        return f"{self.task_id}:{self.replaced}.{self.retries}"
+        return f"{self.record or self.sending}:{self.replaced}.{self.retries}"
+
+    def is_copy_of(self, other: Holder) -> bool:
+        """Whether both carry out messages of one sending."""
+        return self.sending != "" and self.sending == other.sending
 
     def dumps(self, ttl: float = 0.0) -> str:
         """As it stands beside the owner in the value of a lock that it holds with this ttl."""
-        fields = [self.task_id, self.retries, self.node, self.pid, self.since, self.replaced, self.process, ttl]
-        return _encode(fields)
+        beginning = [self.sending, self.task_id, self.retries, self.node, self.pid, self.since]
+        return _encode([*beginning, self.replaced, self.process, ttl])
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:
         """The holder as written by `dumps`; None when somebody else wrote it."""
         try:
-            task_id, retries, node, pid, since, replaced, process, ttl = json.loads(text)
-            return cls(task_id, int(retries), node, int(pid), float(since), int(replaced), str(process), float(ttl))
-        except (ValueError, TypeError):
+            # What a later version may add stands behind.
+            sending, task_id, retries, node, pid, since, replaced, process, ttl = json.loads(text)[:9]
+            place = node, int(pid), float(since)
+            return cls(task_id, int(retries), *place, int(replaced), str(process), float(ttl), str(sending))
+        except (ValueError, TypeError, OverflowError):
             return None
 
 

@@ -105,7 +105,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         """Whether it was revoked or has expired; then it does not run."""
         revoked = bool(super().revoked())
         if revoked and self._context.retries and (lock := self._lock()) and lock[0].retain_on_retry:
-            self._free(self._lease(lock, heir_of(holder_of(self._context))))
+            self._free(self._lease(lock, heir_of(holder_of(self.task, self._context))))
         return revoked
 
     def _retry_worker_lost(self, *arguments: Any) -> Any:
@@ -131,7 +131,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         outcome, lock = self._outcome(error), self._lock()
         if not seconds or outcome is None or lock is None:
             return
-        mark = mark_of(holder_of(self._context), outcome, seconds)
+        mark = mark_of(holder_of(self.task, self._context), outcome, seconds)
         with suppress(LockUnavailable):
             # Under an owner that holds nothing: the child may still be cleaning up.
             Runtime.of(self.app).store.release(self._lease(lock, new_owner()), mark=mark)

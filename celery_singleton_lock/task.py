@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from celery import Task
 
-from celery_singleton_lock import keys
+from celery_singleton_lock import identity, keys
 from celery_singleton_lock.execution import Execution, record_started
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options import (
@@ -133,7 +133,12 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         Raises:
             InvalidOption: `singleton_lock` is not allowed; nothing was sent.
         """
-        return super().apply_async(args, kwargs, *rest, **self._with_call_header(options))
+        options = self._with_call_header(options)
+        # As Celery's own: the task's id and its publisher may be given by place.
+        named = dict(zip(("task_id",), rest, strict=False))
+        if (sent := identity.header_for({**named, **options})) is not None:
+            options["headers"] = {**(options.get("headers") or {}), identity.SENT_HEADER: sent}
+        return super().apply_async(args, kwargs, *rest, **options)
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's, under the lock; `singleton_lock` as for `apply_async`."""
@@ -141,16 +146,24 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
-        request = self.request
+        request: Any = self.request
         if request.called_directly or _lease_of(request) is not None or is_builtin(self.name):
             return super().__call__(*args, **kwargs)
-        body = self._body()
+        following = self._body()
+
+        def body() -> Any:
+            request.singleton_in_body = True
+            try:
+                return following(*args, **kwargs)
+            finally:
+                request.singleton_in_body = False
+
         lock = self.lock_of(request, args, kwargs)
         if lock is None:
             record_started(self)
-            return body(*args, **kwargs)
+            return body()
         options, key = lock
-        return Execution(self, Runtime.of(self.app), options, key).carry_out(lambda: body(*args, **kwargs))
+        return Execution(self, Runtime.of(self.app), options, key).carry_out(body)
 
     def _with_call_header(self, options: dict[str, Any]) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)

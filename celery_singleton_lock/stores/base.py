@@ -169,7 +169,7 @@ class Store(Protocol):
             holder: kept beside the owner, for whoever finds the lock held.
             waiting: the caller will wait (see `bell`) if the lock is held, so the release has to wake somebody.
             once: look first whether the holder's message has been carried out.
-            limit: how many may hold the key at once, but never two for one task.
+            limit: how many may hold the key at once, but never two for one sending.
 
         Raises:
             LockUnavailable: no answer, or an error.

@@ -228,9 +228,9 @@ def attempt_of(owner: str, number: int) -> str:
 
 def _acquire_args(owner: str, ttl: float, holder: Holder, waiting: bool, once: bool, slots: int) -> list[object]:
     heir = heir_of(holder) if holder.attempt > FIRST else ""
-    task = f"[{json.dumps(holder.task_id)}," if slots > 1 and holder.task_id is not None else ""
+    sending = f"[{json.dumps(holder.sending)}," if slots > 1 and holder.sending else ""
     waiter = (_ms(WAITING_TTL), _ms(clock.wall())) if waiting else (0, 0)
-    return [owner, heir, holder.dumps(ttl), _ms(ttl), fence_ms(ttl), *waiter, task, int(once), slots, "", ""]
+    return [owner, heir, holder.dumps(ttl), _ms(ttl), fence_ms(ttl), *waiter, sending, int(once), slots, "", ""]
 
 
 def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:

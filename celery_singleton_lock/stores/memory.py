@@ -300,12 +300,12 @@ def _slot_for(holder: Holder, live: Mapping[int, _Entry], limit: int) -> int | N
     """Kept for it, or free; None if there is none, or another copy of it runs."""
     kept = _slot_of(heir_of(holder), live)
     others = [entry for slot, entry in live.items() if slot != kept]
-    if any(entry.holder.task_id == holder.task_id is not None for entry in others):
+    if any(entry.holder.is_copy_of(holder) for entry in others):
         return None
     return kept if kept is not None else next((slot for slot in range(limit) if slot not in live), None)
 
 
 def _blocker(holder: Holder, live: Mapping[int, _Entry], now: float) -> Held:
-    copies = [entry for entry in live.values() if entry.holder.task_id == holder.task_id is not None]
+    copies = [entry for entry in live.values() if entry.holder.is_copy_of(holder)]
     entry = min(copies or live.values(), key=lambda entry: entry.expires_at)
     return Held(entry.holder, entry.owner, entry.expires_at - now)

@@ -73,10 +73,10 @@ class _Wanted:
         return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
 
     def is_copy(self, held: Held) -> bool:
-        """Whether another copy of this task holds the lock: not this owner, nor is it kept for this message."""
+        """Whether another copy of this message holds the lock: not this owner, nor is it kept for this message."""
         if held.owner in (self.owner, calls.attempt_of(heir_of(self.holder), 0)):
             return False
-        return held.holder is not None and held.holder.task_id == self.holder.task_id is not None
+        return held.holder is not None and held.holder.is_copy_of(self.holder)
 
 
 @dataclass(slots=True)

@@ -216,7 +216,7 @@ class TestMark:
         taken(store)
         assert isinstance(self.acquire_once(store), Done)
 
-    @pytest.mark.parametrize("change", [{"task_id": "other"}, {"retries": 3}, {"replaced": 1}])
+    @pytest.mark.parametrize("change", [{"sending": "other"}, {"retries": 3}, {"replaced": 1}])
     def test_other_messages_are_not_done(self, store: Store, change: dict[str, object]) -> None:
         store.release(taken(store), mark=self.MARK)
         assert isinstance(self.acquire_once(store, replace(ME, **change)), Lease)

@@ -74,7 +74,9 @@ def is_held(app: Celery, request: SingletonRequest) -> bool:
 def mark_of(app: Celery, request: SingletonRequest) -> bytes | None:
     lease = request.lease()
     assert lease is not None
-    found = Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=1, holder=holder_of(request._context), once=True)
+    found = Runtime.of(app).store.acquire(
+        lease.key, new_owner(), ttl=1, holder=holder_of(request.task, request._context), once=True
+    )
     return found.record if isinstance(found, Done) else None
 
 
@@ -180,7 +182,7 @@ def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable
     request = receive(make(app, lock_retain_on_retry=True), retries=1)
     lease, store = request.lease(), Runtime.of(app).store
     first = store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
-    store.release(first, heir=Heir(holder_of(request._context), 60))
+    store.release(first, heir=Heir(holder_of(request.task, request._context), 60))
     assert not request.revoked()
     assert is_held(app, request)
     request._already_revoked = True

@@ -1,12 +1,12 @@
 -- KEYS fence, waiting, done, lock...: one lock, or the slots of a semaphore
--- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), ms of the caller's clock, task (how the
+-- ARGV owner, heir, holder, ttl ms, fence ttl ms, waiting ms (0: will not wait), ms of the caller's clock, sending (how the
 --      holder of a copy begins, behind the 32 characters of the owner; '' where there is none), once (1: look whether
 --      this message has been carried out), slots, slot ('': any), seed of the counter of fences ('': the server's time)
 -- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
 -- Follows now.lua. Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
 local owner, heir, holder, ttl, fence_ttl, waiting_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local looked_at, task, once, slots, wanted = ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
+local looked_at, sending, once, slots, wanted = ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 
 if once == '1' then
   local record = redis.pcall('GET', done)
@@ -33,7 +33,7 @@ for slot = 0, slots - 1 do
       kept = slot
     else
       local pttl = redis.call('PTTL', lock)
-      if holds == owner or task ~= '' and string.sub(value, 33, 32 + #task) == task then
+      if holds == owner or sending ~= '' and string.sub(value, 33, 32 + #sending) == sending then
         copy = {0, value, pttl}
       elseif not first or pttl < first_pttl then
         first, first_pttl = value, pttl

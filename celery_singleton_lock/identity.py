@@ -1,0 +1,109 @@
+"""What makes two messages the same: the name of one *sending*.
+
+A task id is no name for that. Users freeze signatures and send them again, a chain object that is sent twice has the
+same id in its last step (Celery 5.7), and tasks of one lock may be given one id. A sending is named by the id, by where
+it stands in its canvas (root and parent), and by a random header that is new for each send, and the same in whatever
+follows from it: a redelivered, put-back or retried copy, a replacement, and the next steps that a worker sends when a
+task has ended. So the step that two copies of one message send is one, and a step of a chain that is sent again is not.
+
+A message without the header, from a program that does not have this package, is named by the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from celery._state import get_current_worker_task
+
+#: The message header with what is random about a sending: `<random>[/<replaced>/<sending>]`, the latter two where a
+#: task was replaced: its replacement belongs to the sending of the task itself.
+SENT_HEADER = "singleton_lock_sent"
+
+#: Set on a request while the body of its task runs; afterwards, what is sent follows from the message.
+IN_BODY = "singleton_in_body"
+
+_HEADER = re.compile(r"([0-9a-f]{32})(?:/([0-9]{1,4})/([0-9a-f]{32}))?", re.ASCII)
+
+#: Characters of a task id that a record's name shows; a longer one, or one of other characters, is left out.
+_SHOWN = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+class _Sent(NamedTuple):
+    """The header, read."""
+
+    random: str
+    replaced: int = 0
+    sending: str | None = None
+
+    def __str__(self) -> str:
+        return self.random if self.sending is None else f"{self.random}/{self.replaced}/{self.sending}"
+
+
+def header_for(options: Mapping[str, Any]) -> str | None:
+    """The header of a message that is about to be sent with these options; None for none.
+
+    What the body of a task sends is new. What a worker sends for a task that has ended, its next step, its callbacks,
+    its chord's body, follows from its message, and so do its retries and replacements.
+    """
+    sender = get_current_worker_task()
+    if sender is None:
+        return secrets.token_hex(16)
+    request = sender.request
+    nesting = _count(options.get("replaced_task_nesting"))
+    is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
+    goes_on = nesting or (is_own_id and options.get("retries"))
+    sent = _sent(request)
+    if getattr(request, IN_BODY, False) and not goes_on:
+        return secrets.token_hex(16)
+    if nesting and is_own_id:
+        random = sent.random if sent is not None else secrets.token_hex(16)
+        return str(_Sent(random, min(nesting, 9999), sending_of(request)))
+    return None if sent is None else str(sent if is_own_id else _Sent(sent.random))
+
+
+def fixed(name: str) -> str:
+    """The header for a sending that several programs may make, which is one if they give it the same name."""
+    return _digest("fixed", name)
+
+
+def sending_of(request: Any) -> str:
+    """The name of the sending that a message belongs to."""
+    sent = _sent(request)
+    if sent is not None and sent.sending is not None:
+        return sent.sending
+    # A retry of a message without a parent gets its own id for that.
+    parent = request.parent_id if request.parent_id != request.id else None
+    return _digest(sent.random if sent is not None else None, request.id, request.root_id, parent)
+
+
+def replaced(request: Any) -> int:
+    """How often the task was replaced before; message protocol 1 has no place of its own for that."""
+    sent = _sent(request)
+    return max(_count(getattr(request, "replaced_task_nesting", 0)), sent.replaced if sent is not None else 0)
+
+
+def record_name(task: str, task_id: object, sending: str) -> str:
+    """A name for what is remembered of a message of this task, whose beginning people know."""
+    shown = task_id if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else "-"
+    return f"{shown}:{_digest(task, sending)[:16]}"
+
+
+def _sent(request: Any) -> _Sent | None:
+    """The header as it was written here; None where there is none, or others wrote it."""
+    header = (request.headers or {}).get(SENT_HEADER, getattr(request, SENT_HEADER, None))
+    found = _HEADER.fullmatch(header) if isinstance(header, str) else None
+    return None if found is None else _Sent(found[1], int(found[2] or 0), found[3])
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _digest(*parts: object) -> str:
+    text = json.dumps(parts, default=repr)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

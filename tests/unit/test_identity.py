@@ -1,0 +1,166 @@
+"""The name of a sending: the same for all that follows from one send, another for each new send."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, chain
+from celery.app.task import Context
+from celery.signals import before_task_publish
+
+from celery_singleton_lock import SingletonTask, identity
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery(f"identity{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
+
+
+@pytest.fixture
+def sent() -> Iterator[list[Any]]:
+    """The requests that the messages sent meanwhile make in a worker."""
+    requests: list[Any] = []
+
+    def note(headers: dict[str, Any], body: Any, **_: Any) -> None:
+        requests.append(Context({**headers, **body[2]} if "id" in headers else {**body, "headers": headers}))
+
+    before_task_publish.connect(note)
+    yield requests
+    before_task_publish.disconnect(note)
+
+
+def make(app: Celery, body: Any = lambda self: None) -> Any:
+    def job(self: Any) -> Any:
+        return body(self)
+
+    return app.task(bind=True, base=SingletonTask, shared=False, name=f"job{next(_numbers)}")(job)
+
+
+def deliver(task: Any, request: Any, **changes: Any) -> Any:
+    """Carry the message out as a worker does."""
+    task.push_request(**{**vars(request), "called_directly": False, "is_eager": False, "delivery_info": {}, **changes})
+    try:
+        return task()
+    finally:
+        task.pop_request()
+
+
+def in_worker(task: Any, request: Any, follow: Any) -> None:
+    """Call `follow` as a worker sends what follows on a task that has ended."""
+    from celery._state import _task_stack
+
+    _task_stack.push(task)
+    task.push_request(**{**vars(request), "called_directly": False, "is_eager": False, "delivery_info": {}})
+    try:
+        follow()
+    finally:
+        task.pop_request()
+        _task_stack.pop()
+
+
+def test_one_id_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None:
+    signature = make(app).s()
+    signature.freeze()
+    signature.apply_async()
+    signature.apply_async()
+    first, second = sent
+    assert first.id == second.id
+    assert identity.sending_of(first) != identity.sending_of(second)
+
+
+def test_the_last_step_of_a_chain_that_is_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None:
+    first, last = make(app), make(app)
+    nightly = chain(first.si(), last.si())
+    for _ in range(2):
+        nightly.apply_async()
+    one, other = sent
+    for request in (one, other):
+        step = app.signature(request.chain[-1])
+        in_worker(first, request, lambda step=step, id=request.id: step.apply_async(parent_id=id, root_id=id))
+    assert identity.sending_of(sent[2]) != identity.sending_of(sent[3])
+
+
+def test_two_copies_of_one_message_send_one_next_step(app: Celery, sent: list[Any]) -> None:
+    first, last = make(app), make(app)
+    first.delay()
+    (request,) = sent
+    for _ in range(2):
+        in_worker(first, request, lambda: last.apply_async(task_id="next", parent_id=request.id, root_id=request.id))
+    assert identity.sending_of(sent[1]) == identity.sending_of(sent[2])
+
+
+def test_what_a_body_sends_is_new_each_time(app: Celery, sent: list[Any]) -> None:
+    other = make(app)
+    task = make(app, lambda self: other.apply_async(task_id="fixed"))
+    task.delay()
+    from celery._state import _task_stack
+
+    _task_stack.push(task)
+    try:
+        deliver(task, sent[0])
+        deliver(task, sent[0], id="another")
+    finally:
+        _task_stack.pop()
+    assert sent[1].id == sent[2].id
+    assert identity.sending_of(sent[1]) != identity.sending_of(sent[2])
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("has_parent", [False, True])
+def test_a_retry_and_a_replacement_are_of_the_same_sending(
+    app: Celery, sent: list[Any], protocol: int, has_parent: bool
+) -> None:
+    app.conf.task_protocol = protocol
+    task = make(app)
+    task.apply_async(**({"parent_id": "parent", "root_id": "root"} if has_parent else {}))
+    (request,) = sent
+
+    def retry() -> None:
+        task.signature_from_request(task.request, retries=1).apply_async()
+
+    def replace() -> None:
+        signature = task.s()
+        signature.freeze(task.request.id)
+        signature.set(root_id=task.request.root_id, replaced_task_nesting=1)
+        task.request.singleton_in_body = True
+        signature.apply_async()
+
+    in_worker(task, request, retry)
+    in_worker(task, request, replace)
+    in_worker(task, sent[2], retry)
+    assert len({identity.sending_of(it) for it in sent}) == 1
+    assert [identity.replaced(it) for it in sent] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("nonsense", [7, "", "x" * 32, "0" * 33, ["0" * 32], {"a": 1}, "0" * 32 + "/1", None, "\ud800"])
+def test_a_header_that_others_wrote_counts_as_none(nonsense: object) -> None:
+    bare = Context({"id": "1", "root_id": "1", "parent_id": None})
+    forged = Context({"id": "1", "root_id": "1", "parent_id": None, identity.SENT_HEADER: nonsense})
+    assert identity.sending_of(forged) == identity.sending_of(bare)
+    assert identity.replaced(forged) == 0
+
+
+def test_without_the_header_the_root_and_the_parent_tell_sendings_apart() -> None:
+    names = {
+        identity.sending_of(Context({"id": "1", "root_id": root, "parent_id": parent}))
+        for root in ("a", "b")
+        for parent in ("c", "d")
+    }
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize("task_id", [None, 7, "x" * 1000, "\x1b[2J", "\ud800", ["a"]])
+def test_the_name_of_a_record_is_short_and_plain_whatever_the_id(task_id: object) -> None:
+    name = identity.record_name("task", task_id, identity.sending_of(Context({"id": task_id})))
+    assert len(name) < 100
+    assert name.isascii()
+    assert name.isprintable()
+
+
+def test_records_of_two_tasks_have_two_names() -> None:
+    assert identity.record_name("a", "id", "0" * 32) != identity.record_name("b", "id", "0" * 32)
