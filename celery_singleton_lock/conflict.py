@@ -7,7 +7,6 @@ the same id. A conflict never spends the task's own retries.
 
 from __future__ import annotations
 
-import random
 from typing import Any, NoReturn, cast
 
 import celery
@@ -16,21 +15,11 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import clock, signals
-from celery_singleton_lock.broker import visibility_timeout
+from celery_singleton_lock import clock, requeue, signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
 from celery_singleton_lock.options import POLICIES, ConflictPolicy, Options, raw_attribute
 
 logger = get_logger(__name__)
-
-#: The message header that tells how often this attempt was put back: [retries, count].
-PUT_BACK_HEADER = "singleton_lock_put_back"
-
-#: Seconds before the first put-back copy is due; doubled for each further one.
-FIRST_DELAY = 1.0
-
-#: Seconds that a put-back copy waits at most: also far below any visibility timeout.
-MAX_DELAY = 60.0
 
 #: Since this version Celery records a failure itself when a task rejects its message for good.
 _RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
@@ -44,7 +33,9 @@ def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictP
     """
     policy = _policy(task, conflict, options)
     bound = options.conflict_retries
-    if policy == "retry" and (task.request.is_eager or (bound is not None and times_put_back(task.request) >= bound)):
+    if policy == "retry" and (
+        task.request.is_eager or (bound is not None and requeue.put_back_count(task.request, "conflict") >= bound)
+    ):
         return "raise"
     return policy
 
@@ -58,7 +49,7 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy) -> NoRetur
     )
     signals.lock_conflict.send(sender=task, task_id=request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy == "retry":
-        put_back(task)
+        requeue.put_back(task, reason="conflict")
     elif policy == "raise":
         raise conflict
     elif policy == "reject":
@@ -77,54 +68,6 @@ def has_expired(request: Any) -> bool:
     """Whether the message's time to be begun is over."""
     expires = maybe_iso8601(request.expires)
     return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
-
-
-def put_back(task: Any, *, countdown: float | None = None) -> NoReturn:
-    """Send the running message again, the same id and retries, due in `countdown` seconds; then end this execution.
-
-    The result, the chain, the chord and the callbacks go with the copy; nothing is recorded for this one.
-
-    Args:
-        countdown: seconds, for a message that was begun elsewhere, and so does not expire any more; by default it was
-            not, and waits longer each time, with jitter.
-
-    Raises:
-        Ignore: it was sent.
-        kombu.exceptions.OperationalError: the broker did not take it; the message is still this execution's to keep.
-    """
-    request = task.request
-    retries, count = request.retries or 0, times_put_back(request)
-    delay, count = (back_off(count), count + 1) if countdown is None else (countdown, count)
-    delay = min(delay, _longest_delay(task.app))
-    copy = task.signature_from_request(request, countdown=delay, retries=retries)
-    headers = {**(copy.options.get("headers") or {}), PUT_BACK_HEADER: [retries, count]}
-    if countdown is not None:
-        copy.set(expires=None)
-    copy.set(headers=headers).apply_async()
-    raise Ignore(f"put back, due in {delay:.1f} s")
-
-
-def _longest_delay(app: Any) -> float:
-    """Seconds: a message that waits for longer than the visibility timeout is delivered again, and multiplies."""
-    timeout = visibility_timeout(app.conf)
-    return timeout / 2 if timeout is not None else float("inf")
-
-
-def times_put_back(request: Any) -> int:
-    """How often this attempt of the message was put back with a delay of its own.
-
-    What others wrote into the header, or what an earlier attempt left there, counts as never.
-    """
-    match (request.headers or {}).get(PUT_BACK_HEADER):
-        case [int(retries), int(count)] if retries == (request.retries or 0) and count >= 0:
-            return count
-        case _:
-            return 0
-
-
-def back_off(count: int) -> float:
-    """Seconds to wait after `count` tries: doubled each time, with jitter so that a crowd spreads out."""
-    return min(FIRST_DELAY * 2.0 ** min(count, 16), MAX_DELAY) * random.uniform(0.5, 1.0)
 
 
 def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:

@@ -16,7 +16,7 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import conflict
+from celery_singleton_lock import conflict, requeue
 from celery_singleton_lock.errors import ResultLost
 from celery_singleton_lock.lease import Done
 
@@ -102,7 +102,7 @@ def answer(task: Any, done: Done) -> Any:
         logger.info(
             "task %s[%s] is already done; a copy looks later whether that was stored", task.name, task.request.id
         )
-        conflict.put_back(task, countdown=SETTLING - age)
+        requeue.put_back(task, reason="copy", delay=SETTLING - age)
     logger.warning(
         "task %s[%s] is already done (%s), but its result was not stored; its recorded end is told again",
         *(task.name, task.request.id, outcome.state),
@@ -173,4 +173,4 @@ def _is_recorded(task: Any) -> bool:
         return task.backend.get_state(task.request.id) in states.READY_STATES
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("task %s[%s]: the result backend cannot be asked: %r", task.name, task.request.id, error)
-        conflict.put_back(task, countdown=SETTLING)
+        requeue.put_back(task, reason="copy", delay=SETTLING)

@@ -22,9 +22,8 @@ from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
-from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import clock, conflict, done, identity, process, signals
+from celery_singleton_lock import clock, conflict, done, identity, process, requeue, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
@@ -100,24 +99,16 @@ class Execution:
 
     def _acquire_patiently(self) -> Lease | _Told | None:
         """The lease to run under, None to run without one, or what another execution of this message returned."""
-        failures = 0
-        while True:
-            try:
-                return self._acquire_or_settle()
-            except LockUnavailable as error:
-                if self._options.on_unavailable == "run":
-                    logger.warning("%s runs without a lock: %s", self, error)
-                    return None
-                if self._options.on_unavailable == "raise" or self._request.is_eager:
-                    raise
-                logger.warning("%s is put back: %s", self, error)
-                if self._was_put_back():
-                    raise Ignore(f"put back: {error}") from None
-            except OperationalError as error:
-                logger.warning("%s cannot be put back: %s", self, error)
-            # Neither the lock server nor the broker answers: the message waits here, where it is not lost.
-            clock.sleep(conflict.back_off(failures))
-            failures += 1
+        try:
+            return self._acquire_or_settle()
+        except LockUnavailable as error:
+            if self._options.on_unavailable == "run":
+                logger.warning("%s runs without a lock: %s", self, error)
+                return None
+            if self._options.on_unavailable == "raise" or self._request.is_eager:
+                raise
+            logger.warning("%s is put back: %s", self, error)
+        requeue.put_back(self._task, reason="unavailable")
 
     def _run(self, lease: Lease, body: Callable[[], Any]) -> Any:
         """Run `body` under `lease`: renewed meanwhile, freed afterwards."""
@@ -195,7 +186,7 @@ class Execution:
             raise Ignore("already running")
         logger.info("%s is already running on %s; a copy stands by", self, place)
         self._tell("stand-by", holder)
-        conflict.put_back(self._task, countdown=remaining + AFTER_LEASE)
+        requeue.put_back(self._task, reason="copy", delay=remaining + AFTER_LEASE)
 
     def _ask_until_free(self) -> Lease | Held | Done:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
@@ -272,15 +263,6 @@ class Execution:
             return None
         # Of no process: nobody may take it for left behind.
         return Heir(replace(self._holder, pid=0, process=""), left)
-
-    def _was_put_back(self) -> bool:
-        try:
-            conflict.put_back(self._task)
-        except Ignore:
-            return True
-        except OperationalError as error:
-            logger.warning("%s cannot be put back: %s", self, error)
-            return False
 
     def _when_lost(self) -> None:
         """In the heartbeat's thread, at once when the lease is lost and then until the body ends."""

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import ResultLost, SingletonTask, conflict, done
+from celery_singleton_lock import ResultLost, SingletonTask, done, requeue
 from celery_singleton_lock.lease import Done
 from celery_singleton_lock.runtime import Runtime
 
@@ -232,8 +232,8 @@ class TestWhileItIsStillBeingStored:
             deliver(task, headers={})
 
     def test_also_where_that_is_the_brokers_default(self) -> None:
-        assert conflict._longest_delay(Celery(broker="redis://localhost", set_as_current=False)) == 1800
-        assert conflict._longest_delay(Celery(broker="amqp://localhost", set_as_current=False)) == float("inf")
+        assert requeue._longest_delay(Celery(broker="redis://localhost", set_as_current=False)) == 1800
+        assert requeue._longest_delay(Celery(broker="amqp://localhost", set_as_current=False)) == float("inf")
 
     def test_backend_that_cannot_be_asked_is_asked_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1)
