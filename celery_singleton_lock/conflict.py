@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import clock, requeue, signals
+from celery_singleton_lock import cleaned, clock, requeue, signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
 from celery_singleton_lock.options import POLICIES, ConflictPolicy, Options, raw_attribute
 
@@ -45,7 +45,7 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy) -> NoRetur
     request = task.request
     logger.info(
         "task %s[%s] on_conflict=%s: %s is held by task %s, %.1f s left",
-        *(task.name, request.id, policy, conflict.key, conflict.task_id, conflict.remaining),
+        *(task.name, cleaned.text(request.id), policy, conflict.key, conflict.task_id, conflict.remaining),
     )
     signals.lock_conflict.send(sender=task, task_id=request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy == "retry":

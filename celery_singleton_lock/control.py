@@ -18,11 +18,11 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.execution import holder_of
 from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
-from celery_singleton_lock.lease import Heir, Lease, heir_of
+from celery_singleton_lock.lease import NOBODY, Heir, Lease, heir_of
 from celery_singleton_lock.request import SingletonRequest, children_of
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Store
@@ -31,9 +31,6 @@ logger = get_logger(__name__)
 
 #: Seconds between two looks whether a task that is being stopped has ended.
 POLL = 0.05
-
-#: In the place of `Holder.replaced`: no message has this number, so that none takes the lock for its own.
-_NOBODY = -1
 
 
 @inspect_command(name="locks")
@@ -52,7 +49,7 @@ def locks(state: Any, **_: Any) -> Any:
 @control_command(name="release_lock", args=[("key", str)], signature="<key>")
 def release_lock(state: Any, key: str = "", **_: Any) -> Any:
     """Stop the task that holds a lock, then free the lock."""
-    if not key:
+    if not isinstance(key, str) or not key:
         return _error("which lock? celery control release_lock KEY, with a key as `celery inspect locks` shows it")
     store, told = Runtime.of(state.app).store, []
     try:
@@ -60,9 +57,9 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
             if lease.key != key.removesuffix(":run"):
                 continue
             own = holder_of(request.task, request._context)
-            nobody = replace(own, node=state.hostname, pid=0, process="", replaced=_NOBODY)
+            nobody = replace(own, node=state.hostname, pid=0, process="", replaced=NOBODY)
             if store.release(lease, heir=Heir(nobody, lease.ttl)):
-                logger.warning("%s: the lock is taken from task %s by remote control", key, request.id)
+                logger.warning("%s: the lock is taken from task %s by remote control", lease.key, nobody.task_id)
                 kept = Lease(lease.key, heir_of(nobody), ttl=lease.ttl, fence=0, sent_at=clock.now(), limit=lease.limit)
                 arguments = (request, kept, store)
                 threading.Thread(target=_free_after, args=arguments, name="singleton-lock-release", daemon=True).start()
@@ -84,7 +81,7 @@ def _shown(request: SingletonRequest, lease: Lease) -> dict[str, Any]:
     return {
         "key": lease.key,
         "task": request.task.name,
-        "task_id": request.id,
+        "task_id": cleaned.text_or_none(request.id),
         "pid": request.worker_pid if in_child else os.getpid(),
         "held_for": round(max(clock.wall() - request.time_start, 0.0), 3),
         "ttl": lease.ttl,
@@ -92,7 +89,7 @@ def _shown(request: SingletonRequest, lease: Lease) -> dict[str, Any]:
 
 
 def _promise(request: SingletonRequest, lease: Lease) -> str:
-    notices = f"task {request.id} notices within {lease.ttl * RENEW_AFTER:.1f} s"
+    notices = f"task {cleaned.text(request.id)} notices within {lease.ttl * RENEW_AFTER:.1f} s"
     if request.is_stopped_when_lost:
         return f"{notices} and is stopped; the lock is free when it has ended"
     return f"{notices} and goes on, as its on_lock_lost says; the lock is free in {lease.ttl:g} s at most"

@@ -16,7 +16,7 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import conflict, requeue
+from celery_singleton_lock import cleaned, conflict, requeue
 from celery_singleton_lock.errors import ResultLost
 from celery_singleton_lock.lease import Done
 
@@ -96,16 +96,14 @@ def answer(task: Any, done: Done) -> Any:
     """
     outcome, age = loads(done)
     if outcome.state in _SILENT or not _is_awaited(task, task.request) or _is_recorded(task):
-        logger.info("task %s[%s] is already done (%s); this copy is dropped", task.name, task.request.id, outcome.state)
+        logger.info("task %s[%s] is already done (%s); this copy is dropped", *_named(task), outcome.state)
         raise Ignore("already done")
     if age < SETTLING:
-        logger.info(
-            "task %s[%s] is already done; a copy looks later whether that was stored", task.name, task.request.id
-        )
+        logger.info("task %s[%s] is already done; a copy looks later whether that was stored", *_named(task))
         requeue.put_back(task, reason="copy", delay=SETTLING - age)
     logger.warning(
         "task %s[%s] is already done (%s), but its result was not stored; its recorded end is told again",
-        *(task.name, task.request.id, outcome.state),
+        *(*_named(task), outcome.state),
     )
     end = _recorded(task, outcome)
     if outcome.state == states.SUCCESS:
@@ -116,11 +114,11 @@ def answer(task: Any, done: Done) -> Any:
 def loads(done: Done) -> tuple[Outcome, float]:
     """The outcome and its age in seconds; of what others wrote only that it is there."""
     head, _, content = done.record.partition(b"\n")
-    try:
-        state, seconds, kept = json.loads(head)
-        return Outcome(str(state), content if kept else None), max(float(seconds) - done.remaining, 0.0)
-    except (ValueError, TypeError):
+    fields = cleaned.array(head)
+    if fields is None or len(fields) != 3:
         return Outcome(states.SUCCESS), SETTLING
+    state, seconds, kept = fields
+    return Outcome(cleaned.text(state), content if kept else None), max(cleaned.seconds(seconds) - done.remaining, 0.0)
 
 
 def _content(task: Any, request: Any, value: Any, state: str) -> bytes | None:
@@ -141,7 +139,7 @@ def _recorded(task: Any, outcome: Outcome) -> Any:
             value = task.backend.decode(outcome.content)
             return value if outcome.state == states.SUCCESS else task.backend.exception_to_python(value)
         except Exception:
-            logger.exception("task %s[%s]: the recorded end cannot be read", task.name, task.request.id)
+            logger.exception("task %s[%s]: the recorded end cannot be read", *_named(task))
     raise ResultLost(task.name, task.request.id, MAX_CONTENT)
 
 
@@ -172,5 +170,10 @@ def _is_recorded(task: Any) -> bool:
     try:
         return task.backend.get_state(task.request.id) in states.READY_STATES
     except Exception as error:  # noqa: BLE001 - every backend has its own
-        logger.warning("task %s[%s]: the result backend cannot be asked: %r", task.name, task.request.id, error)
+        logger.warning("task %s[%s]: the result backend cannot be asked: %r", *_named(task), error)
         requeue.put_back(task, reason="copy", delay=SETTLING)
+
+
+def _named(task: Any) -> tuple[str, str]:
+    """The task's name, and the id as a log may show it."""
+    return task.name, cleaned.text(task.request.id)

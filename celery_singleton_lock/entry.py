@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
+
+from celery_singleton_lock import cleaned
 
 #: What became of it: it ran; it was refused as `on_conflict` said; it stood by for a copy that runs elsewhere, or was
 #: dropped beside one; it ended as another copy had that was finished; its lock was freed, since its process had died.
@@ -20,7 +23,7 @@ LOST, STOPPED = "LOST", "STOPPED"
 #: Those that were not carried out, and will not be.
 REFUSALS: tuple[Kind, ...] = ("skip", "raise", "reject")
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Entry(NamedTuple):
@@ -64,6 +67,11 @@ class Entry(NamedTuple):
     holder_since: float = 0.0
     scheduled: str = ""
 
+    def cleaned(self) -> Entry:
+        """The same, whatever is in it, as it may be kept and shown."""
+        own = {name: clean(getattr(self, name)) for name, clean in _CLEAN.items()}
+        return self._replace(**own)
+
     def dumps(self) -> str:
         """As it stands in the journal."""
         return _encode(self)
@@ -71,10 +79,20 @@ class Entry(NamedTuple):
     @classmethod
     def loads(cls, text: str | bytes) -> Entry | None:
         """The entry as written by `dumps`; None when somebody else wrote it, or a later version of this package."""
-        try:
-            fields: list[Any] = json.loads(text)
-            found = cls(*fields)
-            float(found.began), float(found.ended)
-        except (ValueError, TypeError):
+        fields = cleaned.array(text)
+        if fields is None or len(fields) < _REQUIRED or fields[0] not in KINDS:
             return None
-        return found if found.kind in KINDS else None
+        return cls(*fields[: len(cls._fields)]).cleaned()
+
+
+#: How each field is cleaned; what kind of entry it is need not be.
+_CLEAN: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("task", "outcome", "scheduled"), cleaned.text),
+    "key": cleaned.key,
+    **dict.fromkeys(("task_id", "node", "holder", "holder_node"), cleaned.text_or_none),
+    **dict.fromkeys(("pid", "fence", "renewals", "limit"), cleaned.count),
+    **dict.fromkeys(("began", "ended", "waited", "holder_since"), cleaned.seconds),
+}
+
+#: Fields that every entry has.
+_REQUIRED = len(Entry._fields) - len(Entry._field_defaults)

@@ -23,7 +23,7 @@ from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
-from celery_singleton_lock import clock, conflict, done, identity, process, requeue, signals
+from celery_singleton_lock import cleaned, clock, conflict, done, identity, process, requeue, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
@@ -79,7 +79,7 @@ class Execution:
         self._loss_told = False
 
     def __str__(self) -> str:
-        return f"task {self._task.name}[{self._request.id}]"
+        return f"task {self._task.name}[{cleaned.text(self._request.id)}]"
 
     def carry_out(self, body: Callable[[], Any]) -> Any:
         """Run `body` under the lock, or end as this message must.
@@ -336,7 +336,7 @@ class Execution:
         own = self._holder
         its = (holder.task_id, holder.node, holder.since) if holder is not None else (None, None, 0.0)
         times = (self._began, clock.now(), clock.now() - self._began)
-        limit, scheduled = self._options.limit, str((self._request.headers or {}).get(SCHEDULED_HEADER) or "")
+        limit, scheduled = self._options.limit, cleaned.headers(self._request).get(SCHEDULED_HEADER) or ""
         self._tally.add(
             Entry(
                 kind,
@@ -380,21 +380,16 @@ def holder_of(task: Any, request: Any) -> Holder:
     """The holder that an execution of this request is, in this process."""
     sending = identity.sending_of(request)
     return Holder(
-        request.id,
-        _count(request.retries),
-        request.hostname,
+        cleaned.text_or_none(request.id),
+        cleaned.count(request.retries),
+        cleaned.text_or_none(request.hostname),
         os.getpid(),
         clock.wall(),
-        identity.replaced(request),
+        cleaned.count(identity.replaced(request)),
         process.identity(),
         sending=sending,
         record=identity.record_name(task.name, request.id, sending),
     )
-
-
-def _count(header: object) -> int:
-    """What a message says it is; 0 for nonsense."""
-    return header if isinstance(header, int) else 0
 
 
 def mark_of(holder: Holder, outcome: done.Outcome, seconds: float) -> Mark:
@@ -413,7 +408,8 @@ def seconds_until(retry: Retry) -> float:
 @task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     settle = vars(sender.request).get("singleton_settle") if sender is not None else None
-    if settle is not None and state in states.READY_STATES:
+    # A message may have a header of this name, but cannot carry a function.
+    if callable(settle) and state in states.READY_STATES:
         settle()
 
 

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from celery._state import get_current_worker_task
 
+from celery_singleton_lock import cleaned
+
 #: The message header with what is random about a sending: `<random>[/<replaced>/<sending>]`, the latter two where a
 #: task was replaced: its replacement belongs to the sending of the task itself.
 SENT_HEADER = "singleton_lock_sent"
@@ -95,7 +97,7 @@ def record_name(task: str, task_id: object, sending: str) -> str:
 
 def _sent(request: Any) -> _Sent | None:
     """The header as it was written here; None where there is none, or others wrote it."""
-    header = (request.headers or {}).get(SENT_HEADER, getattr(request, SENT_HEADER, None))
+    header = cleaned.headers(request).get(SENT_HEADER, getattr(request, SENT_HEADER, None))
     found = _HEADER.fullmatch(header) if isinstance(header, str) else None
     return None if found is None else _Sent(found[1], int(found[2] or 0), found[3])
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.errors import LockConflict, LockLost
 
 #: Characters of an owner: 128 random bits in hex, so that every script finds it by position.
@@ -28,6 +28,12 @@ MARKS = 100
 
 #: The attempt (see `Holder.attempt`) of a message that is no retry and no replacement.
 FIRST = (0, 0)
+
+#: Parts of a holder beside an owner.
+_FIELDS = 9
+
+#: In the place of `Holder.replaced`: no message has this number, so that none takes the lock for its own.
+NOBODY = -1
 
 
 class Name(str):
@@ -109,13 +115,22 @@ class Holder:
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:
         """The holder as written by `dumps`; None when somebody else wrote it."""
-        try:
-            # What a later version may add stands behind.
-            sending, task_id, retries, node, pid, since, replaced, process, ttl = json.loads(text)[:9]
-            place = node, int(pid), float(since)
-            return cls(task_id, int(retries), *place, int(replaced), str(process), float(ttl), str(sending))
-        except (ValueError, TypeError, OverflowError):
+        fields = cleaned.array(text)
+        if fields is None or len(fields) < _FIELDS:
             return None
+        # What a later version may add stands behind.
+        sending, task_id, retries, node, pid, since, replaced, process, ttl = fields[:_FIELDS]
+        return cls(
+            cleaned.text_or_none(task_id),
+            cleaned.count(retries),
+            cleaned.text_or_none(node),
+            cleaned.count(pid),
+            cleaned.seconds(since),
+            replaced if replaced == NOBODY else cleaned.count(replaced),
+            cleaned.text(process),
+            cleaned.seconds(ttl),
+            cleaned.text(sending),
+        )
 
 
 def heir_of(holder: Holder) -> str:

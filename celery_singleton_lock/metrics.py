@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections import Counter as Counted
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.entry import LOST, REFUSALS, Entry
 
 
@@ -79,9 +81,20 @@ class Count(NamedTuple):
 Key = tuple[str, str, str]
 
 
+#: The counters whose label comes from a message, of which a journal has a few hundred counts (`stores.base.MAX_LABELS`),
+#: and the label of what is more. The policies, outcomes and kinds of the other counters are few.
+FREE_LABELS, OTHER = ("refused_ticks",), "(other)"
+
+
 def dumps(count: Key) -> str:
     """The name of a count in the journal."""
-    return json.dumps(count)
+    return json.dumps(count, ensure_ascii=False)
+
+
+def coarse(count: Key) -> Key | None:
+    """The count that takes the place of this one where there are too many labels; None for those that are few."""
+    name, task, _ = count
+    return (name, task, OTHER) if name in FREE_LABELS else None
 
 
 def of(entry: Entry) -> list[tuple[Key, int]]:
@@ -108,15 +121,13 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
 
 def read(counts: Mapping[str, int]) -> dict[Count, int]:
     """The counts of a journal; what is none of ours is left out."""
-    found: dict[Count, int] = {}
+    found: Counted[Count] = Counted()
     for text, value in counts.items():
-        try:
-            name, task, label = json.loads(text)
-        except (ValueError, TypeError):
-            continue
-        if isinstance(name, str) and isinstance(task, str) and isinstance(label, str):
-            found[Count(name, task, label)] = value
-    return found
+        parts = cleaned.array(text)
+        if parts is not None and len(parts) == len(Count._fields) and all(isinstance(part, str) for part in parts):
+            # What others wrote may look the same as something else when it is clean.
+            found[Count(*map(cleaned.text, parts))] += value
+    return dict(found)
 
 
 def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> list[tuple[str, int]]:

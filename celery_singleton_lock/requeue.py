@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.broker import visibility_timeout
 
 logger = get_logger(__name__)
@@ -63,7 +63,7 @@ def put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up:
         try:
             _send(task, reason, delay, _header(request, reason, given_up))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
-            logger.warning("task %s[%s] cannot be put back: %r", task.name, request.id, error)
+            logger.warning("task %s[%s] cannot be put back: %r", task.name, cleaned.text(request.id), error)
             clock.sleep(back_off(failures))
             failures += 1
         else:
@@ -118,7 +118,7 @@ def _header(request: Any, reason: Reason, owner: str | None) -> dict[str, Any]:
 
 def _header_of(request: Any) -> dict[str, Any]:
     """The header, if it is of this attempt; what others wrote counts as none."""
-    header = (request.headers or {}).get(PUT_BACK_HEADER)
+    header = cleaned.headers(request).get(PUT_BACK_HEADER)
     if not isinstance(header, dict) or _count(header.get("retries")) != (request.retries or 0):
         return {}
     return header

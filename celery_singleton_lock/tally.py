@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from celery.utils.log import get_logger
@@ -34,6 +34,9 @@ RETRY_AFTER = 15.0
 
 #: Entries that are kept until the next write; of more only the counts are.
 MOST = 500
+
+#: Counts up to which each label has one of its own.
+MOST_COUNTS = 5000
 
 #: Entries that are written at once: the server is blocked meanwhile.
 BATCH = 100
@@ -86,9 +89,10 @@ class Tally:
         """Count an entry and keep it for the journal; its times are this host's."""
         if self._journal is None:
             return
+        entry = entry.cleaned()
         with self._mutex:
             for count, by in metrics.of(entry):
-                self._counts[count] += by
+                self._counts[self._bounded(count)] += by
             self._entries.append(entry)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-journal", daemon=True)
@@ -129,17 +133,25 @@ class Tally:
 
     def _write(self, journal: Journal, counts: Counter[metrics.Key], entries: Sequence[Entry]) -> None:
         if not self._samples:
-            self._timed(journal, {}, [], 0.0)
+            self._timed(journal, {}, [], 0.0, {})
         sample = min(self._samples)
         texts = {metrics.dumps(count): by for count, by in counts.items()}
+        coarse = {metrics.dumps(it): metrics.dumps(other) for it in counts if (other := metrics.coarse(it)) is not None}
         for start in range(0, max(len(entries), 1), BATCH):
             part = [_at(entry, sample.offset) for entry in entries[start : start + BATCH]]
-            self._judge(part, self._timed(journal, texts, part, sample.slack))
+            self._judge(part, self._timed(journal, texts, part, sample.slack, coarse))
             texts = {}
 
-    def _timed(self, journal: Journal, texts: dict[str, int], entries: Sequence[Entry], slack: float) -> Written:
+    def _timed(
+        self,
+        journal: Journal,
+        texts: Mapping[str, int],
+        entries: Sequence[Entry],
+        slack: float,
+        coarse: Mapping[str, str],
+    ) -> Written:
         sent_at = clock.now()
-        written = journal.write(texts, entries, slack=slack)
+        written = journal.write(texts, entries, slack=slack, coarse=coarse)
         half = (clock.now() - sent_at) / 2
         self._compare(_Sample(half + 0.001, written.now - (sent_at + half)))
         return written
@@ -156,6 +168,12 @@ class Tally:
             if other is not None:
                 self._count("overlaps", entry)
                 self._witness.overlapped(entry, other)
+
+    def _bounded(self, count: metrics.Key) -> metrics.Key:
+        """The same count, or its coarse one where there are too many while the journal does not answer."""
+        if len(self._counts) < MOST_COUNTS or count in self._counts:
+            return count
+        return metrics.coarse(count) or count
 
     def _count(self, name: str, entry: Entry) -> None:
         with self._mutex:

@@ -98,6 +98,10 @@ class Written:
     overlaps: Sequence[Entry | None]
 
 
+#: Counts of a journal whose names come from messages.
+MAX_LABELS = 500
+
+
 class Turn(Protocol):
     """A waiter's place in the queue of a lock; leave it (`with`) after the last look."""
 
@@ -123,13 +127,22 @@ class Journal(Protocol):
     All raise `LockUnavailable` if there is no answer, or an error; what `write` was given may have been written then.
     """
 
-    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
+    def write(
+        self,
+        counts: Mapping[str, int],
+        entries: Sequence[Entry],
+        *,
+        slack: float,
+        coarse: Mapping[str, str] | None = None,
+    ) -> Written:
         """Add to the counts, and to the entries, of which the oldest are forgotten.
 
         Args:
             counts: by how much each has grown; its names are the caller's.
             entries: their times are the server's.
             slack: seconds by which these may be wrong: runs that overlap by less are none that do.
+            coarse: the counts of which `MAX_LABELS` are kept, those that grew last, and for each the count to which it
+                is added when it is given up.
         """
 
     def counts(self) -> dict[str, int]:

@@ -8,8 +8,9 @@ a Redlock `:over:<owner>` for an owner that must not come back. Beside the lock 
 hash of the last run of each entry), `:claim:<entry>:` for what is being sent, and `:gone:<entry>:` with the last run of
 an entry that was just removed.
 
-Of all locks there is one journal: `<prefix>:{journal}` with `:counts`, `:entries` (a stream), `:last` (the last run of
-each key) and `:refused` (how often in a row).
+Of all locks there is one journal: `<prefix>:{journal}` with `:counts`, `:labels` (those of the counts whose names come
+from messages, by when they grew), `:entries` (a stream), `:last` (the last run of each key) and `:refused` (how often in
+a row).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
-from celery_singleton_lock.stores.base import MEMORY, Written
+from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Written
 
 #: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
 #: It holds who looked, and when by the clock of their host: that is for people.
@@ -319,11 +320,18 @@ def journal_key(prefix: str, part: str) -> str:
     return f"{prefix}:{{journal}}:{part}"
 
 
-def write(prefix: str, size: int, counts: Mapping[str, int], entries: Sequence[Entry], slack: float) -> Call:
+def write(
+    prefix: str,
+    size: int,
+    counts: Mapping[str, int],
+    entries: Sequence[Entry],
+    slack: float,
+    coarse: Mapping[str, str],
+) -> Call:
     """See `Journal.write`."""
-    keys = [journal_key(prefix, part) for part in ("counts", "entries", "last", "refused", "scratch")]
-    args: list[object] = [_ms(JOURNAL_TTL), size, KEYS_REMEMBERED, len(counts)]
-    args += [arg for pair in counts.items() for arg in pair]
+    keys = [journal_key(prefix, part) for part in ("counts", "entries", "last", "refused", "labels", "scratch")]
+    args: list[object] = [_ms(JOURNAL_TTL), size, KEYS_REMEMBERED, MAX_LABELS, len(counts)]
+    args += [arg for name, count in counts.items() for arg in (name, coarse.get(name, ""), count)]
     for it in entries:
         times = (round(it.began * 1000), round(it.ended * 1000), round(slack * 1000, 3))
         args += [_treated_as(it), it.key, *times, it.fence, it.dumps()]

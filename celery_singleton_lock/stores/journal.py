@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from redis.exceptions import ResponseError
+
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.entry import Entry
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.base import Written
@@ -35,8 +38,15 @@ class RedisJournal:
         self._run = run
         self._read = read
 
-    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
-        return calls.written(self._run(calls.write(self._prefix, self._size, counts, entries, slack)))
+    def write(
+        self,
+        counts: Mapping[str, int],
+        entries: Sequence[Entry],
+        *,
+        slack: float,
+        coarse: Mapping[str, str] | None = None,
+    ) -> Written:
+        return calls.written(self._run(calls.write(self._prefix, self._size, counts, entries, slack, coarse or {})))
 
     def counts(self) -> dict[str, int]:
         return self._sum("counts")
@@ -53,10 +63,10 @@ class RedisJournal:
 
     def _sum(self, part: str) -> dict[str, int]:
         key, total = calls.journal_key(self._prefix, part), Counter[str]()
-        for flat in self._read(lambda server: server.command("HGETALL", key)):
+        for flat in self._read(lambda server: _answer(server, "HGETALL", key)):
             for name, value in zip(flat[::2], flat[1::2], strict=True):
-                if value.lstrip(b"-").isdigit():  # Or somebody else wrote it.
-                    total[name.decode(errors="replace")] += int(value)
+                if (count := cleaned.whole(value)) is not None:  # Or somebody else wrote it.
+                    total[name.decode(errors="replace")] += count
         return dict(total)
 
 
@@ -64,10 +74,21 @@ def _texts(server: Server, key: str, since: int) -> Iterator[tuple[tuple[int, in
     """The elements of the stream, with their ids; since so many milliseconds."""
     start = str(since)
     while True:
-        page = server.command("XRANGE", key, start, "+", "COUNT", PAGE)
+        page = _answer(server, "XRANGE", key, start, "+", "COUNT", PAGE)
         for name, fields in page:
             milliseconds, _, number = name.partition(b"-")
             yield (int(milliseconds), int(number)), fields[1]
         if len(page) < PAGE:
             return
         start = f"({page[-1][0].decode()}"
+
+
+def _answer(server: Server, *command: object) -> Sequence[Any]:
+    """What there is; nothing where somebody else has put a value of another type, which the next write replaces."""
+    try:
+        answer: Sequence[Any] = server.command(*command)
+    except ResponseError as error:
+        if str(error).startswith("WRONGTYPE"):
+            return ()
+        raise
+    return answer

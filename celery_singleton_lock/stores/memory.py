@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
-from celery_singleton_lock.stores.base import MEMORY, Refused, Written
+from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Refused, Written
 from celery_singleton_lock.stores.turn import AskingTurn
 
 
@@ -251,11 +251,24 @@ class _MemoryJournal:
         self._entries: deque[Entry] = deque(maxlen=size)
         self._last: dict[str, tuple[Entry, float]] = {}
         self._refused: Counter[str] = Counter()
+        self._labels: dict[str, str] = {}
         self._mutex = threading.Lock()
 
-    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
+    def write(
+        self,
+        counts: Mapping[str, int],
+        entries: Sequence[Entry],
+        *,
+        slack: float,
+        coarse: Mapping[str, str] | None = None,
+    ) -> Written:
         with self._mutex:
             self._counts.update(counts)
+            for name in coarse or {}:
+                self._labels.pop(name, None)
+            self._labels.update(coarse or {})
+            for name in [*self._labels][:-MAX_LABELS]:
+                self._counts[self._labels.pop(name)] += self._counts.pop(name, 0)
             rows, overlaps = zip(*(self._add(entry, slack) for entry in entries), strict=True) if entries else ((), ())
             return Written(clock.wall(), rows, overlaps)
 

@@ -12,6 +12,7 @@ from itertools import chain
 
 from redis.exceptions import ResponseError
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.lease import MARKS, Held, Mark, Sight
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.calls import Command
@@ -142,7 +143,7 @@ def _count(answer: object) -> int:
 
 
 def _number(answer: object) -> int | None:
-    return int(answer) if isinstance(answer, bytes) and answer.isdigit() else None
+    return cleaned.whole(answer)
 
 
 def _literally(text: str) -> str:

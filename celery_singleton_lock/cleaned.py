@@ -1,0 +1,125 @@
+"""What comes from a message, from Redis or from another worker, as it may be kept and shown.
+
+Whoever can send or write there chooses its type, its length and each character of it. Nothing here raises, and what it
+gives is bounded, can be encoded, and does nothing to a terminal. What was clean already stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+#: Bytes (as UTF-8) of a text that are kept at most: as long as a task's id may be in the tables of result backends.
+MAX_BYTES = 255
+
+#: Bytes of a key: of its prefix, of a lock's name, and of a digest. None that is made here has more.
+MAX_KEY_BYTES = 600
+
+#: Hex digits by which a text that was cut is told from others with the same beginning.
+_DIGITS = 16
+
+#: The largest whole number: whatever we count fits, and so do the numbers of Lua, JSON and Redis.
+MAX_COUNT = 2**53
+
+#: The latest moment, in seconds since the epoch, and the longest time: the end of the year 9998.
+MAX_SECONDS = 253_370_764_800.0
+
+
+def text(value: object, *, most: int = MAX_BYTES) -> str:
+    """A text of at most so many bytes, printable; a longer one is cut and ends with a digest of all of it."""
+    if isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= most:
+        return str(value)
+    shown = printable(value)
+    content = shown.encode()
+    if len(content) <= most:
+        return shown
+    digest = hashlib.sha256(content).hexdigest()[:_DIGITS]
+    return content[: most - _DIGITS - 3].decode(errors="ignore") + "\u2026" + digest
+
+
+def text_or_none(value: object) -> str | None:
+    """The same; None stays None."""
+    return None if value is None else text(value)
+
+
+def key(value: object) -> str:
+    """The key of a lock: longer than any that is made here are cut."""
+    return text(value, most=MAX_KEY_BYTES)
+
+
+def printable(value: object) -> str:
+    """A text in which each character shows as what it is, in one line: others are escaped as in Python's source."""
+    found = value if isinstance(value, str) else _in_short(value)
+    if found.isprintable():
+        return str(found)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in found)
+
+
+def value_shown(value: object) -> str:
+    """A value in an error message, as `repr` has it, but in short."""
+    return printable(_in_short(value))
+
+
+def count(value: object) -> int:
+    """A whole number from 0 to `MAX_COUNT`; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else 0
+
+
+def seconds(value: object) -> float:
+    """A time from 0 to `MAX_SECONDS`; 0 for anything else."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return 0.0
+    return float(value) if 0 <= value <= MAX_SECONDS else 0.0  # NaN is neither.
+
+
+def whole(digits: object) -> int | None:
+    """The whole number that Redis has as text; None for anything else, and for one beyond `MAX_COUNT`."""
+    try:
+        found = int(digits) if isinstance(digits, bytes) and len(digits) < 20 else None
+    except ValueError:
+        return None
+    return found if found is not None and abs(found) <= MAX_COUNT else None
+
+
+def array(content: str | bytes) -> list[Any] | None:
+    """The list that a JSON text holds; None for anything else."""
+    try:
+        found = json.loads(content)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
+
+
+def headers(request: Any) -> Mapping[str, Any]:
+    """The headers of a message that are not Celery's own."""
+    found = request.headers
+    return found if isinstance(found, Mapping) else {}
+
+
+class _Short(reprlib.Repr):
+    """As `repr`, but in short, and of whatever may be in a message or a setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = MAX_BYTES
+        self.maxlevel = 3
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write down what has thousands of digits."""
+        if x.bit_length() > 1024:
+            return f"a whole number of about {round(x.bit_length() * math.log10(2))} digits"
+        return super().repr_int(x, level)
+
+
+_short = _Short()
+
+
+def _in_short(value: object) -> str:
+    try:
+        return _short.repr(value)
+    except Exception:  # noqa: BLE001 - a `__repr__` may raise anything
+        return f"<{type(value).__name__}>"
