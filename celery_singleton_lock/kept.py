@@ -114,24 +114,29 @@ class _Packer:
             raise ValueError("too deep")
         self._take(2)
         if kind is list:
-            return [self.pack(item, depth + 1) for item in value]
+            return self._pack_items(value, depth)
         if kind is dict:
             return self._pack_dict(value, depth)
         return self._pack_other(kind, value, depth)
 
+    def _pack_items(self, value: Any, depth: int) -> list[Any]:
+        self._take(len(value))  # The commas, before any of it is looked at.
+        return [self.pack(item, depth + 1) for item in value]
+
     def _pack_dict(self, value: dict[Any, Any], depth: int) -> Any:
+        self._take(3 * len(value))
         if all(type(key) is str for key in value) and not _is_tagged(value):
             return {key: self.pack(item, depth + 1) for key, item in self._with_keys_taken(value)}
         return {"~dict": [[self.pack(key, depth + 1), self.pack(item, depth + 1)] for key, item in value.items()]}
 
     def _with_keys_taken(self, value: dict[str, Any]) -> Any:
         for key, item in value.items():
-            self._take(len(key) + 3)
+            self._take(len(key))
             yield key, item
 
     def _pack_other(self, kind: type, value: Any, depth: int) -> Any:
         if kind in _COLLECTIONS:
-            return {_COLLECTIONS[kind]: [self.pack(item, depth + 1) for item in value]}
+            return {_COLLECTIONS[kind]: self._pack_items(value, depth)}
         if kind is bytes:
             self._take(len(value))
             return {"~bytes": b64encode(value).decode()}
