@@ -16,13 +16,13 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import cleaned, conflict, requeue
+from celery_singleton_lock import cleaned, conflict, kept, requeue
 from celery_singleton_lock.errors import ResultLost
 from celery_singleton_lock.lease import Done
 
 logger = get_logger(__name__)
 
-#: Bytes of a return value, as the result backend would store it, that are kept at most.
+#: Bytes of a return value or an exception that are kept at most (see `kept`).
 MAX_CONTENT = 4096
 
 #: Seconds after the end of the body in which its own process may still be sending callbacks and storing the result.
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         state: Celery's, or SETTLED.
-        content: the return value or exception as the result backend encodes it; None when that is not kept.
+        content: the return value or exception (see `kept`); None when that is not kept.
     """
 
     state: str
@@ -52,8 +52,8 @@ class Outcome(NamedTuple):
 
 
 @lru_cache(maxsize=100)
-def _head(state: str, seconds: float, kept: bool) -> bytes:
-    return json.dumps([state, seconds, kept]).encode() + b"\n"
+def _head(state: str, seconds: float, has_content: bool) -> bytes:
+    return json.dumps([state, seconds, has_content]).encode() + b"\n"
 
 
 def succeeded(task: Any, request: Any, value: Any) -> Outcome:
@@ -91,7 +91,7 @@ def answer(task: Any, done: Done) -> Any:
     Raises:
         Ignore: nothing is left to be done, or the copy was put back, for the first execution may still be storing its
             result.
-        ResultLost: the return value was too large to be kept, and the result backend has none.
+        ResultLost: the return value was not kept (see `kept`), and the result backend has none.
         Exception: the recorded one.
     """
     outcome, age = loads(done)
@@ -117,27 +117,22 @@ def loads(done: Done) -> tuple[Outcome, float]:
     fields = cleaned.array(head)
     if fields is None or len(fields) != 3:
         return Outcome(states.SUCCESS), SETTLING
-    state, seconds, kept = fields
-    return Outcome(cleaned.text(state), content if kept else None), max(cleaned.seconds(seconds) - done.remaining, 0.0)
+    state, seconds, has_content = fields
+    age = max(cleaned.seconds(seconds) - done.remaining, 0.0)
+    return Outcome(cleaned.text(state), content if has_content else None), age
 
 
 def _content(task: Any, request: Any, value: Any, state: str) -> bytes | None:
     if not _is_awaited(task, request):
         return None
-    try:
-        content = task.backend.encode(task.backend.encode_result(value, state))
-    except Exception:  # noqa: BLE001 - what cannot be encoded is Celery's to complain about
-        return None
-    content = content.encode() if isinstance(content, str) else bytes(content)
-    return content if len(content) <= MAX_CONTENT else None
+    return (kept.dumps if state == states.SUCCESS else kept.dumps_error)(value, MAX_CONTENT)
 
 
 def _recorded(task: Any, outcome: Outcome) -> Any:
     """The return value or exception that was recorded."""
     if outcome.content is not None:
         try:
-            value = task.backend.decode(outcome.content)
-            return value if outcome.state == states.SUCCESS else task.backend.exception_to_python(value)
+            return (kept.loads if outcome.state == states.SUCCESS else kept.loads_error)(outcome.content)
         except Exception:
             logger.exception("task %s[%s]: the recorded end cannot be read", *_named(task))
     raise ResultLost(task.name, task.request.id, MAX_CONTENT)

@@ -115,7 +115,8 @@ class ResultLost(SingletonLockError):
     def __str__(self) -> str:
         return (
             f"task {self.task}[{self.task_id}] was carried out by a worker that died before it stored the result; "
-            f"its return value is larger than the {self.limit} bytes that are kept, and it is not run again"
+            f"what it ended with is larger than the {self.limit} bytes that are kept, or not of plain types, "
+            f"and it is not run again"
         )
 
 

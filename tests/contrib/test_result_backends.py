@@ -1,0 +1,45 @@
+"""On every result backend that needs no service of its own, tasks end as they do with the stock Task."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock import done
+from celery_singleton_lock.testing import RedisServer
+from tests.contrib.endings import SERIALIZERS, differences
+
+ROOT = Path(__file__).parents[2]
+
+BACKENDS: dict[str, Callable[[Path, RedisServer], str | None]] = {
+    "file system": lambda path, _: f"file://{path}",
+    "SQLite": lambda path, _: f"db+sqlite:///{path}/results",
+    "memory": lambda *_: "cache+memory://",
+    "Redis": lambda _, redis: redis.url_of(1),
+    "rpc": lambda *_: "rpc://",
+    "none": lambda *_: None,
+    "as MongoDB": lambda *_: "tests.contrib.endings:Overriding",
+    "as Elasticsearch": lambda *_: "tests.contrib.endings:Writing",
+}
+
+
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ends_are_those_of_the_stock_task(
+    backend: str, serializer: str, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(done, "SETTLING", 0.0)
+    try:
+        assert differences(BACKENDS[backend](tmp_path, redis_server), serializer) == []
+    finally:
+        redis_server.flush()
+
+
+def test_ends_are_those_of_the_stock_task_with_django_celery_results() -> None:
+    command = [sys.executable, "-m", "tests.contrib.endings"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, ""), ran.stderr[-3000:]
