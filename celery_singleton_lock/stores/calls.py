@@ -9,8 +9,8 @@ hash of the last run of each entry), `:claim:<entry>:` for what is being sent, a
 an entry that was just removed.
 
 Of all locks there is one journal: `<prefix>:{journal}` with `:counts`, `:labels` (those of the counts whose names come
-from messages, by when they grew), `:entries` (a stream), `:last` (the last run of each key) and `:refused` (how often in
-a row).
+from messages, by when they grew), `:entries` (a stream), `:last` (the last run of each key) and `:refused` (how often
+in a row).
 """
 
 from __future__ import annotations
