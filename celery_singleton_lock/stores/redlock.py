@@ -68,6 +68,7 @@ class _Wanted:
     waiting: bool
     once: bool
     limit: int
+    given_up: tuple[str, ...] = ()
 
     def lease(self, *, fence: int = 0, sent_at: float = 0.0, slot: int | None = None) -> Lease:
         return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
@@ -89,6 +90,8 @@ class _Votes:
     done: Done | None = None
     withheld: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    #: So many are in use on some node, where that is more than were named.
+    slots: int = 0
 
     @classmethod
     def of(cls, answers: Answers, quorum: int) -> _Votes:
@@ -129,6 +132,11 @@ class _Votes:
             self.held[index] = replace(held, owner=calls.attempt_of(held.owner, 0))
         elif answer[0] == 2:
             self.done = Done(answer[1], max(answer[2], 0) / 1000)
+        elif answer[0] == 4:
+            self.withheld[index] = "the owner was given up"
+        elif answer[0] == 5:
+            self.withheld[index] = "more slots are in use there than were named"
+            self.slots = max(self.slots, min(answer[1], calls.MAX_SLOTS))
         else:
             self.withheld[index] = f"it came back without what it knew, and has no vote for {answer[1] / 1000:.1f} s"
 
@@ -160,8 +168,9 @@ class RedlockStore:
         waiting: bool = False,
         once: bool = False,
         limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> Lease | Held | Done:
-        wanted = _Wanted(key, calls.attempt_of(owner, 0), ttl, holder, waiting, once, limit)
+        wanted = _Wanted(key, calls.attempt_of(owner, 0), ttl, holder, waiting, once, limit, tuple(given_up))
         try:
             with self._fan() as fan:
                 found = self._acquire(fan, wanted)
@@ -213,13 +222,39 @@ class RedlockStore:
                 return tries > 0 or (ours > 0 and gone <= most)
         raise self._unavailable(_errors(answers))
 
+    def abandon(self, lease: Lease) -> bool | None:
+        try:
+            return self.release(lease)  # Which leaves word of it on each node, also on those that do not answer now.
+        except LockUnavailable:
+            return None
+
+    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+        slots = limit
+        while True:
+            try:
+                return self._refuse(key, holder, mark, slots)
+            except calls.MoreSlots as more:
+                slots = more.slots
+
+    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
+        for start in range(0, len(marks), BATCH):
+            self._majority(calls.settle(marks[start : start + BATCH]))
+
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
 
     def turn(
-        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        once: bool = False,
+        limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> AskingTurn:
-        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit)
+        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit, given_up=given_up)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         found = self._reachable(
@@ -254,6 +289,17 @@ class RedlockStore:
             self._fans.pop().close()
         for node in self._nodes:
             node.server.close()
+
+    def _refuse(self, key: str, holder: Holder, mark: Mark, slots: int) -> Held | Done | None:
+        found = [calls.refused(answer) for answer in self._majority(calls.refuse_vote(key, holder, mark, slots=slots))]
+        against = [it for it in found if it is not None]
+        if not against:
+            return None
+        # Whoever runs has a majority, and so shares a node with this one. What others have recorded is no refusal then.
+        with self._fan() as fan:
+            fan.connect(step=CONNECT)
+            fan.tell(calls.take_back(key, mark), range(len(self._nodes)), seconds=mark.seconds)
+        return next((it for it in against if isinstance(it, Done)), against[0])
 
     def _majority(self, call: calls.Call) -> list[Any]:
         """The answers of a majority at least."""
@@ -314,15 +360,20 @@ class RedlockStore:
     def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
         """What was found; the last votes where that is not clear."""
         unclear: _Votes | None = None
+        slots = wanted.limit
         for tries in range(TRIES):
             if tries:
                 clock.sleep(_delay())
             fan.connect(step=CONNECT)
             unclear, holders = None, []
             for slot in range(wanted.limit):
-                found = self._try(fan, wanted, slot)
+                found = self._try(fan, wanted, slot, slots)
                 if not isinstance(found, _Votes):
                     return found
+                if found.slots > slots:
+                    # Others had a higher limit; what they hold counts.
+                    unclear, slots = found, found.slots
+                    break
                 if (holder := found.holder) is None or not found.is_held:
                     unclear = found
                 elif wanted.is_copy(holder):
@@ -333,7 +384,7 @@ class RedlockStore:
                 return min(holders, key=lambda held: held.remaining)
         return unclear or _Votes(self._quorum)
 
-    def _try(self, fan: Fan, wanted: _Wanted, slot: int) -> Lease | Done | _Votes:
+    def _try(self, fan: Fan, wanted: _Wanted, slot: int, slots: int) -> Lease | Done | _Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
         attempt = calls.attempt_of(wanted.owner, random.randrange(1, calls.ATTEMPTS))
         call = calls.vote(
@@ -344,6 +395,8 @@ class RedlockStore:
             once=wanted.once,
             limit=wanted.limit,
             slot=slot,
+            slots=slots,
+            given_up=wanted.given_up,
             memory=self._memory,
         )
         sent_at = clock.now()
