@@ -49,6 +49,9 @@ OVER_TTL = 60.0
 #: costs the others that is frozen, or cannot be reached.
 PROVISIONAL = 1.0
 
+#: What the record of a promise begins with; see `refuse_vote`.
+PROMISE = b"?"
+
 #: Slots of one key that are looked at, at most.
 MAX_SLOTS = 10_000
 
@@ -363,7 +366,11 @@ def refuse(key: str, holder: Holder, mark: Mark, *, slots: int) -> Call:
 
 
 def refuse_vote(key: str, holder: Holder, mark: Mark, *, slots: int) -> Call:
-    """As `refuse`, on one node of a Redlock."""
+    """As `refuse`, on one node of a Redlock.
+
+    A record on a minority of the nodes would look like the message's end, and be none. So it is promised first: a mark
+    whose record begins with `PROMISE`.
+    """
     call = refuse(key, holder, mark, slots=slots)
     return Call(call.script, call.keys, [*call.args[:2], str(call.args[2])[:PERSON], *call.args[3:]])
 

@@ -53,6 +53,9 @@ T = TypeVar("T")
 #: What a release is answered where it has freed the lock and woken nobody.
 _SOMEBODY_WAITS = 2
 
+#: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
+PROMISED = 5.0
+
 #: Seconds that one step of connecting to a node may take.
 CONNECT = 0.25
 
@@ -130,6 +133,8 @@ class _Votes:
         elif answer[0] == 0:
             held = calls.held(answer[1], answer[2])
             self.held[index] = replace(held, owner=calls.attempt_of(held.owner, 0))
+        elif answer[0] == 2 and answer[1].startswith(calls.PROMISE):
+            self.withheld[index] = "the message is being refused"
         elif answer[0] == 2:
             self.done = Done(answer[1], max(answer[2], 0) / 1000)
         elif answer[0] == 4:
@@ -291,15 +296,27 @@ class RedlockStore:
             node.server.close()
 
     def _refuse(self, key: str, holder: Holder, mark: Mark, slots: int) -> Held | Done | None:
-        found = [calls.refused(answer) for answer in self._majority(calls.refuse_vote(key, holder, mark, slots=slots))]
-        against = [it for it in found if it is not None]
-        if not against:
-            return None
-        # Whoever runs has a majority, and so shares a node with this one. What others have recorded is no refusal then.
-        with self._fan() as fan:
-            fan.connect(step=CONNECT)
-            fan.tell(calls.take_back(key, mark), range(len(self._nodes)), seconds=mark.seconds)
-        return next((it for it in against if isinstance(it, Done)), against[0])
+        """Refuse the message, on a majority of the nodes that has promised so before."""
+        against: list[Held | Done] = []
+        promise = mark._replace(record=calls.PROMISE + mark.record, seconds=PROMISED)
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(_delay())
+            for each in (promise, mark):
+                answers = self._majority(calls.refuse_vote(key, holder, each, slots=slots))
+                found = [calls.refused(answer) for answer in answers]
+                if found.count(None) < self._quorum:
+                    against = [it for it in found if it is not None and not _is_promise(it)]
+                    break
+            else:
+                return None
+            with self._fan() as fan:
+                fan.connect(step=CONNECT)
+                for each in (promise, mark):
+                    fan.tell(calls.take_back(key, each), range(len(self._nodes)), seconds=mark.seconds)
+            if against:
+                return next((it for it in against if isinstance(it, Done)), against[0])
+        raise self._unavailable({})
 
     def _majority(self, call: calls.Call) -> list[Any]:
         """The answers of a majority at least."""
@@ -516,6 +533,10 @@ class _NodesBell(RedisBell):
 
     def _node(self) -> Node:
         return next((node for node in self._order if not node.is_resting), self._order[0])
+
+
+def _is_promise(found: Held | Done) -> bool:
+    return isinstance(found, Done) and found.record.startswith(calls.PROMISE)
 
 
 def _released(answers: Answers) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -208,14 +209,17 @@ class TestRefused:
 
         def run() -> None:
             start.wait()
-            found.append(ask(store, holder=ME, once=True))
+            with suppress(LockUnavailable):  # No majority: of a Redlock nobody may win.
+                found.append(ask(store, holder=me, once=True))
 
         def refuse() -> None:
             start.wait()
-            found.append(store.refuse(KEY, ME, mark))
+            with suppress(LockUnavailable):
+                found.append(store.refuse(KEY, me, mark))
 
-        for number in range(20):
-            mark = REFUSED._replace(record=b"%d" % number)
+        for number in range(10):
+            me = Holder(f"task-{number}")
+            mark = Mark(me.message, b"refused", 60.0)
             found.clear()
             threads = [threading.Thread(target=each) for each in (run, refuse)]
             for thread in threads:
@@ -223,10 +227,12 @@ class TestRefused:
             for thread in threads:
                 thread.join(30)
             leases = [it for it in found if isinstance(it, Lease)]
-            assert len(leases) + found.count(None) == 1, found
-            if not leases:
-                return
-            store.release(leases[0])
+            assert len(leases) + found.count(None) <= 1, found
+            assert None in found or not any(isinstance(it, Done) for it in found), (
+                "a refusal is told, and there is none"
+            )
+            for lease in leases:
+                store.release(lease)
 
 
 class TestSettled:

@@ -3,14 +3,15 @@
 --      characters of the owner), retries, replaced
 -- -> {1} recorded | {0, value, pttl} another copy of the message has the lock | {2, record, pttl} it was carried out
 --  | {5, slots} so many are in use: name them all
--- Idempotent by the record: what a repeated call finds is its own.
+-- Idempotent by the record: what a repeated call finds is its own. One that begins with '?' is a promise, on one node of a
+-- Redlock: it keeps others from recording anything, and is replaced by its own record.
 local done, in_use = KEYS[1], KEYS[2]
 local record, heir, sending = ARGV[1], ARGV[3], ARGV[4]
 
 local known = redis.pcall('GET', done)
 if known == record then
   return {1}
-elseif type(known) == 'string' then
+elseif type(known) == 'string' and known ~= '?' .. record then
   return {2, known, redis.call('PTTL', done)}
 end
 local count = tonumber(redis.call('GET', in_use) or nil)
