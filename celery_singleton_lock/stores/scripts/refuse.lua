@@ -9,7 +9,7 @@ local done, in_use = KEYS[1], KEYS[2]
 local record, heir, sending = ARGV[1], ARGV[3], ARGV[4]
 
 local known = redis.pcall('GET', done)
-if known == record then
+if known == record or type(known) == 'string' and record == '?' .. known then
   return {1}
 elseif type(known) == 'string' and known ~= '?' .. record then
   return {2, known, redis.call('PTTL', done)}
