@@ -11,11 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from redis import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores import calls, open_url
 from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.server import Server
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 from tests.proxy import LossyProxy
@@ -583,3 +585,19 @@ class TestFences:
             assert second.fence > first.fence
             direct.release(second)
             assert {key.rpartition(":")[2] for key in client.scan_iter()} == {"fence"}
+
+
+def test_what_has_not_reached_the_server_is_dropped(own_redis: RedisServer) -> None:
+    """The kernel would go on sending it when the connection is closed, also after minutes without a network."""
+    server = Server(ConnectionPool(port=own_redis.port))
+    stream = server.open()
+    stream.send(("CLIENT", "REPLY", "OFF"))  # Or it would be the answers that end the connection.
+    own_redis.pause()
+    for _ in range(20):
+        stream.send(("SET", "filler", "x" * 100_000))  # Of which the server reads 16 kB at a time.
+    stream.send(("SET", "ghost", 1))
+    stream.drop()
+    own_redis.resume()
+    with own_redis.client() as client:
+        until(lambda: client.info("clients")["connected_clients"] == 1)
+        assert not client.exists("ghost")
