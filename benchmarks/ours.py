@@ -32,7 +32,7 @@ class _OfTask:
         how: dict[str, Any] = {"ttl": TTL, "holder": self._holder, "once": True}
         found = self._store.acquire(self._key, owner, **how, waiting=wait > 0)
         if wait and isinstance(found, Held):
-            with self._store.turn(self._key, owner, **how, since=began) as turn:
+            with self._store.turn(self._key, owner, **how) as turn:
                 while isinstance(found, Held) and (left := began + wait - clock.now()) > 0:
                     found = turn.wait(left)
         if not isinstance(found, Lease):

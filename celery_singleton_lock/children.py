@@ -213,14 +213,17 @@ class Children:
 
 
 def free(store: Store, lease: Lease, tally: Tally) -> None:
-    """Free the lock of somebody who is gone, if that is still who has it."""
-    try:
-        if store.release(lease):
-            now = clock.now()
-            tally.add(Entry("free", name_in(lease.key), lease.key, None, None, os.getpid(), now, now))
-            logger.warning("%s: freed for a process that ended without doing so", lease.key)
-    except LockUnavailable as error:
-        logger.warning("%s could not be freed, and ends by itself: %s", lease.key, error)
+    """Free the lock of somebody who is gone, if that is still who has it.
+
+    It is abandoned rather than released: what the process sent with its last breath may arrive after this.
+    """
+    freed = store.abandon(lease)
+    if freed is None:
+        logger.warning("%s could not be freed yet: no answer from %s; trying on", lease.key, store.server)
+    elif freed:
+        now = clock.now()
+        tally.add(Entry("free", name_in(lease.key), lease.key, None, None, os.getpid(), now, now))
+        logger.warning("%s: freed for a process that ended without doing so", lease.key)
 
 
 def _open(pid: int) -> int | None:

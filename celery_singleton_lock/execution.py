@@ -211,14 +211,12 @@ class Execution:
             *(self._key, self._owner),
             ttl=self._options.ttl,
             holder=self._holder,
-            since=self._asked_at,
             once=self._is_remembered,
             limit=self._options.limit,
         )
 
     def _ask(self) -> Lease | Held | Done:
         holder = self._holder = holder_of(self._task, self._request)
-        self._asked_at = clock.now()
         may_wait = self._options.wait > 0 or holder.attempt > FIRST
         return self._store.acquire(
             *(self._key, self._owner),

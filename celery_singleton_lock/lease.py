@@ -239,11 +239,12 @@ class Lease:
             a lower one than it has seen, and a stale holder cannot do harm. 0 when no lock is held.
         trusted_until: on `clock.now()`; after it somebody else may hold the lock.
         reason: why the lease was lost; None while it is not.
+        ending: whether its release was sent, and not answered.
         ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
     __slots__ = (
-        *("__weakref__", "acquired_at", "ask", "fence", "key", "limit", "owner"),
+        *("__weakref__", "acquired_at", "ask", "ending", "fence", "key", "limit", "owner"),
         *("pid", "reason", "renewals", "slot", "trusted_until", "ttl"),
     )
 
@@ -256,13 +257,12 @@ class Lease:
         self.limit = limit
         self.slot = slot
         self.fence = fence
-        self.acquired_at = sent_at
         self.pid = os.getpid()
         self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
+        self.ending = False
         self.trusted_until = sent_at
-        self.renewals = -1
-        self.extend(sent_at)
+        self.begin(sent_at)
 
     def __repr__(self) -> str:
         return f"<Lease {self.key} fence={self.fence} remaining={self.remaining:.1f}>"
@@ -290,6 +290,11 @@ class Lease:
             self.ask(self)
         if not self.held:
             raise LockLost(self.key, self.reason or "the lease ended")
+
+    def begin(self, sent_at: float) -> None:
+        """Trust the lease from `sent_at`, when the command that took it was sent."""
+        self.acquired_at, self.renewals = sent_at, -1
+        self.extend(sent_at)
 
     def extend(self, sent_at: float) -> None:
         """Trust the lease anew from `sent_at`, when the command that renewed it was sent."""

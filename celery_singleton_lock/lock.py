@@ -259,7 +259,7 @@ class Lock:
         found = store.acquire(self._key, owner, ttl=self._ttl, holder=holder, waiting=until > 0, limit=self._limit)
         if isinstance(found, Lease) or until <= began:
             return found
-        with store.turn(self._key, owner, ttl=self._ttl, holder=holder, since=began, limit=self._limit) as turn:
+        with store.turn(self._key, owner, ttl=self._ttl, holder=holder, limit=self._limit) as turn:
             while isinstance(found, Held) and (left := until - clock.now()) > 0:
                 found = turn.wait(min(left, found.remaining + 0.002))
         return found

@@ -4,6 +4,10 @@ acquire gives a `Lease`, `Held` when somebody else has the lock, or `Done` when 
 lease can be renewed or released. A store never guesses: "not ours" is an answer, "no answer" is `LockUnavailable`.
 Every call may be repeated: acquiring twice with one owner gives the same hold, and a lock that is gone when its release
 is *repeated* was released.
+
+A missing answer is not a "no": what was asked for may be carried out later. Who does not ask again gives the owner up
+(`abandon`), and whoever comes in its place says so (`given_up`). From then on nothing that arrives of it takes the
+lock.
 """
 
 from __future__ import annotations
@@ -114,10 +118,10 @@ class Turn(Protocol):
     def wait(self, timeout: float) -> Lease | Held | Done:
         """Wait until a release has woken this waiter, or `timeout` seconds, or a few; what `acquire` finds then.
 
-        The place in the queue is kept until a release has woken this waiter.
+        The place in the queue is kept until a release has woken this waiter, or its connection is cut.
 
         Raises:
-            LockUnavailable: no answer, or an error.
+            LockUnavailable: no answer, or an error, for as long as an acquire is patient.
         """
 
 
@@ -172,6 +176,7 @@ class Store(Protocol):
         waiting: bool = False,
         once: bool = False,
         limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> Lease | Held | Done:
         """Take the lock if it is free, or kept for this holder's message, for `ttl` seconds.
 
@@ -182,10 +187,14 @@ class Store(Protocol):
             holder: kept beside the owner, for whoever finds the lock held.
             waiting: the caller will wait (see `bell`) if the lock is held, so the release has to wake somebody.
             once: look first whether the holder's message has been carried out.
-            limit: how many may hold the key at once, but never two for one sending.
+            limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what
+                was taken under a higher limit.
+            given_up: owners that have asked for this before and are not to have it: what they hold is free, and what
+                arrives of them later takes nothing.
 
         Raises:
-            LockUnavailable: no answer, or an error.
+            LockUnavailable: no answer, or an error. The owner may have the lock, or get it; that is undone when the
+                server answers, unless the process ends before. Ask again with another owner, and give this one up.
         """
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
@@ -209,24 +218,67 @@ class Store(Protocol):
             heir: who gets the lock instead of everybody.
 
         Raises:
-            LockUnavailable: no answer, or an error; the lock is free when its lease ends.
+            LockUnavailable: no answer, or an error. This is said again in the background until it is answered, or the
+                process ends; the lock is free when its lease ends.
+        """
+
+    def abandon(self, lease: Lease) -> bool | None:
+        """Free the lock if it is still ours, for an owner that never asks again: what arrives of it takes nothing.
+
+        Never raises. What is not answered is said again in the background, as a release is.
+
+        Args:
+            lease: of the owner; whether it ever had the lock need not be known.
+
+        Returns:
+            Whether it had the lock; None if there is no answer yet.
+        """
+
+    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+        """Leave the mark of a message that is not carried out, unless it is being, or was.
+
+        Of two copies one ends the message: from then on the others find it done. A repeated call whose mark is there
+        already finds its own.
+
+        Args:
+            key: the lock.
+            holder: whose message it is.
+            mark: of the message.
+            limit: as for `acquire`.
+
+        Returns:
+            None when it was left; `Held` when another copy of the message has the lock, or it is kept for one; `Done`
+            when it was carried out, or refused with another record.
+
+        Raises:
+            LockUnavailable: no answer, or an error; it may be left later.
+        """
+
+    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
+        """Replace marks that are there, each under its key, by shorter ones; those that are gone stay gone.
+
+        Raises:
+            LockUnavailable: no answer, or an error; some may be replaced.
         """
 
     def bell(self, key: str) -> Bell:
         """A place in the queue of those who wait for the lock; close it (`with`) after the last look."""
 
     def turn(
-        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        once: bool = False,
+        limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> Turn:
-        """A place in the queue, for an acquire (with `waiting`) that found the lock held.
-
-        Args:
-            key, owner, ttl, holder, once, limit: as for `acquire`.
-            since: when that was begun, on this host's clock.
-        """
+        """A place in the queue, for an acquire (with `waiting`) that found the lock held; arguments as for that."""
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
-        """Who holds the key now.
+        """Who holds the key now, also beyond the limit.
 
         Raises:
             LockUnavailable: no answer, or an error.

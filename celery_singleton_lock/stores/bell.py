@@ -11,15 +11,16 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError, TimeoutError
+from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import Stream
 
-#: Seconds that a waiter sleeps at most before it looks again: a wake-up that dies with its receiver costs no more.
-SLICE = 4.0
+#: Seconds that a waiter sleeps at most before it looks again: a wake-up that goes to a waiter which is dead, frozen, or
+#: cannot be reached, costs the others no more.
+SLICE = 1.0
 
 
 class RedisBell:
@@ -76,15 +77,8 @@ class RedisBell:
     def _heard(self, stream: Stream) -> Any:
         """The last answer that is still to come."""
         answer = None
-        try:
-            while stream.unanswered:
-                answer = stream.read()
-        except NoScriptError:
-            if self._behind is not None:
-                # For the next one: nothing else makes it known there.
-                stream.send(self._behind.load)
-                stream.read()
-            return None
+        while stream.unanswered:
+            answer = stream.read()
         return None if self._behind is None else answer
 
     def _queued(self) -> Stream:
@@ -94,7 +88,9 @@ class RedisBell:
         if not self._stream.unanswered:
             self._stream.send(("BLPOP", calls.wake_key(self._key), 0))
             if self._behind is not None:
-                self._stream.send(self._behind.by_digest)
+                # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
+                # lost its place in the queue by then.
+                self._stream.send(self._behind.by_text)
         return self._stream
 
 

@@ -1,12 +1,15 @@
 """What the scripts are asked, and what their answers mean: for one server, a cluster, and each node of a Redlock.
 
 One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
-`<base>:run:1` and so on). Beside it, all with a time to live and all in one hash slot: `:fence` (the counter of fencing
-tokens), `:waiting` (who waits), `:wake` (a list that a release pushes to, so that exactly one waiter wakes),
-`:done:<message>` for each message that was carried out, `:over:<place>` for a waiter that has left, and on the nodes of
-a Redlock `:over:<owner>` for an owner that must not come back. Beside the lock of beat's leader there are `:ledger` (a
-hash of the last run of each entry), `:claim:<entry>:` for what is being sent, and `:gone:<entry>:` with the last run of
-an entry that was just removed.
+`<base>:run:1` and so on; `:slots` says how many are in use, where that is more than one). Beside it, all with a time to
+live and all in one hash slot: `:fence` (the counter of fencing tokens), `:waiting` (who waits), `:wake` (a list that a
+release pushes to, so that exactly one waiter wakes), `:done:<message>` for each message that was carried out, and
+`:over:<owner>` for an owner that was given up, `:over:<request>` for a request that was. Beside the lock of beat's
+leader there are `:ledger` (a hash of the last run of each entry), `:claim:<entry>:` for what is being sent, and
+`:gone:<entry>:` with the last run of an entry that was just removed.
+
+A request whose answer did not come may be carried out later, when whoever sent it has long turned away. So each request
+for a lock has a name, and what comes next says which were given up: they take nothing any more.
 
 Of all locks there is one journal: `<prefix>:{journal}` with `:counts`, `:labels` (those of the counts whose names come
 from messages, by when they grew), `:entries` (a stream), `:last` (the last run of each key) and `:refused` (how often
@@ -20,6 +23,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
+
+from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
@@ -37,8 +42,19 @@ WAKE_TTL = 1.0
 #: which is higher as long as that clock was not set back by more than this.
 FENCE_TTL = 3600.0
 
-#: Seconds at least for which it is known that a waiter has left: until the server has seen its connection close.
+#: Seconds at least for which it is known what was given up: until the server has read what was sent of it, or seen that
+#: its connection is closed.
 OVER_TTL = 60.0
+
+#: Seconds that a lock which is handed to a waiter is held for it, until it has said that it is there: what a waiter
+#: costs the others that is frozen, or cannot be reached.
+PROVISIONAL = 1.0
+
+#: What the record of a promise begins with; see `refuse_vote`.
+PROMISE = b"?"
+
+#: Slots of one key that are looked at, at most.
+MAX_SLOTS = 10_000
 
 #: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
 BATCH = 200
@@ -116,9 +132,29 @@ _VOTE, _PUT_BACK, _RAISE, _WAKE = Script("now", "vote", "acquire"), Script("put_
 
 _ALIGN, _FORGET, _CLAIM, _RECORD = Script("align"), Script("forget"), Script("claim"), Script("record")
 _WRITE, _QUEUED = Script("now", "write"), Script("now", "queued", "acquire")
+_REFUSE, _SETTLE, _TAKE_BACK = Script("refuse"), Script("settle"), Script("take_back")
 
 #: The scripts that the nodes of a Redlock run.
-OF_A_NODE = (_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE, _ALIGN, _FORGET, _CLAIM, _RECORD)
+OF_A_NODE = (
+    *(_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE),
+    *(_ALIGN, _FORGET, _CLAIM, _RECORD, _REFUSE, _SETTLE, _TAKE_BACK),
+)
+
+
+class GivenUp(RedisError):
+    """The owner, or the request, was given up before the server came to carry it out."""
+
+
+class MoreSlots(Exception):
+    """There are holds in slots that were not named.
+
+    Attributes:
+        slots: how many to name.
+    """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.slots = min(slots, MAX_SLOTS)
 
 
 def run_key(key: str, slot: int = 0) -> str:
@@ -136,6 +172,11 @@ def wake_key(key: str) -> str:
 def fence_key(key: str) -> str:
     """The counter of fencing tokens."""
     return _beside(key, "fence")
+
+
+def slots_key(key: str) -> str:
+    """How many slots are in use, where that is more than one."""
+    return _beside(key, "slots")
 
 
 def waiting_since() -> Command:
@@ -161,34 +202,56 @@ def ledger_key(key: str) -> str:
 def acquire(
     key: str,
     owner: str,
+    request: str,
     *,
     ttl: float,
     holder: Holder,
     waiting: bool,
     once: bool,
-    slots: Sequence[int],
+    limit: int,
+    slots: int = 0,
+    late: Sequence[str] = (),
+    given_up: Sequence[str] = (),
     replicas: tuple[int, float] | None = None,
 ) -> Call:
-    """See `Store.acquire`, for some slots of a semaphore."""
-    beside = (fence_key(key), waiting_key(key), done_key(key, holder.message))
-    keys = [*beside, *(run_key(key, slot) for slot in slots)]
-    return Call(_ACQUIRE, keys, _acquire_args(owner, ttl, holder, waiting, once, len(slots)), replicas)
+    """See `Store.acquire`.
+
+    Args:
+        key, owner, ttl, holder, waiting, once, limit, given_up: what is asked for.
+        request: a name for this one request; a secret.
+        slots: how many to look at; `limit` at least.
+        late: requests of the same owner that were not answered. They come too late from now on.
+        replicas: see `Call`.
+    """
+    slots = max(slots, limit)
+    keys = [fence_key(key), waiting_key(key), done_key(key, holder.message)]
+    keys += [run_key(key, slot) for slot in range(slots)]
+    keys += [slots_key(key), _over_key(key, owner), _over_key(key, request), wake_key(key)]
+    keys += [_over_key(key, name) for name in (*late, *given_up)]
+    heir = heir_of(holder) if holder.attempt > FIRST else ""
+    sending = _beginning_of_copies(holder) if slots > 1 else ""
+    waiter = (_ms(WAITING_TTL), _ms(clock.wall())) if waiting else (0, 0)
+    args = [owner, heir, holder.dumps(ttl), _ms(ttl), fence_ms(ttl), *waiter, sending, int(once), slots, "", ""]
+    args += [limit, "".join(given_up), over_ms(ttl), len(late) + len(given_up), _ms(WAKE_TTL), 0]
+    return Call(_ACQUIRE, keys, args, replicas)
 
 
-def queue(key: str, owner: str, place: str, *, ttl: float, holder: Holder, once: bool, slots: Sequence[int]) -> Call:
-    """As `acquire`, to be carried out when the waiter at this place is woken."""
-    call = acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, slots=slots)
-    return Call(_QUEUED, [*call.keys, wake_key(key), _over_key(key, place)], [*call.args, _ms(WAKE_TTL)])
+def queue(key: str, owner: str, place: str, *, ttl: float, holder: Holder, once: bool, limit: int) -> Call:
+    """As `acquire`, to be carried out when the waiter at this place is woken; what it gives is to be confirmed."""
+    call = acquire(key, owner, place, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
+    args = [*call.args]
+    args[3], args[-1] = _ms(min(ttl, PROVISIONAL)), 1
+    return Call(_QUEUED, call.keys, args)
 
 
-def queued(answer: Sequence[Any], granted: Callable[[int, int], Lease | None]) -> Lease | Held | Done | None:
-    """What a `queue` was answered; None if its time was over."""
-    return None if answer[0] == 3 else found(answer, granted)
+def queued(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held | Done | None:
+    """What a `queue` was answered; None if that says nothing: ask."""
+    return None if answer[0] in (4, 5) else found(answer, granted)
 
 
-def leave(lease: Lease, owner: str, place: str) -> Call:
-    """Have what was queued at this place do nothing any more, and end a hold whose value begins like this."""
-    return _released(lease, owner, None, None, over=max(lease.ttl, OVER_TTL), wake=WAKE_TTL, place=place)
+def undo(lease: Lease, value: str, requests: Sequence[str]) -> Call:
+    """Have these requests take nothing any more, and end a hold whose value begins like this."""
+    return _released(lease, value, None, None, over=requests, wake=WAKE_TTL)
 
 
 def vote(
@@ -202,6 +265,8 @@ def vote(
     limit: int,
     slot: int,
     memory: str | None,
+    slots: int = 0,
+    given_up: Sequence[str] = (),
 ) -> Call:
     """As `acquire`, for one slot on one node of a Redlock.
 
@@ -209,12 +274,22 @@ def vote(
         owner: with the number of the attempt, see `attempt_of`.
         memory: the key by which a node knows since when it remembers; None to trust it as it is.
     """
-    call = acquire(key, owner[:PERSON], ttl=ttl, holder=holder, waiting=waiting, once=once, slots=range(limit))
-    person, heir, about, *rest = call.args
-    over = (_over_key(key, owner[:PERSON]), _over_key(key, owner))
+    person, given = owner[:PERSON], [name[:PERSON] for name in given_up]
+    call = acquire(
+        *(key, person, owner),
+        ttl=ttl,
+        holder=holder,
+        waiting=waiting,
+        once=once,
+        limit=limit,
+        slots=slots,
+        given_up=given,
+    )
+    args = [*call.args, _ms(MEMORY_TTL) if memory else 0]
+    args[1], args[2] = str(args[1])[:PERSON], owner[PERSON:] + str(args[2])
     # One seed for all nodes, or their counters would differ, and had to be made equal before a token is given out.
-    only = (slot, round(clock.wall() * 1_000_000), _ms(MEMORY_TTL) if memory else 0)
-    args = [person, str(heir)[:PERSON], owner[PERSON:] + str(about), *rest[:-2], *only]
+    args[10:12] = slot, round(clock.wall() * 1_000_000)
+    over = (_over_key(key, person), _over_key(key, owner))
     return Call(_VOTE, [*call.keys, *over, memory or over[0]], args)
 
 
@@ -227,59 +302,114 @@ def attempt_of(owner: str, number: int) -> str:
     return f"{owner[:PERSON]}{number % ATTEMPTS:0{OWNER_LENGTH - PERSON}x}"
 
 
-def _acquire_args(owner: str, ttl: float, holder: Holder, waiting: bool, once: bool, slots: int) -> list[object]:
-    heir = heir_of(holder) if holder.attempt > FIRST else ""
-    sending = f"[{json.dumps(holder.sending)}," if slots > 1 and holder.sending else ""
-    waiter = (_ms(WAITING_TTL), _ms(clock.wall())) if waiting else (0, 0)
-    return [owner, heir, holder.dumps(ttl), _ms(ttl), fence_ms(ttl), *waiter, sending, int(once), slots, "", ""]
+def _beginning_of_copies(holder: Holder) -> str:
+    """How the holder begins, behind the owner, where another message of the same sending has the lock."""
+    return f"[{json.dumps(holder.sending)}," if holder.sending else ""
 
 
 def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
     """As `release`, on one node of a Redlock: in whatever attempt it was taken, and for good. Wakes nobody."""
-    return _released(lease, lease.owner[:PERSON], mark, heir, over=lease.ttl, wake=0)
+    owner = lease.owner[:PERSON]
+    return _released(lease, owner, mark, heir, over=(owner,), wake=0, over_for=lease.ttl)
 
 
 def undo_vote(lease: Lease, attempt: str) -> Call:
     """Take back one attempt, on one node of a Redlock; what is left of it comes too late from now on."""
-    return _released(lease, attempt, None, None, over=lease.ttl, wake=0)
+    return _released(lease, attempt, None, None, over=(attempt,), wake=0, over_for=lease.ttl)
 
 
-def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
-    """See `Store.release`."""
-    return _released(lease, lease.owner, mark, heir, over=0, wake=WAKE_TTL)
+def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, repeated: bool = False) -> Call:
+    """See `Store.release`.
+
+    Args:
+        lease, mark, heir: what to end, and to leave behind.
+        repeated: it may have been carried out already, and others have acted upon that.
+    """
+    return _released(lease, lease.owner, mark, heir, over=(), wake=WAKE_TTL, repeated=repeated)
+
+
+def abandon(lease: Lease) -> Call:
+    """See `Store.abandon`."""
+    return _released(lease, lease.owner, None, None, over=(lease.owner,), wake=WAKE_TTL)
 
 
 def _released(
     lease: Lease,
-    owner: str,
+    value: str,
     mark: Mark | None,
     heir: Heir | None,
     *,
-    over: float,
+    over: Sequence[str],
     wake: float,
-    place: str | None = None,
+    over_for: float | None = None,
+    repeated: bool = False,
 ) -> Call:
-    key, done = lease.key, mark.message if mark else ""
-    keys = [waiting_key(key), wake_key(key), done_key(key, done), _over_key(key, place or owner)]
-    args: list[object] = [owner, _ms(wake) if wake else 0, "", 0, "", 0, _ms(over) if over else 0, lease.limit]
+    key, places = lease.key, _places(lease)
+    done = done_key(key, mark.message if mark else "")
+    heirs = done_key(key, heir.holder.message) if heir else done
+    keys = [waiting_key(key), wake_key(key), done, heirs, slots_key(key), *places]
+    keys += [_over_key(key, name) for name in over]
+    args: list[object] = [value, _ms(wake) if wake else 0, "", 0, "", 0]
+    args += [over_ms(lease.ttl) if over_for is None else _ms(over_for), lease.limit, len(places), int(repeated)]
     if mark is not None:
         args[2:4] = mark.record, _ms(mark.seconds)
     if heir is not None:
         args[4:6] = heir_of(heir.holder) + heir.holder.dumps(), _ms(heir.seconds)
-    return Call(_RELEASE, [*keys, *_places(lease)], args)
+    return Call(_RELEASE, keys, args)
+
+
+def refuse(key: str, holder: Holder, mark: Mark, *, slots: int) -> Call:
+    """See `Store.refuse`."""
+    keys = [done_key(key, mark.message), slots_key(key), *(run_key(key, slot) for slot in range(slots))]
+    heir = heir_of(holder) if holder.attempt > FIRST else ""
+    args = [mark.record, _ms(mark.seconds), heir, _beginning_of_copies(holder), holder.retries, holder.replaced]
+    return Call(_REFUSE, keys, args)
+
+
+def refuse_vote(key: str, holder: Holder, mark: Mark, *, slots: int) -> Call:
+    """As `refuse`, on one node of a Redlock.
+
+    A record on a minority of the nodes would look like the message's end, and be none. So it is promised first: a mark
+    whose record begins with `PROMISE`.
+    """
+    call = refuse(key, holder, mark, slots=slots)
+    return Call(call.script, call.keys, [*call.args[:2], str(call.args[2])[:PERSON], *call.args[3:]])
+
+
+def take_back(key: str, mark: Mark) -> Call:
+    """Forget a refusal on one node of a Redlock."""
+    return Call(_TAKE_BACK, [done_key(key, mark.message)], [mark.record])
+
+
+def refused(answer: Sequence[Any]) -> Held | Done | None:
+    """What a `refuse` was answered."""
+    return None if answer[0] == 1 else found(answer, lambda *_: None)
+
+
+def settle(marks: Sequence[tuple[str, Mark]]) -> Call:
+    """See `Store.settle`."""
+    keys = [done_key(key, mark.message) for key, mark in marks]
+    return Call(_SETTLE, keys, [arg for _, mark in marks for arg in (mark.record, _ms(mark.seconds))])
 
 
 def renew(leases: Sequence[Lease]) -> Call:
     """Renew some leases in one call; see `renewed` for the answer."""
-    keys = [place for lease in leases for place in _places(lease)]
-    args = [arg for lease in leases for _ in _places(lease) for arg in (lease.owner, _ms(lease.ttl))]
-    return Call(_RENEW, keys, args)
+    pairs = [pair for lease in leases for pair in _renewals(lease)]
+    return Call(_RENEW, [place for place, _, _ in pairs], [arg for _, *pair in pairs for arg in pair])
 
 
 def renewed(leases: Sequence[Lease], answer: Any) -> list[bool]:
     """Which of the leases in a `renew` are still ours."""
     answers = iter(answer)
-    return [1 in [next(answers) for _ in _places(lease)] for lease in leases]
+    return [1 in [next(answers) for _ in _renewals(lease)] for lease in leases]
+
+
+def _renewals(lease: Lease) -> list[tuple[str, str, int]]:
+    """Keys that live on with a lease, each with the owner that must be there (or none), and milliseconds."""
+    keys = [(place, lease.owner, _ms(lease.ttl)) for place in _places(lease)]
+    if lease.limit > 1 and lease.slot != 0:
+        keys.append((slots_key(lease.key), "", _ms(lease.ttl)))
+    return keys
 
 
 def renew_vote(leases: Sequence[Lease]) -> Call:
@@ -369,10 +499,19 @@ def held(value: bytes, pttl: int) -> Held:
 
 def found(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held | Done:
     """What an acquire was answered; `granted` makes a lease of the fence and the slot."""
-    kind, value, *rest = answer
+    kind, *rest = answer
     if kind == 1:
-        return granted(value, rest[0])
-    return held(value, rest[0]) if kind == 0 else Done(value, max(rest[0], 0) / 1000)
+        return granted(rest[0], rest[1])
+    if kind == 4:
+        raise GivenUp("this owner, or this request, was given up before the server came to carry it out")
+    if kind == 5:
+        raise MoreSlots(rest[0])
+    return held(rest[0], rest[1]) if kind == 0 else Done(rest[0], max(rest[1], 0) / 1000)
+
+
+def over_ms(ttl: float) -> int:
+    """How long it is known that an owner of this ttl, or a request, was given up."""
+    return _ms(max(ttl, OVER_TTL))
 
 
 def fence_ms(ttl: float) -> int:

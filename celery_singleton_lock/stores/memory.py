@@ -10,9 +10,13 @@ from dataclasses import dataclass, replace
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
+from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Refused, Written
 from celery_singleton_lock.stores.turn import AskingTurn
+
+#: Seconds at least for which it is known that an owner was given up.
+OVER = 60.0
 
 
 @dataclass(slots=True)
@@ -32,6 +36,8 @@ class MemoryStore:
         self._fences = itertools.count(1)
         self._entries: dict[str, dict[int, _Entry]] = {}
         self._marks: dict[tuple[str, str], tuple[bytes, float]] = {}
+        #: Owners that were given up, and until when that is known.
+        self._over: dict[tuple[str, str], float] = {}
         self._mutex = threading.Lock()
         self._waiting: dict[str, deque[_MemoryBell]] = {}
         self._ledgers: dict[str, _MemoryLedger] = {}
@@ -47,17 +53,25 @@ class MemoryStore:
         waiting: bool = False,
         once: bool = False,
         limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> Lease | Held | Done:
         sent_at = clock.now()
         with self._mutex:
+            if self._over.get((key, owner), 0.0) > sent_at:
+                raise LockUnavailable(self.server, "this owner was given up")
+            for name in given_up:
+                self._give_up(key, name, ttl)
             if once and (done := self._done(key, holder.message)):
                 return done
             live = self._live(key)
             slot = _slot_of(owner, live)
             if slot is None:
-                slot = _slot_for(holder, live, limit)
+                kept_in = _slot_of(heir_of(holder), live)
+                slot = _slot_for(holder, live, limit, kept_in)
                 if slot is None:
                     return _blocker(holder, live, sent_at)
+                if kept_in is not None:
+                    del live[kept_in]
                 kept = replace(holder, ttl=ttl)
                 self._entries.setdefault(key, {})[slot] = _Entry(owner, kept, next(self._fences), 0.0)
             entry = self._entries[key][slot]
@@ -78,20 +92,51 @@ class MemoryStore:
             if slot is None:
                 return False
             fence = self._entries[lease.key].pop(slot).fence
-            if heir is not None:
+            own = mark.message if mark is not None else None
+            if heir is not None and (heir.holder.message == own or not self._done(lease.key, heir.holder.message)):
                 kept = _Entry(heir_of(heir.holder), heir.holder, fence, now + heir.seconds)
                 self._entries[lease.key][slot] = kept
-            if waiting := self._waiting.get(lease.key):
-                waiting.popleft().woken.set()
+            self._wake(lease.key)
             return True
+
+    def abandon(self, lease: Lease) -> bool | None:
+        with self._mutex:
+            return self._give_up(lease.key, lease.owner, lease.ttl)
+
+    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+        with self._mutex:
+            done, now = self._done(key, mark.message), clock.now()
+            if done is not None:
+                return None if done.record == mark.record else done
+            for entry in self._live(key).values():
+                of_same = entry.holder.is_copy_of(holder) and entry.holder.attempt == holder.attempt
+                if of_same or entry.owner == heir_of(holder):
+                    return Held(entry.holder, entry.owner, entry.expires_at - now)
+            self._marks[key, mark.message] = mark.record, now + mark.seconds
+            return None
+
+    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
+        with self._mutex:
+            self._forget_old_marks()
+            for key, mark in marks:
+                if (key, mark.message) in self._marks:
+                    self._marks[key, mark.message] = mark.record, clock.now() + mark.seconds
 
     def bell(self, key: str) -> _MemoryBell:
         return _MemoryBell(self, key)
 
     def turn(
-        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        once: bool = False,
+        limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> AskingTurn:
-        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit)
+        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit, given_up=given_up)
 
     def queue(self, bell: _MemoryBell) -> None:
         """Put a waiter at the end, if it is not in the queue."""
@@ -138,6 +183,21 @@ class MemoryStore:
 
     def close(self) -> None:
         pass
+
+    def _give_up(self, key: str, owner: str, ttl: float) -> bool:
+        now = clock.now()
+        self._over = {place: until for place, until in self._over.items() if until > now}
+        self._over[key, owner] = now + max(ttl, OVER)
+        slot = _slot_of(owner, self._live(key))
+        if slot is None:
+            return False
+        del self._entries[key][slot]
+        self._wake(key)
+        return True
+
+    def _wake(self, key: str) -> None:
+        if waiting := self._waiting.get(key):
+            waiting.popleft().woken.set()
 
     def _renew(self, lease: Lease) -> bool:
         live = self._live(lease.key)
@@ -309,16 +369,20 @@ def _slot_of(owner: str, live: Mapping[int, _Entry]) -> int | None:
     return next((slot for slot, entry in live.items() if entry.owner == owner), None)
 
 
-def _slot_for(holder: Holder, live: Mapping[int, _Entry], limit: int) -> int | None:
+def _slot_for(holder: Holder, live: Mapping[int, _Entry], limit: int, kept: int | None) -> int | None:
     """Kept for it, or free; None if there is none, or another copy of it runs."""
-    kept = _slot_of(heir_of(holder), live)
     others = [entry for slot, entry in live.items() if slot != kept]
     if any(entry.holder.is_copy_of(holder) for entry in others):
         return None
-    return kept if kept is not None else next((slot for slot in range(limit) if slot not in live), None)
+    if kept is not None and kept < limit:
+        return kept
+    # What is held counts, whoever's limit it was taken under; what is kept there moves to within this one.
+    free = next((slot for slot in range(limit) if slot not in live), None)
+    return free if kept is not None or len(live) < limit else None
 
 
 def _blocker(holder: Holder, live: Mapping[int, _Entry], now: float) -> Held:
-    copies = [entry for entry in live.values() if entry.holder.is_copy_of(holder)]
-    entry = min(copies or live.values(), key=lambda entry: entry.expires_at)
+    others = [entry for entry in live.values() if entry.owner != heir_of(holder)]
+    copies = [entry for entry in others if entry.holder.is_copy_of(holder)]
+    entry = min(copies or others, key=lambda entry: entry.expires_at)
     return Held(entry.holder, entry.owner, entry.expires_at - now)

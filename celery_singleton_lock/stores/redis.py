@@ -2,16 +2,18 @@
 
 A lock is taken and freed by one script each, in one round trip. Nothing is repeated by the connections: redis-py's
 client would send a `SET NX` again whose reply was lost, and wait up to minutes. Here each try is short, and only what
-may be repeated is. Owners and scripts make that everything.
+may be repeated is. Owners and scripts make that everything. What ends a lock and was not answered is said again later
+(see `debts`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from celery.utils.log import get_logger
 from redis.backoff import FullJitterBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -20,6 +22,7 @@ from redis.exceptions import (
     ConnectionError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
@@ -28,21 +31,29 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight, new_owner
 from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.asking import Asking
 from celery_singleton_lock.stores.base import Turn
 from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.cluster import Cluster
+from celery_singleton_lock.stores.debts import Debts
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.piped import PipedTurn
 from celery_singleton_lock.stores.scan import entries, holds, look, sight
-from celery_singleton_lock.stores.server import Server, told
+from celery_singleton_lock.stores.server import STEP_TIMEOUT, Server, told
 from celery_singleton_lock.stores.stream import TooFewReplicas
 from celery_singleton_lock.stores.turn import AskingTurn
 
 T = TypeVar("T")
 
+logger = get_logger(__name__)
+
 #: Tries of an acquire or release; with `server.STEP_TIMEOUT` a hung server costs a few seconds, not minutes.
 TRIES = 3
+
+#: Seconds for which a waiter goes on asking while it is cut off, as by a restart: what an acquire costs at most on a
+#: server that hangs.
+PATIENCE = TRIES * STEP_TIMEOUT
 
 #: Seconds for which a call is repeated while a cluster moves the slot or replaces a master: it refuses scripts with
 #: several keys until that is over.
@@ -65,6 +76,7 @@ class RedisStore:
         self.server = shown
         self._servers = servers
         self._replicas = (replicas, min(REPLICATION, servers.step / 2)) if replicas else None
+        self._debts = Debts(self._servers.run_each, shown)
 
     def acquire(
         self,
@@ -76,35 +88,25 @@ class RedisStore:
         waiting: bool = False,
         once: bool = False,
         limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> Lease | Held | Done:
-        call = calls.acquire(
-            *(key, owner),
+        asking = Asking(
+            *(self._run, key, owner),
             ttl=ttl,
             holder=holder,
             waiting=waiting,
             once=once,
-            slots=range(limit),
+            limit=limit,
+            given_up=given_up,
             replicas=self._replicas,
         )
-
-        def attempt() -> Lease | Held | Done:
-            sent_at = clock.now()
-            found = calls.found(
-                self._run(call),
-                lambda fence, slot: Lease(key, owner, ttl=ttl, fence=fence, sent_at=sent_at, limit=limit, slot=slot),
-            )
-            if isinstance(found, Lease) and clock.now() - sent_at > ttl / 3:
-                # Trust counts from sending; what is left of it is too little to start work on.
-                raise TimeoutError(f"the answer took longer than a third of the ttl of {ttl:g} s")
-            return found
-
         try:
-            return self._patiently(attempt)
+            return self._patiently(asking.try_once)
         except BaseException as error:
-            # Interrupted (a time limit, a shutdown) between sending and reading: it may be ours, and nobody knows.
-            if not isinstance(error, LockUnavailable) or isinstance(error.__cause__, TooFewReplicas):
-                with suppress(LockUnavailable):
-                    self.release(Lease(key, owner, ttl=ttl, fence=0, sent_at=0.0, limit=limit))
+            # It may be ours, or become so; also where it was interrupted (a time limit, a shutdown) between sending and
+            # reading. What was refused by a server that answers is taken back now, the rest when it answers.
+            answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
+            self._end(("acquire", key, owner), lambda _: asking.undone(), ttl, at_once=answers)
             raise
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
@@ -127,43 +129,106 @@ class RedisStore:
         return [renewed[lease] for lease in leases]
 
     def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        call, tries = calls.release(lease, mark=mark, heir=heir), 0
+        call, tries, asked_at = calls.release(lease, mark=mark, heir=heir), 0, clock.now()
 
         def attempt() -> bool:
             nonlocal tries
             tries += 1
             released = self._servers.run(call)
             # Gone on a repeated release: the first one worked, and only its reply was lost.
-            return bool(released) or tries > 1
+            return bool(released) or tries > 1 or lease.ending
+
+        def later(seconds: float) -> calls.Call:
+            left = heir.seconds - seconds - (owed_at - asked_at) if heir is not None else 0.0
+            kept = replace(heir, seconds=left) if heir is not None and left > 0 else None
+            return calls.release(lease, mark=mark, heir=kept, repeated=True)
+
+        try:
+            return self._patiently(attempt)
+        except BaseException:
+            lease.ending, owed_at = True, clock.now()
+            worth = max(lease.ttl, mark.seconds if mark is not None else 0.0)
+            self._end(("release", lease.key, lease.owner), later, worth, at_once=False)
+            raise
+
+    def abandon(self, lease: Lease) -> bool | None:
+        name = "acquire", lease.key, lease.owner
+        answer = self._end(name, lambda _: calls.abandon(lease), lease.ttl, at_once=not self._debts.is_behind)
+        return None if answer is None else bool(answer)
+
+    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+        slots = limit
+
+        def attempt() -> Held | Done | None:
+            nonlocal slots
+            while True:
+                try:
+                    return calls.refused(self._servers.run(calls.refuse(key, holder, mark, slots=slots)))
+                except calls.MoreSlots as more:
+                    slots = more.slots
 
         return self._patiently(attempt)
+
+    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
+        by_slot: defaultdict[int, list[tuple[str, Mark]]] = defaultdict(list)
+        for key, mark in marks:
+            by_slot[self._slot_of(key)].append((key, mark))
+        batches = [calls.settle(group[at : at + calls.BATCH]) for group in by_slot.values() for at in _starts(group)]
+
+        def attempt() -> None:
+            for answer in self._servers.run_each(batches):
+                if isinstance(answer, Exception):
+                    raise answer
+
+        self._patiently(attempt)
 
     def bell(self, key: str) -> RedisBell:
         return RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server)
 
     def turn(
-        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        once: bool = False,
+        limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> Turn:
-        if self._replicas is not None:
-            return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit)
+        asking = Asking(
+            *(self._run, key, owner),
+            ttl=ttl,
+            holder=holder,
+            waiting=True,
+            once=once,
+            limit=limit,
+            given_up=given_up,
+            replicas=self._replicas,
+        )
+        place = new_owner()
 
         def ask() -> Lease | Held | Done:
-            return self.acquire(key, owner, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
+            return self._patiently(asking.try_once, PATIENCE)
 
-        place = new_owner()
-        behind = calls.queue(key, owner, place, ttl=ttl, holder=holder, once=once, slots=range(limit))
+        def confirm(lease: Lease) -> bool:
+            def attempt() -> bool:
+                sent_at = clock.now()
+                (ours,) = calls.renewed([lease], self._servers.run(calls.renew([lease])))
+                lease.begin(sent_at)
+                return bool(ours) and clock.now() - sent_at < ttl / 3
 
-        def granted(fence: int, slot: int, sent_at: float) -> Lease:
-            return Lease(key, owner, ttl=ttl, fence=fence, sent_at=sent_at, limit=limit, slot=slot)
+            return self._patiently(attempt)
 
         def leave(free: bool) -> None:
-            # Where the lock is to be kept, an owner that holds nothing is released. Else the whole value is named, with
-            # the holder as it is here: this may be carried out late, when the owner has asked again and got the lock.
-            value = owner + holder.dumps(ttl) if free else place
-            self._servers.run(calls.leave(granted(0, 0, since), value, place))
+            self._end(("turn", key, place), lambda _: asking.undone(place, free=free), ttl, at_once=True)
 
+        if self._replicas is not None:
+            return AskingTurn(self.bell(key), ask, leave)
+        behind = calls.queue(key, owner, place, ttl=ttl, holder=holder, once=once, limit=limit)
         bell = RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server, behind)
-        return PipedTurn(bell, ask, granted, since=since, leave=leave)
+        granted = lambda fence, slot: asking.lease(fence=fence, slot=slot)  # noqa: E731
+        return PipedTurn(bell, ask, granted, confirm=confirm, leave=leave)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         return self._patiently(lambda: look(self._servers.server_of(calls.run_key(key)), key, limit))
@@ -196,6 +261,25 @@ class RedisStore:
     def close(self) -> None:
         self._servers.close()
 
+    def _end(
+        self, name: tuple[str, str, str], make: Callable[[float], calls.Call], seconds: float, *, at_once: bool
+    ) -> Any:
+        """Carry out what ends something; its answer, or None where there is none yet. Never raises an error.
+
+        Args:
+            name: of what is ended.
+            make: the call, by the seconds that have gone by.
+            seconds: for how long it is worth saying, if that is more than `calls.OVER_TTL`.
+            at_once: try it now; else in the background.
+        """
+        try:
+            if at_once:
+                return self._servers.run(make(0.0))
+        except (RedisError, OSError) as error:
+            logger.debug("%s: the end of a lock was not answered: %s", self.server, told(error))
+        self._debts.owe(name, make, seconds=max(seconds, calls.OVER_TTL))
+        return None
+
     def _run(self, call: calls.Call) -> Sequence[Any]:
         """Run an acquire; what too few replicas have does not count as taken, while a refusal does."""
         try:
@@ -210,10 +294,13 @@ class RedisStore:
         """Leases that can be renewed in one call."""
         by_slot: defaultdict[int, list[Lease]] = defaultdict(list)
         for lease in leases:
-            by_slot[self._servers.slot_of(calls.run_key(lease.key))].append(lease)
+            by_slot[self._slot_of(lease.key)].append(lease)
         for group in by_slot.values():
-            for start in range(0, len(group), calls.BATCH):
+            for start in _starts(group):
                 yield group[start : start + calls.BATCH]
+
+    def _slot_of(self, key: str) -> int:
+        return self._servers.slot_of(calls.run_key(key))
 
     def _renew(self, renewals: Sequence[calls.Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""
@@ -225,15 +312,20 @@ class RedisStore:
             sent_at = clock.now()
             return sent_at, self._servers.run_each(renewals, step=step)
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
-        """Run `attempt`, again if the server did not answer, and say so if it never does."""
+    def _patiently(self, attempt: Callable[[], T], patience: float = 0.0) -> T:
+        """Run `attempt`, again if the server did not answer, and say so if it never does.
+
+        Args:
+            attempt: what to run.
+            patience: seconds for which it is tried at least, where that is more than `TRIES`.
+        """
         began, failures = clock.now(), 0
         while True:
             try:
                 return attempt()
             except (RedisError, OSError) as error:
                 failures += 1
-                if not _is_worth_another_try(error, failures, clock.now() - began):
+                if not _is_worth_another_try(error, failures, clock.now() - began, patience):
                     raise self._unavailable(error) from error
             clock.sleep(_BACKOFF.compute(failures))
 
@@ -250,9 +342,18 @@ _TRANSIENT = (ConnectionError, TimeoutError, ReadOnlyError, OSError)
 _RESHAPING = (ClusterDownError, TryAgainError)
 
 
-def _is_worth_another_try(error: Exception, failures: int, seconds: float) -> bool:
+#: Errors that say that the server answers, now.
+_ANSWERS = (ResponseError, TooFewReplicas)
+
+
+def _is_worth_another_try(error: Exception, failures: int, seconds: float, patience: float) -> bool:
     if isinstance(error, (AuthenticationError, AuthorizationError)):
         return False  # A wrong password is not a matter of patience.
     if isinstance(error, _RESHAPING):
         return seconds < RESHAPING
-    return isinstance(error, _TRANSIENT) and failures < TRIES
+    return isinstance(error, _TRANSIENT) and (failures < TRIES or seconds < patience)
+
+
+def _starts(group: Sequence[object]) -> range:
+    """Where the parts of it begin that fit into one call."""
+    return range(0, len(group), calls.BATCH)

@@ -53,6 +53,9 @@ T = TypeVar("T")
 #: What a release is answered where it has freed the lock and woken nobody.
 _SOMEBODY_WAITS = 2
 
+#: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
+PROMISED = 5.0
+
 #: Seconds that one step of connecting to a node may take.
 CONNECT = 0.25
 
@@ -68,6 +71,7 @@ class _Wanted:
     waiting: bool
     once: bool
     limit: int
+    given_up: tuple[str, ...] = ()
 
     def lease(self, *, fence: int = 0, sent_at: float = 0.0, slot: int | None = None) -> Lease:
         return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
@@ -89,6 +93,8 @@ class _Votes:
     done: Done | None = None
     withheld: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    #: So many are in use on some node, where that is more than were named.
+    slots: int = 0
 
     @classmethod
     def of(cls, answers: Answers, quorum: int) -> _Votes:
@@ -127,8 +133,15 @@ class _Votes:
         elif answer[0] == 0:
             held = calls.held(answer[1], answer[2])
             self.held[index] = replace(held, owner=calls.attempt_of(held.owner, 0))
+        elif answer[0] == 2 and answer[1].startswith(calls.PROMISE):
+            self.withheld[index] = "the message is being refused"
         elif answer[0] == 2:
             self.done = Done(answer[1], max(answer[2], 0) / 1000)
+        elif answer[0] == 4:
+            self.withheld[index] = "the owner was given up"
+        elif answer[0] == 5:
+            self.withheld[index] = "more slots are in use there than were named"
+            self.slots = max(self.slots, min(answer[1], calls.MAX_SLOTS))
         else:
             self.withheld[index] = f"it came back without what it knew, and has no vote for {answer[1] / 1000:.1f} s"
 
@@ -160,8 +173,9 @@ class RedlockStore:
         waiting: bool = False,
         once: bool = False,
         limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> Lease | Held | Done:
-        wanted = _Wanted(key, calls.attempt_of(owner, 0), ttl, holder, waiting, once, limit)
+        wanted = _Wanted(key, calls.attempt_of(owner, 0), ttl, holder, waiting, once, limit, tuple(given_up))
         try:
             with self._fan() as fan:
                 found = self._acquire(fan, wanted)
@@ -213,13 +227,39 @@ class RedlockStore:
                 return tries > 0 or (ours > 0 and gone <= most)
         raise self._unavailable(_errors(answers))
 
+    def abandon(self, lease: Lease) -> bool | None:
+        try:
+            return self.release(lease)  # Which leaves word of it on each node, also on those that do not answer now.
+        except LockUnavailable:
+            return None
+
+    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+        slots = limit
+        while True:
+            try:
+                return self._refuse(key, holder, mark, slots)
+            except calls.MoreSlots as more:
+                slots = more.slots
+
+    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
+        for start in range(0, len(marks), BATCH):
+            self._majority(calls.settle(marks[start : start + BATCH]))
+
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
 
     def turn(
-        self, key: str, owner: str, *, ttl: float, holder: Holder, since: float, once: bool = False, limit: int = 1
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        once: bool = False,
+        limit: int = 1,
+        given_up: Sequence[str] = (),
     ) -> AskingTurn:
-        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit)
+        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit, given_up=given_up)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
         found = self._reachable(
@@ -254,6 +294,29 @@ class RedlockStore:
             self._fans.pop().close()
         for node in self._nodes:
             node.server.close()
+
+    def _refuse(self, key: str, holder: Holder, mark: Mark, slots: int) -> Held | Done | None:
+        """Refuse the message, on a majority of the nodes that has promised so before."""
+        against: list[Held | Done] = []
+        promise = mark._replace(record=calls.PROMISE + mark.record, seconds=PROMISED)
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(_delay())
+            for each in (promise, mark):
+                answers = self._majority(calls.refuse_vote(key, holder, each, slots=slots))
+                found = [calls.refused(answer) for answer in answers]
+                if found.count(None) < self._quorum:
+                    against = [it for it in found if it is not None and not _is_promise(it)]
+                    break
+            else:
+                return None
+            with self._fan() as fan:
+                fan.connect(step=CONNECT)
+                for each in (promise, mark):
+                    fan.tell(calls.take_back(key, each), range(len(self._nodes)), seconds=mark.seconds)
+            if against:
+                return next((it for it in against if isinstance(it, Done)), against[0])
+        raise self._unavailable({})
 
     def _majority(self, call: calls.Call) -> list[Any]:
         """The answers of a majority at least."""
@@ -314,15 +377,20 @@ class RedlockStore:
     def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
         """What was found; the last votes where that is not clear."""
         unclear: _Votes | None = None
+        slots = wanted.limit
         for tries in range(TRIES):
             if tries:
                 clock.sleep(_delay())
             fan.connect(step=CONNECT)
             unclear, holders = None, []
             for slot in range(wanted.limit):
-                found = self._try(fan, wanted, slot)
+                found = self._try(fan, wanted, slot, slots)
                 if not isinstance(found, _Votes):
                     return found
+                if found.slots > slots:
+                    # Others had a higher limit; what they hold counts.
+                    unclear, slots = found, found.slots
+                    break
                 if (holder := found.holder) is None or not found.is_held:
                     unclear = found
                 elif wanted.is_copy(holder):
@@ -333,7 +401,7 @@ class RedlockStore:
                 return min(holders, key=lambda held: held.remaining)
         return unclear or _Votes(self._quorum)
 
-    def _try(self, fan: Fan, wanted: _Wanted, slot: int) -> Lease | Done | _Votes:
+    def _try(self, fan: Fan, wanted: _Wanted, slot: int, slots: int) -> Lease | Done | _Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
         attempt = calls.attempt_of(wanted.owner, random.randrange(1, calls.ATTEMPTS))
         call = calls.vote(
@@ -344,6 +412,8 @@ class RedlockStore:
             once=wanted.once,
             limit=wanted.limit,
             slot=slot,
+            slots=slots,
+            given_up=wanted.given_up,
             memory=self._memory,
         )
         sent_at = clock.now()
@@ -463,6 +533,10 @@ class _NodesBell(RedisBell):
 
     def _node(self) -> Node:
         return next((node for node in self._order if not node.is_resting), self._order[0])
+
+
+def _is_promise(found: Held | Done) -> bool:
+    return isinstance(found, Done) and found.record.startswith(calls.PROMISE)
 
 
 def _released(answers: Answers) -> tuple[int, int]:

@@ -23,12 +23,14 @@ _STEP = 500
 
 
 def look(server: Server, key: str, limit: int) -> list[Held]:
-    """Who holds the key.
+    """Who holds the key, also in slots beyond the limit.
 
     Raises:
         RedisError, OSError: no answer, or an error.
     """
-    return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(limit)]) if held is not None]
+    (in_use,) = server.command_each([("GET", calls.slots_key(key))])
+    slots = max(limit, min(_number(in_use) or 0, calls.MAX_SLOTS))
+    return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
 def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:

@@ -143,11 +143,11 @@ class Server:
         else:
             # Half a conversation, whose answer must not be read as that to the next command; or a failover is under
             # way, and the next connection may find the new master.
-            stream.close()
+            stream.drop()
 
     def _give_back(self, stream: Stream) -> None:
         if stream.unanswered:
-            stream.close()
+            stream.drop()
         else:
             self._free.append(stream)
 

@@ -11,6 +11,7 @@ import encodings.idna  # noqa: F401 - or the first look-up of a host does it, ma
 import os
 import re
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,9 @@ LOOK = 0.00005
 
 #: Answers that are not looked for, at most, after some that took longer: of a server that is far away, or busy.
 MAX_UNLOOKED = 255
+
+#: Linger for no time: closing resets the connection.
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
@@ -192,6 +196,15 @@ class Stream:
     def close(self) -> None:
         """End the conversation, whatever is still under way."""
         self._connection.disconnect()  # type: ignore[no-untyped-call]
+
+    def drop(self) -> None:
+        """End it, and have the kernel forget what it has not got through to the server yet.
+
+        Else it would go on trying for minutes: what was given up would be carried out when the network is back.
+        """
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.close()
 
     def _look(self) -> None:
         """Receive an answer that comes at once, without going to sleep.

@@ -34,10 +34,10 @@ def taken(store: Store, **more: object) -> Lease:
 
 def place(store: Store, owner: str | None = None, **more: object) -> Turn:
     """In the queue, after a look that found the lock held."""
-    owner, since = owner or new_owner(), clock.now()
+    owner = owner or new_owner()
     found = store.acquire(KEY, owner, **{"ttl": TTL, "holder": ME, "waiting": True, **more})  # type: ignore[arg-type]
     assert isinstance(found, Held)
-    return store.turn(KEY, owner, **{"ttl": TTL, "holder": ME, "since": since, **more})  # type: ignore[arg-type]
+    return store.turn(KEY, owner, **{"ttl": TTL, "holder": ME, **more})  # type: ignore[arg-type]
 
 
 def test_released_lock_goes_to_the_waiter(store: Store) -> None:
@@ -83,8 +83,8 @@ def test_lease_that_was_found_by_looking_is_kept(store: Store) -> None:
 
 def test_message_that_was_carried_out_meanwhile(store: Store) -> None:
     first = taken(store, holder=ME)
-    owner, since = new_owner(), clock.now()
-    with store.turn(KEY, owner, ttl=TTL, holder=ME, since=since, once=True) as turn:
+    owner = new_owner()
+    with store.turn(KEY, owner, ttl=TTL, holder=ME, once=True) as turn:
         store.acquire(KEY, owner, ttl=TTL, holder=ME, waiting=True, once=True)
         threading.Timer(0.05, lambda: store.release(first, mark=Mark(ME.message, b"done", 60.0))).start()
         found = turn.wait(60)
@@ -153,14 +153,15 @@ def piped(store: Store, **more: object) -> PipedTurn:
 class TestQuestionAhead:
     """On one server: it is answered when the waiter may not be there any more."""
 
-    def test_hand_over_takes_no_question_of_its_own(self, redis_store: Store, redis_server: RedisServer) -> None:
+    def test_nobody_else_gets_the_lock_in_between(self, redis_store: Store, redis_server: RedisServer) -> None:
         first = taken(redis_store)
         with piped(redis_store) as turn, redis_server.client() as client:
             redis_store.release(first)
             until(lambda: redis_store.look(KEY))
+            assert isinstance(redis_store.acquire(KEY, new_owner(), ttl=TTL, holder=Holder("next")), Held)
             before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
             assert isinstance(turn.wait(60), Lease)
-            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "it says that it is there"
 
     def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
         first = taken(redis_store)
@@ -214,31 +215,46 @@ class TestQuestionAhead:
         turn.__exit__(None, None, None)
         assert [held.owner for held in redis_store.look(KEY)] == [owner]
 
-    def test_lease_is_trusted_from_the_last_look_and_not_from_the_answer(self, redis_store: Store) -> None:
+    def test_lock_is_the_waiters_for_a_moment_until_it_has_said_that_it_is_there(
+        self, redis_store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And it trusts its lease from the moment in which it says so."""
+        monkeypatch.setattr(calls, "PROVISIONAL", TTL / 10)
         first = taken(redis_store)
-        began = clock.now()
         turn = piped(redis_store)
-        looked = clock.now()
-        clock.sleep(0.5)
         redis_store.release(first)
         until(lambda: redis_store.look(KEY))
+        (provisional,) = redis_store.look(KEY)
+        assert 0 < provisional.remaining <= TTL / 10
+        woken = clock.now()
         found = turn.wait(60)
         assert isinstance(found, Lease)
-        assert began <= found.acquired_at <= looked
-        assert found.trusted_until <= looked + TTL
+        assert woken <= found.acquired_at <= clock.now()
+        (confirmed,) = redis_store.look(KEY)
+        assert confirmed.owner == provisional.owner == found.owner
+        assert found.remaining <= confirmed.remaining
         turn.__exit__(None, None, None)
-        redis_store.release(found)
+        assert redis_store.release(found)
 
-    def test_short_lease_is_asked_for_again_when_the_look_was_long_ago(self, redis_store: Store) -> None:
+    def test_waiter_that_comes_too_late_waits_on(
+        self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As one that was frozen: it hears that it was given the lock when another has it."""
+        monkeypatch.setattr(calls, "PROVISIONAL", 0.05)
         first = taken(redis_store)
-        turn = piped(redis_store, ttl=1.0)
-        clock.sleep(0.5)
+        turn = piped(redis_store)
         redis_store.release(first)
-        until(lambda: redis_store.look(KEY))
-        asked = clock.now()
-        found = turn.wait(60)
+        with redis_server.client() as client:
+            until(lambda: client.exists(f"{KEY}:fence") and not redis_store.look(KEY))
+        other = taken(redis_store, holder=Holder("other"))
+        found = turn.wait(0.05)
+        assert isinstance(found, Held)
+        assert found.owner == other.owner
+        redis_store.release(other)
+        while isinstance(found, Held):
+            found = turn.wait(60)
         assert isinstance(found, Lease)
-        assert found.acquired_at >= asked
+        assert redis_store.renew([found], timeout=1.0) == [True]
         turn.__exit__(None, None, None)
 
     def test_server_that_forgot_the_scripts(self, redis_store: Store, redis_server: RedisServer) -> None:
@@ -283,7 +299,7 @@ class TestQuestionAhead:
                 until_ = since + rng.choice([0.0, 0.001, 0.005, 0.02, 30.0])
                 found = redis_store.acquire(KEY, owner, ttl=TTL, holder=Holder(owner), waiting=True)
                 if isinstance(found, Held):
-                    with redis_store.turn(KEY, owner, ttl=TTL, holder=Holder(owner), since=since) as turn:
+                    with redis_store.turn(KEY, owner, ttl=TTL, holder=Holder(owner)) as turn:
                         while isinstance(found, Held) and (left := until_ - clock.now()) > 0:
                             found = turn.wait(left)
                 if isinstance(found, Lease):

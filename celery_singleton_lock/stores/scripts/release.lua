@@ -1,31 +1,41 @@
--- KEYS waiting, wake, done, over, lock...: one lock, or the slots of a semaphore
--- ARGV owner, wake ms, record, record ms (0: no record), heir's value, heir's ms (0: no heir), over ms (0: not needed),
---      slots of the semaphore
+-- KEYS waiting, wake, done, done of the heir, slots, lock... (one lock, or the slots of a semaphore), over...
+-- ARGV owner, wake ms, record, record ms (0: no record), heir's value, heir's ms (0: no heir), over ms, slots of the
+--      semaphore, locks that are named, repeated (1: a release that was not answered, and may have been carried out)
 -- -> 1 released | 2 released, and somebody waits who is still to be woken (wake ms 0) | 0 no longer ours
 -- Deletes first: a script whose first write is refused for lack of memory does nothing at all.
-local waiting, wake, done, over = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local waiting, wake, done, heir_done, in_use = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, wake_ms, record, record_ms, heir, heir_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
 local ours
-for i = 5, #KEYS do
+for i = 6, 5 + ARGV[9] do
   local value = redis.pcall('GET', KEYS[i])
   if type(value) == 'string' and string.sub(value, 1, #owner) == owner then
     ours = KEYS[i]
     redis.call('DEL', ours)
   end
 end
-if ARGV[7] ~= '0' then
-  redis.pcall('SET', over, 1, 'PX', ARGV[7])
+for i = 6 + ARGV[9], #KEYS do
+  redis.pcall('SET', KEYS[i], 1, 'PX', ARGV[7])
 end
 if record_ms ~= '0' then
   -- Also when the lock is no longer ours: the message was carried out all the same.
-  redis.pcall('SET', done, record, 'PX', record_ms)
+  if ARGV[10] == '1' then
+    -- What is there may be newer.
+    redis.pcall('SET', done, record, 'PX', record_ms, 'NX')
+  else
+    redis.pcall('SET', done, record, 'PX', record_ms)
+  end
 end
 if not ours then
   return 0
 end
-if heir_ms ~= '0' then
+-- An heir that has been carried out meanwhile does not come again.
+if heir_ms ~= '0' and (heir_done == done or redis.call('EXISTS', heir_done) == 0) then
   redis.call('SET', ours, heir, 'PX', heir_ms)
+  local left = redis.call('PTTL', in_use)
+  if left > 0 and left < tonumber(heir_ms) then
+    redis.call('PEXPIRE', in_use, heir_ms)
+  end
 end
 if redis.call('EXISTS', waiting) == 1 then
   if wake_ms == '0' then

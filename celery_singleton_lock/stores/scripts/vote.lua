@@ -6,9 +6,9 @@ if redis.call('EXISTS', KEYS[#KEYS - 2], KEYS[#KEYS - 1]) ~= 0 then
   -- The owner has released, or given up this attempt: what comes behind that must not take the lock after all.
   return {3, 0}
 end
-if ARGV[13] ~= '0' then
+if ARGV[#ARGV] ~= '0' then
   -- A node that has forgotten everything (a restart, a flush) does not know who holds what: it has no vote for one ttl.
-  local memory, ttl, lifetime = KEYS[#KEYS], tonumber(ARGV[4]), tonumber(ARGV[13])
+  local memory, ttl, lifetime = KEYS[#KEYS], tonumber(ARGV[4]), tonumber(ARGV[#ARGV])
   local left = redis.call('PTTL', memory)
   if left < 0 then
     redis.call('SET', memory, 1, 'PX', lifetime)

@@ -1,0 +1,603 @@
+"""What was sent for a lock and given up, and is carried out later: it takes nothing, and frees nothing of others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from redis import ConnectionPool
+
+from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.stores import calls, open_url
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import until
+from tests.proxy import LossyProxy
+
+KEY = "late:{job:1}"
+ME = Holder("my-task", 1, "worker@host", 42, 1000.0)
+OTHER = Holder("other", 0, "elsewhere", 7, 1.0)
+
+#: Seconds: longer than any test, so that only what is freed is free.
+TTL = 300.0
+
+
+class LateProxy(LossyProxy):
+    """Keeps the next requests back, and cuts the connections that they come on; `deliver` sends them at last."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._to_hold = 0
+        self.held: list[bytes] = []
+        super().__init__(port)
+
+    def hold(self, requests: int) -> None:
+        self._to_hold = requests
+
+    def deliver(self) -> list[bytes]:
+        """What the server answers to each."""
+        answers = []
+        for request in self.held:
+            with socket.create_connection(("127.0.0.1", self._port)) as connection:
+                connection.sendall(request)
+                answers.append(connection.recv(65536))
+        self.held.clear()
+        return answers
+
+    def _forward(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
+        if is_reply:
+            super()._forward(source, sink, is_reply)
+            return
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self._to_hold > 0:
+                    self._to_hold -= 1
+                    self.held.append(data)
+                    break
+                sink.sendall(data)
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(own_redis: RedisServer) -> Iterator[LateProxy]:
+    with LateProxy(own_redis.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(proxy: LateProxy) -> Iterator[RedisStore]:
+    """A store behind the proxy, whose server knows the scripts already."""
+    store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
+    assert isinstance(store, RedisStore)
+    store.release(taken(store))
+    yield store
+    proxy.hold(0)
+    store.close()
+
+
+@pytest.fixture
+def direct(own_redis: RedisServer) -> Iterator[RedisStore]:
+    """One that reaches the server without the proxy."""
+    store = open_url(own_redis.url)
+    assert isinstance(store, RedisStore)
+    yield store
+    store.close()
+
+
+def ask(store: RedisStore, owner: str = "", **more: object) -> Lease | Held | Done:
+    return store.acquire(KEY, owner or new_owner(), **{"ttl": TTL, "holder": OTHER, **more})  # type: ignore[arg-type]
+
+
+def taken(store: RedisStore, owner: str = "", **more: object) -> Lease:
+    lease = ask(store, owner, **more)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def is_settled(store: RedisStore) -> bool:
+    return not store._debts.is_behind
+
+
+class TestAcquire:
+    def test_first_try_takes_nothing_after_the_second_one_was_released(
+        self, store: RedisStore, proxy: LateProxy
+    ) -> None:
+        proxy.hold(1)
+        lease = taken(store)
+        assert store.release(lease)
+        assert len(proxy.held) == 1
+        proxy.deliver()
+        assert store.look(KEY) == []
+
+    def test_first_try_takes_nothing_after_the_second_one_found_the_lock_held(
+        self, store: RedisStore, proxy: LateProxy
+    ) -> None:
+        other = taken(store)
+        proxy.hold(1)
+        assert isinstance(ask(store, holder=ME), Held)
+        store.release(other)
+        proxy.deliver()
+        assert store.look(KEY) == []
+
+    def test_first_try_takes_nothing_after_the_second_one_found_the_message_done(
+        self, store: RedisStore, proxy: LateProxy
+    ) -> None:
+        store.release(taken(store, holder=ME), mark=Mark(ME.message, b"record", 60.0))
+        proxy.hold(1)
+        assert isinstance(ask(store, holder=ME, once=True), Done)
+        proxy.deliver()
+        assert store.look(KEY) == []
+
+    def test_first_try_that_arrives_while_the_second_one_holds_the_lock(
+        self, store: RedisStore, proxy: LateProxy
+    ) -> None:
+        proxy.hold(1)
+        lease = taken(store)
+        proxy.deliver()
+        assert store.renew([lease], timeout=1.0) == [True]
+        assert store.release(lease)
+        assert store.look(KEY) == []
+
+    def test_none_of_them_takes_anything_when_all_were_given_up(self, store: RedisStore, proxy: LateProxy) -> None:
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            ask(store, holder=ME)
+        until(lambda: is_settled(store))
+        assert len(proxy.held) == 3
+        proxy.deliver()
+        assert store.look(KEY) == []
+
+    def test_put_back_copy_takes_what_was_given_up(
+        self, own_redis: RedisServer, direct: RedisStore, store: RedisStore
+    ) -> None:
+        """The server wakes up, and carries out what lay in its sockets before anything else arrives."""
+        owner = new_owner()
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            ask(direct, owner, holder=ME)
+        own_redis.resume()
+        lease = taken(store, holder=ME, given_up=[owner])
+        until(lambda: is_settled(direct))
+        assert store.renew([lease], timeout=1.0) == [True]
+        assert [held.owner for held in store.look(KEY)] == [lease.owner]
+        assert store.release(lease)
+        assert store.look(KEY) == []
+
+    def test_nothing_is_left_when_a_silent_server_wakes_up(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            ask(direct, holder=ME)
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+        assert direct.look(KEY) == []
+
+    def test_lock_that_was_granted_too_late_is_given_back(self, own_redis: RedisServer, proxy: LateProxy) -> None:
+        """Answers take longer than a third of the ttl."""
+        slow = open_url(f"redis://127.0.0.1:{proxy.port}/0")
+        assert isinstance(slow, RedisStore)
+        slow.release(taken(slow))
+        proxy.delay(0.3)
+        with pytest.raises(LockUnavailable, match="third of the ttl"):
+            ask(slow, ttl=0.6)
+        until(lambda: is_settled(slow))
+        proxy.delay(0.0)
+        assert slow.look(KEY) == []
+        slow.close()
+
+    def test_interrupted_acquire_that_arrives_later(
+        self, store: RedisStore, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A time limit that strikes while the answer is awaited."""
+        run = store._servers.run
+
+        def interrupted(call: calls.Call, **options: float) -> object:
+            monkeypatch.setattr(store._servers, "run", run)
+            with suppress(Exception):
+                run(call, **options)  # type: ignore[arg-type]
+            raise KeyboardInterrupt
+
+        proxy.hold(1)
+        monkeypatch.setattr(store._servers, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ask(store)
+        assert len(proxy.held) == 1
+        until(lambda: is_settled(store))
+        proxy.deliver()
+        assert store.look(KEY) == []
+
+
+class TestAbandon:
+    def test_acquire_that_arrives_later(self, store: RedisStore, proxy: LateProxy) -> None:
+        """As of a child that was killed while its request was under way."""
+        owner = new_owner()
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            ask(store, owner)
+        assert store.abandon(Lease(KEY, owner, ttl=TTL, fence=0, sent_at=0.0)) in (False, None)
+        until(lambda: is_settled(store))
+        proxy.deliver()
+        assert store.look(KEY) == []
+
+    def test_never_raises_and_is_said_again(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease = taken(direct)
+        own_redis.pause()
+        assert direct.abandon(lease) is None
+        assert direct.abandon(lease) is None
+        own_redis.resume()
+        until(lambda: direct.look(KEY) == [])
+        until(lambda: is_settled(direct))
+
+    def test_server_that_is_gone_and_comes_back(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease = taken(direct)
+        with own_redis.client() as client:
+            client.save()
+        own_redis.kill()
+        assert direct.abandon(lease) is None
+        own_redis.start()
+        until(lambda: is_settled(direct))
+        assert direct.look(KEY) == []
+
+
+class TestRelease:
+    def test_is_said_again_until_it_is_answered(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease = taken(direct, holder=ME)
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            direct.release(lease, mark=Mark(ME.message, b"record", 60.0))
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+        assert direct.look(KEY) == []
+        assert isinstance(ask(direct, holder=ME, once=True), Done)
+
+    def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease = taken(direct)
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            direct.release(lease)
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+        assert direct.release(lease), "the first one worked"
+
+    def test_that_arrives_late_frees_nothing_of_the_next_holder(self, store: RedisStore, proxy: LateProxy) -> None:
+        lease = taken(store)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.release(lease)
+        until(lambda: is_settled(store))
+        other = taken(store, holder=ME)
+        proxy.deliver()
+        assert store.renew([other], timeout=1.0) == [True]
+
+    def test_keeps_the_lock_for_its_heir(self, store: RedisStore, proxy: LateProxy) -> None:
+        lease, following = taken(store, holder=ME), replace(ME, retries=2)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.release(lease, heir=Heir(following, TTL))
+        until(lambda: is_settled(store))
+        (kept,) = store.look(KEY)
+        assert kept.holder == following
+        assert kept.remaining <= TTL
+        heir = taken(store, holder=following)
+        store.release(heir, mark=Mark(following.message, b"record", 60.0))
+        proxy.deliver()
+        assert store.look(KEY) == [], "what arrives late keeps nothing for an heir that was there"
+
+    def test_keeps_nothing_for_an_heir_that_has_run(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease, following = taken(direct, holder=ME), replace(ME, retries=2)
+        done = direct.refuse(KEY, following, Mark(following.message, b"record", 60.0))
+        assert done is None
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            direct.release(lease, heir=Heir(following, TTL))
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+        assert direct.look(KEY) == []
+
+    def test_leaves_newer_marks_alone(self, store: RedisStore, proxy: LateProxy) -> None:
+        lease, mark = taken(store, holder=ME), Mark(ME.message, b"record", 60.0)
+        proxy.hold(3)
+        with pytest.raises(LockUnavailable):
+            store.release(lease, mark=mark)
+        until(lambda: is_settled(store))
+        store.settle([(KEY, mark._replace(record=b"settled"))])
+        store._debts.owe("again", lambda _: calls.release(lease, mark=mark, repeated=True), seconds=60.0)
+        until(lambda: is_settled(store))
+        assert [mark.record for mark in store.sight(KEY).marks] == [b"settled"]
+
+
+class TestWaiter:
+    def test_question_that_arrives_after_the_waiter_has_left(self, store: RedisStore, proxy: LateProxy) -> None:
+        first, owner = taken(store), new_owner()
+        assert isinstance(ask(store, owner, holder=ME, waiting=True), Held)
+        with store.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+            proxy.hold(1)
+            while isinstance(turn.wait(0.05), Held) and not proxy.held:
+                pass
+        assert proxy.held
+        store.release(first)
+        proxy.deliver()
+        assert store.look(KEY) == []
+
+    def test_leaving_is_said_again(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        first, owner = taken(direct), new_owner()
+        assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
+        with direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+            assert isinstance(turn.wait(0.01), Held)
+            own_redis.pause()
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+        direct.release(first)
+        assert direct.look(KEY) == []
+
+    def test_interrupted_waiter_on_a_silent_server(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        first, owner = taken(direct), new_owner()
+        assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
+        with suppress(KeyboardInterrupt), direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+            turn.wait(0.01)
+            own_redis.pause()
+            raise KeyboardInterrupt
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+        direct.release(first)
+        assert direct.look(KEY) == []
+
+
+class TestDebts:
+    def test_child_of_a_fork_owes_nothing(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease = taken(direct)
+        own_redis.pause()
+        direct.abandon(lease)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if is_settled(direct) and direct._debts._thread is None else 1)
+        own_redis.resume()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        until(lambda: is_settled(direct))
+        assert direct.look(KEY) == []
+
+    def test_thread_ends_when_nothing_is_owed(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease = taken(direct)
+        own_redis.pause()
+        direct.abandon(lease)
+        assert any(thread.name == "singleton-lock-debts" for thread in threading.enumerate())
+        own_redis.resume()
+        until(lambda: not any(thread.name == "singleton-lock-debts" for thread in threading.enumerate()))
+
+    def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        own_redis.kill()
+        direct._debts.owe("x", lambda _: calls.abandon(Lease(KEY, "x", ttl=1, fence=0, sent_at=0.0)), seconds=0.2)
+        until(lambda: direct._debts._thread is None)
+        assert is_settled(direct)
+
+    def test_it_is_bounded_in_number(
+        self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("celery_singleton_lock.stores.debts.MOST", 10)
+        own_redis.pause()
+        leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
+        for lease in leases:
+            direct._debts.owe(lease, lambda _, lease=lease: calls.abandon(lease), seconds=60.0)  # type: ignore[misc]
+        assert list(direct._debts._debts) == leases[-10:]
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+
+    def test_what_the_server_refuses_does_not_hold_up_the_rest(
+        self, own_redis: RedisServer, direct: RedisStore
+    ) -> None:
+        lease = taken(direct)
+        with own_redis.client() as client:
+            client.set("late:{text}:waiting", "text")
+            client.set("late:{text}:run", "x" * 32)
+        direct._debts.owe(1, lambda _: calls.abandon(Lease("late:{text}", "x" * 32, ttl=1, fence=0, sent_at=0.0)),
+                          seconds=60.0)  # fmt: skip
+        direct._debts.owe(2, lambda _: calls.abandon(lease), seconds=60.0)
+        until(lambda: direct.look(KEY) == [])
+
+
+class TestCutOff:
+    """A waiter is not thrown out by a connection that breaks."""
+
+    def waiters(self, store: RedisStore, count: int) -> tuple[list[threading.Thread], list[object]]:
+        ended: list[object] = []
+
+        def wait(number: int) -> None:
+            owner, holder = new_owner(), Holder(f"waiter {number}")
+            try:
+                found = ask(store, owner, holder=holder, waiting=True)
+                with store.turn(KEY, owner, ttl=TTL, holder=holder) as turn:
+                    while isinstance(found, Held):
+                        found = turn.wait(60)
+                ended.append(isinstance(found, Lease) and store.release(found))
+            except LockUnavailable as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=wait, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        until(lambda: store.sight(KEY).waiters == count)
+        return threads, ended
+
+    def test_killed_connections(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        first = taken(direct)
+        threads, ended = self.waiters(direct, 8)
+        with own_redis.client() as client:
+            for _ in range(3):
+                client.client_kill_filter(_type="normal", skipme=True)
+                until(lambda: client.info("clients")["blocked_clients"] == 8)
+        assert direct.release(first)
+        for thread in threads:
+            thread.join(60)
+        assert ended == [True] * 8
+
+    def test_server_that_is_restarted(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        taken(direct)
+        threads, ended = self.waiters(direct, 4)
+        own_redis.kill()
+        clock.sleep(0.3)
+        own_redis.start()
+        for thread in threads:
+            thread.join(60)
+        assert ended == [True] * 4
+
+    def test_server_that_does_not_come_back(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        taken(direct)
+        threads, ended = self.waiters(direct, 2)
+        own_redis.kill()
+        for thread in threads:
+            thread.join(60)
+        assert [type(it) for it in ended] == [LockUnavailable] * 2
+
+    def test_server_that_forbids_to_wait_is_asked_now_and_then(
+        self, own_redis: RedisServer, direct: RedisStore
+    ) -> None:
+        first = taken(direct)
+        with own_redis.client() as client:
+            client.acl_setuser("default", enabled=True, commands=["-blpop"])
+            threads, ended = self.waiters(direct, 1)
+            clock.sleep(1.0)
+            asked = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+            assert asked < 200
+        direct.release(first)
+        threads[0].join(60)
+        assert ended == [True]
+
+
+class TestFrozenWaiters:
+    def wait_in_a_child(self, url: str, number: int, *, bell: bool = False) -> int:
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):
+                store, owner, holder = open_url(url), new_owner(), Holder(f"frozen {number}")
+                assert isinstance(store, RedisStore)
+                ask(store, owner, holder=holder, waiting=True)
+                if bell:
+                    store.bell(KEY).wait(60)
+                with store.turn(KEY, owner, ttl=TTL, holder=holder) as turn:
+                    while isinstance(turn.wait(60), Held):
+                        pass
+                os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(1)
+        return pid
+
+    @pytest.mark.parametrize("bell", [False, True])
+    def test_live_one_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: RedisStore, bell: bool) -> None:
+        """Whatever the ttl: it was handed to one that did not take it."""
+        first = taken(direct)
+        pids = [self.wait_in_a_child(own_redis.url, number, bell=bell) for number in range(4)]
+        try:
+            with own_redis.client() as client:
+                until(lambda: client.info("clients")["blocked_clients"] == 4)
+                for pid in pids:
+                    os.kill(pid, signal.SIGSTOP)
+                owner, released = new_owner(), clock.now()
+                found = ask(direct, owner, holder=ME, waiting=True)
+                with direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+                    turn.wait(0.01)
+                    direct.release(first)
+                    while isinstance(found, Held):
+                        found = turn.wait(min(found.remaining, 60))
+                assert isinstance(found, Lease)
+                assert clock.now() - released < TTL / 10
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+    def test_frozen_one_that_goes_on_does_not_believe_to_have_it(
+        self, own_redis: RedisServer, direct: RedisStore
+    ) -> None:
+        first = taken(direct)
+        pid = self.wait_in_a_child(own_redis.url, 1)
+        try:
+            with own_redis.client() as client:
+                until(lambda: client.info("clients")["blocked_clients"] == 1)
+            os.kill(pid, signal.SIGSTOP)
+            direct.release(first)
+            until(lambda: direct.look(KEY) == [] and isinstance(ask(direct, "o" * 32, holder=ME), Lease))
+            os.kill(pid, signal.SIGCONT)
+            until(lambda: direct.sight(KEY).waiters == 1)
+            assert [held.owner for held in direct.look(KEY)] == ["o" * 32]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_first_waiter_after_the_scripts_were_forgotten_keeps_its_place(
+    own_redis: RedisServer, direct: RedisStore
+) -> None:
+    first, owner = taken(direct), new_owner()
+    assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
+    with direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn, own_redis.client() as client:
+        assert isinstance(turn.wait(0.01), Held)
+        client.script_flush()
+        direct.release(first)
+        assert isinstance(ask(direct), Held), "nobody gets in between"
+        assert isinstance(turn.wait(60), Lease)
+
+
+class TestFences:
+    def test_grow_over_a_restart_with_older_data(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        with own_redis.client() as client:
+            direct.release(taken(direct))
+            client.save()
+        fences = []
+        for _ in range(3):
+            for _ in range(20):
+                lease = taken(direct)
+                fences.append(lease.fence)
+                direct.release(lease)
+            own_redis.restart()
+        assert fences == sorted(set(fences))
+        assert fences[-1] < 2**53
+
+    def test_grow_beyond_a_clock_that_is_behind(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        with own_redis.client() as client:
+            client.set(f"{KEY}:fence", 2**52)
+            lease = taken(direct)
+            assert lease.fence == 2**52 + 1
+            assert client.get(f"{KEY}:fence") == str(2**52 + 1)
+
+    def test_time_is_asked_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        direct.release(taken(direct))
+        with own_redis.client() as client:
+            client.config_resetstat()
+            direct.release(taken(direct))
+            stats = client.info("commandstats")
+        assert stats["cmdstat_time"]["calls"] == 1
+        assert "cmdstat_xadd" not in stats
+
+    def test_time_that_may_not_be_asked_for(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        first = taken(direct)
+        direct.release(first)
+        with own_redis.client() as client:
+            client.acl_setuser("default", enabled=True, commands=["-time"])
+            second = taken(direct)
+            assert second.fence > first.fence
+            direct.release(second)
+            assert {key.rpartition(":")[2] for key in client.scan_iter()} == {"fence"}
+
+
+def test_what_has_not_reached_the_server_is_dropped(own_redis: RedisServer) -> None:
+    """The kernel would go on sending it when the connection is closed, also after minutes without a network."""
+    server = Server(ConnectionPool(port=own_redis.port))
+    stream = server.open()
+    stream.send(("CLIENT", "REPLY", "OFF"))  # Or it would be the answers that end the connection.
+    own_redis.pause()
+    for _ in range(20):
+        stream.send(("SET", "filler", "x" * 100_000))  # Of which the server reads 16 kB at a time.
+    stream.send(("SET", "ghost", 1))
+    stream.drop()
+    own_redis.resume()
+    with own_redis.client() as client:
+        until(lambda: client.info("clients")["connected_clients"] == 1)
+        assert not client.exists("ghost")
