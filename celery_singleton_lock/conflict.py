@@ -40,8 +40,15 @@ def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictP
     return policy
 
 
-def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy) -> NoReturn:
-    """End the execution that lost to another task."""
+def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy, *, given_up: str | None) -> NoReturn:
+    """End the execution that lost to another task.
+
+    Args:
+        task: whose `request` has lost.
+        conflict: what it met.
+        policy: what to do.
+        given_up: see `requeue.put_back`.
+    """
     request = task.request
     logger.info(
         "task %s[%s] on_conflict=%s: %s is held by task %s, %.1f s left",
@@ -49,9 +56,9 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy) -> NoRetur
     )
     signals.lock_conflict.send(sender=task, task_id=request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy == "retry":
-        requeue.put_back(task, reason="conflict")
+        requeue.put_back(task, reason="conflict", given_up=given_up)
     elif policy == "raise":
-        raise conflict
+        _raise(task, conflict)
     elif policy == "reject":
         _reject(task, conflict)
     else:
@@ -60,8 +67,15 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy) -> NoRetur
 
 def expire(task: Any) -> NoReturn:
     """End the execution as one that came too late, as the worker would have done."""
-    _record(task, TaskRevokedError("expired"), states.REVOKED)
-    raise Ignore("expired")
+    revoke(task, "expired")
+
+
+def revoke(task: Any, reason: str) -> NoReturn:
+    """End the execution as a revoked one."""
+    if not task.request.is_eager:
+        # A bare Ignore would leave chains and chords waiting for ever.
+        _record(task, TaskRevokedError(reason), states.REVOKED)
+    raise Ignore(reason)
 
 
 def has_expired(request: Any) -> bool:
@@ -82,6 +96,13 @@ def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPoli
     return cast("ConflictPolicy", answer)
 
 
+def _raise(task: Any, conflict: LockConflict) -> NoReturn:
+    if not _shares_id(task, conflict):
+        raise conflict
+    _record(task, conflict, states.FAILURE, store_result=False)
+    raise Ignore(str(conflict))
+
+
 def _reject(task: Any, conflict: LockConflict) -> NoReturn:
     if not _RECORDS_REJECTED and not task.request.is_eager:
         _record(task, conflict, states.FAILURE)
@@ -89,14 +110,18 @@ def _reject(task: Any, conflict: LockConflict) -> NoReturn:
 
 
 def _skip(task: Any, conflict: LockConflict) -> NoReturn:
-    reason = f"skipped: {conflict}"
-    if not task.request.is_eager:
-        # A bare Ignore would leave chains and chords waiting for ever.
-        _record(task, TaskRevokedError(reason), states.REVOKED)
-    raise Ignore(reason)
+    if not _shares_id(task, conflict):
+        revoke(task, f"skipped: {conflict}")
+    _record(task, TaskRevokedError(f"skipped: {conflict}"), states.REVOKED, store_result=False)
+    raise Ignore(f"skipped: {conflict}")
 
 
-def _record(task: Any, error: Exception, state: str) -> None:
+def _shares_id(task: Any, conflict: LockConflict) -> bool:
+    """Whether the task that holds the lock has this one's id, and so its result: that is the holder's to write."""
+    return conflict.task_id is not None and conflict.task_id == task.request.id and not task.request.is_eager
+
+
+def _record(task: Any, error: Exception, state: str, *, store_result: bool = True) -> None:
     """Give the execution a final state, and with it the rest of its chain, and its part in a chord."""
     request = task.request
     if request.id is None:
@@ -105,7 +130,7 @@ def _record(task: Any, error: Exception, state: str) -> None:
         request.id,
         error,
         request=request,
-        store_result=not ignores_result(task, request),
+        store_result=store_result and not ignores_result(task, request),
         call_errbacks=state == states.FAILURE,
         state=state,
     )

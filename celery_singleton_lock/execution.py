@@ -9,14 +9,16 @@ lease that nobody refers to any more.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 
 from celery import states
+from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
@@ -26,9 +28,9 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 from celery_singleton_lock import cleaned, clock, conflict, done, identity, process, requeue, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
-from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable
+from celery_singleton_lock.errors import Aborted, LockConflict, LockLost, LockUnavailable, SingletonLockError
 from celery_singleton_lock.lease import FIRST, Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.options import Options
+from celery_singleton_lock.options import ConflictPolicy, Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Turn
 
@@ -39,6 +41,9 @@ OWN_RETRY_WAIT = 5.0
 
 #: Seconds after the end of a lease at which the put-back copy of a running message is due.
 AFTER_LEASE = 1.0
+
+#: Seconds for which it is known of a message that it was refused, where no broker can deliver it again later.
+BRIEFLY = 60.0
 
 #: Where a request keeps the owner that the worker's main process gave this delivery: in what the transport says about
 #: it, which no sender can write, and which no retry takes along.
@@ -71,10 +76,14 @@ class Execution:
         self._store = runtime.store
         self._heartbeat = runtime.heartbeat
         self._tally = runtime.tally
+        self._settling = runtime.settling
         self._done_ttl = runtime.settings.done_ttl
         self._options = options
         self._key = key
         self._owner = (self._request.delivery_info or {}).get(OWNER) or new_owner()
+        self._given_up = requeue.given_up(self._request)
+        #: The owner, once it has waited in a queue: what it leaves there may still be carried out for a moment.
+        self._left: str | None = None
         self._began = clock.now()
         self._loss_told = False
 
@@ -89,26 +98,74 @@ class Execution:
             LockUnavailable: with `on_unavailable="raise"`.
             LockLost: the lease was lost and the body was stopped.
         """
-        found = self._acquire_patiently()
-        if isinstance(found, Lease):
-            return self._run(found, body)
-        if found is not None:
-            return found.value
-        record_started(self._task)
-        return body()
-
-    def _acquire_patiently(self) -> Lease | _Told | None:
-        """The lease to run under, None to run without one, or what another execution of this message returned."""
         try:
-            return self._acquire_or_settle()
+            found = self._ask_until_free()
         except LockUnavailable as error:
-            if self._options.on_unavailable == "run":
-                logger.warning("%s runs without a lock: %s", self, error)
-                return None
-            if self._options.on_unavailable == "raise" or self._request.is_eager:
-                raise
-            logger.warning("%s is put back: %s", self, error)
-        requeue.put_back(self._task, reason="unavailable")
+            self._go_on_without(error)
+            record_started(self._task)
+            return body()
+        if isinstance(found, Lease):
+            self._drop_if_expired(found)
+            return self._run(found, body)
+        return self._end(found)
+
+    def _go_on_without(self, error: LockUnavailable) -> None:
+        """No answer: return to run without a lock, or end.
+
+        What was asked for may still be granted, when the server goes on: it is given up, here and by the copy.
+        """
+        self._store.abandon(self._hold())
+        if self._options.on_unavailable == "run":
+            logger.warning("%s runs without a lock: %s", self, error)
+            return
+        if self._options.on_unavailable == "raise" or self._request.is_eager:
+            raise error
+        self._put_back_for(error)
+
+    def _put_back_for(self, error: LockUnavailable) -> NoReturn:
+        logger.warning("%s is put back: %s", self, error)
+        requeue.put_back(self._task, reason="unavailable", given_up=self._owner)
+
+    def _end(self, found: Held | Done) -> Any:
+        """End as a copy of a message that is, or was, carried out; or as one that another task refuses."""
+        if isinstance(found, Held) and not self._is_copy(found):
+            met = found.conflict(self._key)
+            policy = conflict.policy_for(self._task, met, self._options)
+            copy = self._refused(policy, met)
+            if copy is None:
+                self._tell(policy, found.holder)
+                conflict.settle(self._task, met, policy, given_up=self._left)
+            found = copy
+        if isinstance(found, Held):
+            self._stand_by(found)
+        self._tell("repeat", None)
+        outcome, _ = done.loads(found)
+        self._settle_after(outcome)
+        return done.answer(self._task, found, self._left)
+
+    def _refused(self, policy: ConflictPolicy, met: LockConflict) -> Held | Done | None:
+        """Record that this message will never be carried out; what another copy of it does or did, if there is one.
+
+        Without the record a copy that waits for the lock meanwhile would be carried out after all.
+        """
+        if policy in ("retry", "reject") or not self._is_remembered:
+            return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
+        outcome = done.refused(self._task, self._request, policy, met)
+        mark = mark_of(self._holder, outcome, self._refusal_ttl)
+        try:
+            copy = self._store.refuse(self._key, self._holder, mark, limit=self._options.limit)
+        except LockUnavailable as error:
+            self._put_back_for(error)
+        if copy is None:
+            self._settle_after(outcome)
+        return copy
+
+    @property
+    def _refusal_ttl(self) -> float:
+        """Seconds: a message that was acknowledged as it came has copies only if these are on their way already."""
+        request = self._request
+        redelivered = (request.delivery_info or {}).get("redelivered")
+        return self._done_ttl if self._task.acks_late or redelivered or request.eta else min(self._done_ttl, BRIEFLY)
 
     def _run(self, lease: Lease, body: Callable[[], Any]) -> Any:
         """Run `body` under `lease`: renewed meanwhile, freed afterwards."""
@@ -154,30 +211,23 @@ class Execution:
                 raise
             self._fail_for_loss()
 
-    def _acquire_or_settle(self) -> Lease | _Told:
-        found = self._ask_until_free()
-        if isinstance(found, Lease):
-            self._drop_if_expired(found)
-            return found
-        if isinstance(found, Done):
-            self._tell("repeat", None)
-            return _Told(done.answer(self._task, found))
-        if found.holder is not None and found.holder.is_copy_of(self._holder):
-            self._stand_by(found.holder, found.remaining)
-        met = found.conflict(self._key)
-        policy = conflict.policy_for(self._task, met, self._options)
-        self._tell(policy, found.holder)
-        conflict.settle(self._task, met, policy)
-
     def _drop_if_expired(self, lease: Lease) -> None:
         """A message that was delivered again comes here although it has expired; see `request`."""
         delivered_again = (self._request.delivery_info or {}).get("redelivered")
         if delivered_again and conflict.has_expired(self._request):
-            self._store.release(lease, mark=self._mark(done.Outcome(states.REVOKED)))
+            outcome = done.revoked(self._request)
+            with suppress(LockUnavailable):  # It is repeated until it is answered.
+                self._store.release(lease, mark=self._mark(outcome))
+            self._settle_after(outcome)
             conflict.expire(self._task)
 
-    def _stand_by(self, holder: Holder, remaining: float) -> NoReturn:
-        """This task is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
+    def _is_copy(self, found: Held) -> bool:
+        """Whether another copy of this message, or another attempt, has the lock."""
+        return found.holder is not None and found.holder.is_copy_of(self._holder)
+
+    def _stand_by(self, found: Held) -> NoReturn:
+        """This message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
+        holder = found.holder or self._holder
         place, own = f"{holder.node} (pid {holder.pid})", self._holder.attempt
         if holder.attempt > own or (holder.attempt == own and not self._task.acks_late):
             # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
@@ -186,13 +236,14 @@ class Execution:
             raise Ignore("already running")
         logger.info("%s is already running on %s; a copy stands by", self, place)
         self._tell("stand-by", holder)
-        requeue.put_back(self._task, reason="copy", delay=remaining + AFTER_LEASE)
+        requeue.put_back(self._task, reason="copy", delay=found.remaining + AFTER_LEASE, given_up=self._left)
 
     def _ask_until_free(self) -> Lease | Held | Done:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
         found = self._ask()
         if not isinstance(found, Held):
             return found
+        self._left = self._owner
         with self._turn() as turn:
             while isinstance(found, Held) and found.owner not in _running.owners:
                 if not self._is_left_behind(found):
@@ -213,7 +264,13 @@ class Execution:
             holder=self._holder,
             once=self._is_remembered,
             limit=self._options.limit,
+            given_up=self._given_up,
         )
+
+    def _hold(self) -> Lease:
+        """What this delivery may have got, as far as is known without an answer."""
+        limit = self._options.limit
+        return Lease(self._key, self._owner, ttl=self._options.ttl, fence=0, sent_at=self._began, limit=limit)
 
     def _ask(self) -> Lease | Held | Done:
         holder = self._holder = holder_of(self._task, self._request)
@@ -225,6 +282,7 @@ class Execution:
             waiting=may_wait,
             once=self._is_remembered,
             limit=self._options.limit,
+            given_up=self._given_up,
         )
 
     @property
@@ -243,16 +301,29 @@ class Execution:
         return freed
 
     def _is_own_earlier_attempt(self, found: Held) -> bool:
-        holder = found.holder
-        return holder is not None and holder.is_copy_of(self._holder) and holder.attempt < self._holder.attempt
+        return found.holder is not None and self._is_copy(found) and found.holder.attempt < self._holder.attempt
 
     def _heir(self, error: BaseException) -> Heir | None:
         """The task's own next attempt, if the lock is to be kept for it."""
         if not (self._options.retain_on_retry and isinstance(error, Retry)) or self._request.is_eager:
             return None
+        if not self._is_for_this_lock(error):
+            return None
         holder = self._holder
         following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
         return Heir(following, seconds_until(error) + self._options.ttl)
+
+    def _is_for_this_lock(self, retry: Retry) -> bool:
+        """Whether the next attempt is this message's, and asks for this lock: it may have other arguments."""
+        signature: Any = getattr(retry, "sig", None)
+        if signature is None or signature.options.get("task_id") != self._request.id:
+            return False
+        headers = signature.options.get("headers") or {}
+        try:
+            lock = self._task.lock_of(Context(headers=headers), signature.args, signature.kwargs)
+        except SingletonLockError:
+            return False
+        return lock is not None and lock[1] == self._key
 
     def _kept_for_nobody(self, outcome: done.Outcome | None, held: float) -> Heir | None:
         """What keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
@@ -305,8 +376,8 @@ class Execution:
         except LockUnavailable as error:
             logger.warning("%s could not free %s, which ends by itself: %s", self, lease.key, error)
             return
-        if outcome is not None and self._is_remembered and done.needs_settling(self._task, self._request, outcome):
-            self._request.singleton_settle = self._settle
+        if outcome is not None:
+            self._settle_after(outcome)
         if released:
             logger.debug("%s freed %s after %.3f s", self, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)
@@ -358,20 +429,24 @@ class Execution:
             return None
         return mark_of(self._holder, outcome, self._done_ttl)
 
-    def _settle(self) -> None:
-        """All that follows on the body was sent."""
-        with suppress(LockUnavailable):
-            self._store.release(self._lease, mark=self._mark(done.Outcome(done.SETTLED)))
+    def _settle_after(self, outcome: done.Outcome) -> None:
+        """Have the record say that all was sent, when it was."""
+        if self._is_remembered and done.needs_settling(self._task, self._request, outcome):
+            # Now: Celery takes the chain apart as it sends its next step.
+            followers = done.followers_of(self._request)
+            self._request.singleton_settle = lambda: self._settle(followers)
+
+    def _settle(self, followers: str) -> None:
+        """All that follows on the message was sent."""
+        mark = Mark(self._holder.message, done.settled(self._done_ttl, followers), self._done_ttl)
+        if done.can_be_asked(self._task, self._request):
+            self._settling.add(self._key, mark)
+            return
+        with suppress(LockUnavailable):  # At once: nobody else could be asked.
+            self._store.settle([(self._key, mark)])
 
     def _send(self, signal: Signal, **details: Any) -> None:
         signal.send(sender=self._task, task_id=self._request.id, key=self._key, **details)
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What another execution of this message returned."""
-
-    value: Any
 
 
 def holder_of(task: Any, request: Any) -> Holder:
@@ -406,8 +481,9 @@ def seconds_until(retry: Retry) -> float:
 @task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     settle = vars(sender.request).get("singleton_settle") if sender is not None else None
-    # A message may have a header of this name, but cannot carry a function.
-    if callable(settle) and state in states.READY_STATES:
+    # A message may have a header of this name, but cannot carry a function. Celery sends this from a `finally`: an error
+    # that is on its way means that the result was not stored.
+    if callable(settle) and sys.exc_info()[0] is None and state in (*states.READY_STATES, states.IGNORED):
         settle()
 
 

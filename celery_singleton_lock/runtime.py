@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, ref
 
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.options import Settings
+from celery_singleton_lock.settling import Settling
 from celery_singleton_lock.stores import Store, open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.tally import Tally
@@ -27,6 +28,7 @@ class Runtime:
     store: Store
     heartbeat: Heartbeat
     tally: Tally
+    settling: Settling
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -68,7 +70,8 @@ class _Place:
         store = self.store or open_store(settings)
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
-        return Runtime(settings, store, Heartbeat(store), Tally(journal, Warner(ref(app), settings.blocked_after)))
+        tally = Tally(journal, Warner(ref(app), settings.blocked_after))
+        return Runtime(settings, store, Heartbeat(store), tally, Settling(store))
 
 
 #: Where the locks are: what the settings say, and what stands in for that; the last one counts.

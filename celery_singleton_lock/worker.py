@@ -25,6 +25,7 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
 from celery_singleton_lock.request import children_of
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.settling import settle_all
 from celery_singleton_lock.tally import write_all
 from celery_singleton_lock.task import SingletonTask, is_builtin
 
@@ -151,7 +152,8 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
 
 @worker_process_shutdown.connect
 @worker_shutdown.connect
-def _write_journal(**_: Any) -> None:
+def _write_what_is_left(**_: Any) -> None:
+    settle_all()
     write_all()
 
 

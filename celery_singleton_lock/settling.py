@@ -1,0 +1,109 @@
+"""What follows on a message was sent: told to the lock server, in bulk.
+
+A release leaves a record of how its message ended, before Celery has stored the result and sent what follows. When all
+of that is done the record says so, and a later copy of the message is dropped without a look at the result backend,
+which may have forgotten: a result that was read and deleted is no reason to send everything again. Nobody waits for
+this, and a round trip for each message would be one too many: a thread of its own writes what came in a second.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.lease import Mark
+from celery_singleton_lock.stores import Store
+
+logger = get_logger(__name__)
+
+#: Seconds until what came meanwhile is written: well below `done.SETTLING`, after which copies look again.
+WRITE_AFTER = 1.0
+
+#: Writes without anything to write after which the thread ends.
+IDLE = 5
+
+#: Marks that are kept at most while the store does not answer, the latest; copies of the others ask the result backend.
+MOST = 10_000
+
+#: Marks in one round trip.
+BATCH = 200
+
+
+class Settling:
+    """Marks of `store` that are to be overwritten."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.begin()
+        _all.add(self)
+
+    def begin(self) -> None:
+        """Start with nothing: at first, and in the child of a fork, whose marks and thread are the parent's."""
+        self._mutex = threading.Lock()
+        self._marks: dict[tuple[str, str], Mark] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, key: str, mark: Mark) -> None:
+        """Overwrite the mark of this name under `key`, soon."""
+        with self._mutex:
+            self._marks[key, mark.message] = mark
+            if len(self._marks) > MOST:
+                del self._marks[next(iter(self._marks))]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="singleton-lock-settling", daemon=True)
+                self._thread.start()
+
+    def write(self) -> None:
+        """Write what there is; what cannot be written is kept."""
+        while True:
+            with self._mutex:
+                batch = list(self._marks.items())[:BATCH]
+            if not batch:
+                return
+            try:
+                self._store.settle([(key, mark) for (key, _), mark in batch])
+            except LockUnavailable as error:
+                logger.debug("settling: not written, trying again: %s", error)
+                return
+            with self._mutex:
+                for place, mark in batch:
+                    if self._marks.get(place) is mark:
+                        del self._marks[place]
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            clock.sleep(WRITE_AFTER)
+            with self._mutex:
+                idle = 0 if self._marks else idle + 1
+                if idle >= IDLE:
+                    self._thread = None
+                    return
+            try:
+                self.write()
+            except Exception:
+                logger.exception("settling: unexpected error; going on")
+
+
+#: All of this process, for the child of a fork to begin anew with.
+_all: weakref.WeakSet[Settling] = weakref.WeakSet()
+
+
+def settle_all() -> None:
+    """Write what there is: the process ends."""
+    for settling in list(_all):
+        settling.write()
+
+
+def _begin_anew() -> None:
+    for settling in _all:
+        settling.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
