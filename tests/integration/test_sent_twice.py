@@ -7,6 +7,7 @@ the same run; what ran, with which arguments, what callers get, and the states o
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -129,6 +130,11 @@ class Sender:
         self._made: dict[tuple[str, str], Any] = {}
         self._results: dict[tuple[str, str], list[AsyncResult]] = {}
 
+    def close(self) -> None:
+        self._made.clear()
+        self._results.clear()
+        self.app.close()
+
     def send(self, family: str, names: tuple[str, ...]) -> None:
         for name in names:
             made = self._object(family, name)
@@ -211,7 +217,11 @@ def sending(redis: RedisServer, directory: Path, pool: str) -> Iterator[Sender]:
     )
     with Redis.from_url(redis.url_of(3)) as record, worker:
         worker.wait_until_ready()
-        yield Sender(canvas_app.make(conf, record), record)
+        sender = Sender(canvas_app.make(conf, record), record)
+        yield sender
+        # What is left of results would ask for this server when it is gone, and for long.
+        sender.close()
+        gc.collect()
 
 
 def differences(sender: Sender, family: str, names: tuple[str, ...]) -> dict[str, object]:
