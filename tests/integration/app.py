@@ -291,3 +291,18 @@ def paired(self: Any, job: str, seconds: float = 0.05) -> str:
 @app.task(bind=True, base=Exclusive, lock_limit=2, acks_late=True)
 def late_paired(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, lock_retain_on_retry=True, max_retries=1)
+def moving(self: Any, job: str, to: str) -> str:
+    """Does another job in its second attempt, which has another lock."""
+    with recording.run(job, self.request.id, self.lock.fence):
+        if self.request.retries == 0:
+            raise self.retry(args=(to, to), countdown=0)
+    return job
+
+
+@app.task(bind=True, base=Exclusive)
+def shouting(self: Any, job: str) -> str:
+    with recording.run(job, self.request.id, self.lock.fence):
+        return job.upper()

@@ -1,0 +1,171 @@
+"""One message has one end, which never changes, is told once, and on which nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult
+
+from celery_singleton_lock import clock, done
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, until
+from tests.patience import LIMIT
+from tests.recording import overlaps
+
+#: Celery's states that do not change.
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+
+#: Seconds in which what must not happen would.
+AFTERWARDS = 2.0
+
+
+def again(shop: Shop, task: str, *args: Any, **options: Any) -> AsyncResult:
+    """The same message once more, as by a broker that lost the acknowledgement."""
+    return shop.send(task, *args, **options)
+
+
+def final(shop: Shop, result: AsyncResult | None) -> list[str]:
+    """The states of a result and of all before it, once they are final."""
+    found = []
+    while result is not None:
+        until(lambda result=result: shop.state_of(result) in READY, LIMIT)
+        found.append(shop.state_of(result))
+        result = result.parent
+    return found
+
+
+class TestIdThatIsUsedAgain:
+    """By a program that has no code of the tasks: its messages have nothing random about them."""
+
+    @pytest.fixture(autouse=True)
+    def _workers(self, shop: Shop) -> None:
+        shop.start("one")
+
+    def test_rest_of_the_chain_gets_a_state(self, shop: Shop) -> None:
+        step = shop.sign("exclusive", "report", immutable=True)
+        step.freeze()
+        for _ in range(2):
+            result = chain(step, shop.sign("echo"), app=shop.app).apply_async()
+            assert set(final(shop, result)) <= READY
+
+    def test_rest_of_the_chain_gets_a_state_while_the_first_one_runs(self, shop: Shop) -> None:
+        step = shop.sign("exclusive", "report", 2.0, immutable=True)
+        step.freeze()
+        results = [chain(step, shop.sign("echo"), app=shop.app).apply_async()]
+        shop.record.wait_for(starts=1)
+        results.append(chain(step, shop.sign("echo"), app=shop.app).apply_async())
+        for result in results:
+            assert set(final(shop, result)) <= READY
+        assert results[0].get(timeout=LIMIT) == "report"
+
+    def test_chord_body_gets_a_state(self, shop: Shop) -> None:
+        step = shop.sign("exclusive", "report", immutable=True)
+        step.freeze()
+        for _ in range(2):
+            result = chord(group([step, shop.sign("echo", 1)], app=shop.app), shop.sign("echo"), app=shop.app)()
+            assert set(final(shop, result)) <= READY
+
+    def test_errbacks_are_called(self, shop: Shop) -> None:
+        for number in range(2):
+            chain(
+                shop.sign("failing", "report", immutable=True).set(task_id="frozen"),
+                shop.sign("echo"),
+                app=shop.app,
+            ).apply_async(link_error=shop.sign("mark", number, immutable=True))
+            shop.record.wait_for(starts=number + 1, job="mark")
+
+    def test_task_does_not_get_what_another_one_returned(self, shop: Shop) -> None:
+        """Both have one lock; a record is one task's."""
+        assert shop.send("exclusive", "report", task_id="x").get(timeout=LIMIT) == "report"
+        shop.app.backend.forget("x")
+        assert shop.send("shouting", "report", task_id="x").get(timeout=LIMIT) == "REPORT"
+        assert len(shop.record.runs("report")) == 2
+
+
+class TestProtocolOne:
+    """Its messages do not say how often a task was replaced."""
+
+    @pytest.mark.parametrize("how", ["replace", "replace by itself"])
+    def test_replacement_under_the_same_lock_runs(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop], how: str
+    ) -> None:
+        shop = shop_on(redis_server, task_protocol=1)
+        shop.start("one")
+        assert shop.send("ending", "report", how).get(timeout=LIMIT) == "report"
+        runs = shop.record.runs("report")
+        assert len(runs) == 2
+        assert overlaps(runs) == []
+
+
+def test_lock_of_a_retry_with_other_arguments_is_not_kept_for_nobody(
+    redis_server: RedisServer, shop_on: Callable[..., Shop]
+) -> None:
+    shop = shop_on(redis_server, singleton_lock_ttl=600.0)
+    shop.start("one")
+    assert shop.send("moving", "here", "there").get(timeout=LIMIT) == "there"
+    until(lambda: not shop.held(), 30)
+    assert shop.send("exclusive", "here").get(timeout=LIMIT) == "here"
+
+
+class TestForgottenResult:
+    """That the result backend has nothing does not mean that nothing was stored."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("forget", ["forget", "expire"])
+    def test_what_follows_is_not_sent_twice(
+        self, redis_server: RedisServer, shop_on: Callable[..., Shop], forget: str
+    ) -> None:
+        shop = shop_on(redis_server, **({"result_expires": 1} if forget == "expire" else {}))
+        shop.start("one")
+        link = shop.sign("mark", immutable=True)
+        result = shop.send("late", "report", link=link)
+        assert result.get(timeout=LIMIT) == "report"
+        shop.record.wait_for(starts=1, job="mark")
+        if forget == "forget":
+            result.forget()
+        else:
+            until(lambda: shop.state_of(result) == "PENDING")
+        again(shop, "late", "report", link=link, task_id=result.id)
+        # It may look once more when the first execution has had its time.
+        clock.sleep(done.SETTLING + AFTERWARDS)
+        assert len(shop.record.runs("mark")) == 1
+        assert len(shop.record.runs("report")) == 1
+
+
+class TestRefusedCopy:
+    def test_failure_of_a_message_that_waited_is_final(self, shop: Shop) -> None:
+        """It is delivered again while it waits; the second copy gets the lock after the first has failed."""
+        shop.start("one", "two")
+        holder = shop.send("exclusive", "report", 6.0)
+        shop.record.wait_for(starts=1)
+        options = {"task_id": "refused", "root_id": "refused"}
+        refused = shop.send("late", "report", singleton_lock={"wait": 2.0, "on_conflict": "raise"}, **options)
+        again(shop, "late", "report", singleton_lock={"wait": LIMIT, "on_conflict": "raise"}, **options)
+        until(lambda: shop.state_of(refused) == "FAILURE")
+        assert holder.get(timeout=LIMIT) == "report"
+        clock.sleep(AFTERWARDS)
+        assert [run.task_id for run in shop.record.runs("report")] == [holder.id]
+        assert shop.state_of(refused) == "FAILURE"
+
+    def test_chain_of_a_refused_message_stays_failed(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = shop.send("exclusive", "report", 6.0)
+        shop.record.wait_for(starts=1)
+        step = shop.sign("late", "report", immutable=True).set(task_id="refused")
+
+        def send(wait: float) -> AsyncResult:
+            call = {"singleton_lock": {"wait": wait, "on_conflict": "raise"}}
+            following = shop.sign("exclusive", "next", immutable=True).set(task_id="following")
+            return chain(step.clone().set(headers=call), following, app=shop.app).apply_async()
+
+        result = send(2.0)
+        send(LIMIT)
+        assert final(shop, result) == ["FAILURE", "FAILURE"]
+        assert holder.get(timeout=LIMIT) == "report"
+        clock.sleep(AFTERWARDS)
+        assert final(shop, result) == ["FAILURE", "FAILURE"]
+        assert [run.task_id for run in shop.record.runs("report")] == [holder.id]
+        assert shop.record.runs("next") == []

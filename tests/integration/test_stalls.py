@@ -1,0 +1,187 @@
+"""The lock server stalls for a while: every message ends all the same, none is run twice, and none ends late.
+
+Whatever was asked for in front of the stall is carried out behind it, when those who asked have long given up. The ttl
+is longer than any test waits, so that what is left behind by mistake would be held for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, until
+from tests.patience import LIMIT
+from tests.recording import overlaps
+from tests.stalling import KINDS, Place, StallingProxy
+
+#: Of the locks, in seconds.
+TTL = 600.0
+
+#: Seconds after the end of a stall in which everything has ended: more than any of our own delays, on a busy machine.
+SOON = 60.0
+
+#: Children or threads of the worker.
+SLOTS = 4
+
+POOLS = ("prefork", "threads", "solo", "gevent")
+
+
+@pytest.fixture
+def silent(redis_server: RedisServer, own_redis: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    """A shop whose lock server is one that the test stops."""
+    return shop_on(redis_server, locks=own_redis, singleton_lock_ttl=TTL)
+
+
+@pytest.fixture
+def proxy(own_redis: RedisServer) -> Iterator[StallingProxy]:
+    with StallingProxy(own_redis.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(
+    redis_server: RedisServer, own_redis: RedisServer, proxy: StallingProxy, shop_on: Callable[..., Shop]
+) -> Shop:
+    """A shop whose lock server is behind the proxy."""
+    return shop_on(
+        redis_server,
+        locks=own_redis,
+        singleton_lock_backend=f"redis://127.0.0.1:{proxy.port}/2",
+        singleton_lock_ttl=TTL,
+    )
+
+
+def warm(shop: Shop) -> None:
+    """Have each child connect, and the server know the scripts."""
+    results = [shop.send("exclusive", f"warm-{number}", 0.2) for number in range(2 * SLOTS)]
+    results += [shop.send("waiting", "warm", 0.01) for _ in range(2)]
+    for result in results:
+        result.get(timeout=LIMIT)
+
+
+def send_all(shop: Shop, name: str, seconds: float) -> dict[str, AsyncResult]:
+    """Messages of each kind: acknowledged early and late, on locks of their own, and one after the other on one."""
+    return {
+        **{f"{name}-early-{n}": shop.send("exclusive", f"{name}-early-{n}", seconds) for n in range(3)},
+        **{f"{name}-late-{n}": shop.send("late", f"{name}-late-{n}", seconds) for n in range(3)},
+        **{f"{name}-{n}": shop.send("waiting", name, seconds) for n in range(2)},
+    }
+
+
+def not_as_promised(shop: Shop, results: dict[str, AsyncResult], back_at: float) -> list[str]:
+    """What did not end soon after the server is back."""
+    deadline = max(back_at, clock.now()) + SOON
+    open_ones = dict(results)
+    while open_ones and clock.now() < deadline:
+        open_ones = {name: it for name, it in open_ones.items() if shop.state_of(it) not in ("SUCCESS", "FAILURE")}
+        clock.sleep(0.05)
+    states = {name: shop.state_of(result) for name, result in results.items()}
+    return [f"{name}: {state}" for name, state in states.items() if state != "SUCCESS"]
+
+
+def run_twice(shop: Shop) -> list[str]:
+    """Ids of messages that were begun more than once."""
+    counts = Counter(run.task_id for run in shop.record.runs())
+    return [task_id for task_id, count in counts.items() if count > 1]
+
+
+@pytest.mark.parametrize("task", ["exclusive", "late"])
+@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in POOLS[1:])])
+def test_nothing_is_lost_in_a_stall_while_many_ask(silent: Shop, own_redis: RedisServer, pool: str, task: str) -> None:
+    silent.start("one", pool=pool, concurrency=SLOTS)
+    warm(silent)
+    own_redis.pause()
+    results = {f"job-{number}": silent.send(task, f"job-{number}") for number in range(2 * SLOTS)}
+    clock.sleep(4.5)
+    own_redis.resume()
+    assert not_as_promised(silent, results, clock.now()) == []
+    assert run_twice(silent) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [1, 2, 3, 7, 10])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_nothing_is_lost_however_long_it_is(silent: Shop, own_redis: RedisServer, pool: str, seconds: float) -> None:
+    silent.start("one", pool=pool, concurrency=SLOTS)
+    warm(silent)
+    own_redis.pause()
+    results = send_all(silent, "job", 0.05)
+    clock.sleep(seconds)
+    own_redis.resume()
+    assert not_as_promised(silent, results, clock.now()) == []
+    assert run_twice(silent) == []
+
+
+@pytest.mark.parametrize("task", ["exclusive", "late"])
+def test_nothing_is_lost_where_each_answer_takes_long(
+    redis_server: RedisServer, own_redis: RedisServer, proxy: StallingProxy, shop_on: Callable[..., Shop], task: str
+) -> None:
+    """Longer than a third of the ttl: too late to begin with what was granted."""
+    slow = shop_on(
+        redis_server,
+        locks=own_redis,
+        singleton_lock_backend=f"redis://127.0.0.1:{proxy.port}/2",
+        singleton_lock_ttl=2.0,
+    )
+    slow.start("one", concurrency=SLOTS)
+    warm(slow)
+    proxy.delay(0.75)
+    results = {f"job-{number}": slow.send(task, f"job-{number}") for number in range(10)}
+    # Each is put back again and again: their copies meet what was granted too late.
+    until(lambda: sum(worker.log.count("is put back") for worker in slow.workers) >= 3 * len(results), 15)
+    proxy.delay(0)
+    assert not_as_promised(slow, results, clock.now()) == []
+    assert run_twice(slow) == []
+
+
+@pytest.mark.parametrize(("kind", "place"), [("ACQUIRE", "front"), ("RELEASE", "behind")])
+def test_stall_at_a_command(proxied: Shop, proxy: StallingProxy, kind: str, place: Place) -> None:
+    proxied.start("one", concurrency=SLOTS)
+    assert stalls(proxied, proxy, [kind], [place], [4.5]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seconds", [1.0, 4.5, 10.0])
+@pytest.mark.parametrize("pool", POOLS)
+def test_stall_at_each_command(proxied: Shop, proxy: StallingProxy, pool: str, seconds: float) -> None:
+    """In front of, within and behind each command that we send."""
+    proxied.start("one", pool=pool, concurrency=SLOTS)
+    assert stalls(proxied, proxy, list(KINDS), ["front", "within", "behind"], [seconds]) == {}
+
+
+def stalls(
+    shop: Shop, proxy: StallingProxy, kinds: list[str], places: list[Place], lengths: list[float]
+) -> dict[str, object]:
+    """What is not as promised, for each stall."""
+    warm(shop)
+    proxy.seen.clear()
+    for result in send_all(shop, "first", 0.05).values():
+        result.get(timeout=LIMIT)
+    seen = set(proxy.seen)
+    assert {"ACQUIRE", "RELEASE"} <= seen
+    found: dict[str, object] = {}
+    for name, kind, place, seconds in (
+        (f"{kind} {place} {seconds:g}", kind, place, seconds)
+        for kind in kinds
+        if kind in seen
+        for place in places
+        for seconds in lengths
+    ):
+        proxy.stall(kind, place, seconds)
+        results = send_all(shop, name, 0.05)
+        proxy.struck.wait(5)
+        proxy.disarm()
+        wrong = not_as_promised(shop, results, proxy.back_at)
+        if wrong:
+            found[name] = wrong
+    if twice := run_twice(shop):
+        found["run twice"] = twice
+    if met := overlaps(shop.record.runs()):
+        found["at the same time"] = met
+    return found

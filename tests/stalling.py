@@ -1,0 +1,86 @@
+"""A TCP proxy to a Redis that falls silent at a command of a kind: in front of it, within it, or behind it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import Literal
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.stores import calls
+from tests.proxy import LossyProxy
+
+#: In front: the server gets the command when the stall is over, also if nobody waits for it any more. Within: it gets
+#: the one half before and the other after. Behind: it is carried out, and its answer comes when the stall is over.
+Place = Literal["front", "within", "behind"]
+
+#: Kinds of commands by what is in them.
+KINDS: dict[str, bytes] = {
+    **{
+        name.strip("_"): script.sha.encode() for name, script in vars(calls).items() if isinstance(script, calls.Script)
+    },
+    "BLPOP": b"BLPOP",
+}
+
+
+class StallingProxy(LossyProxy):
+    """Forwards to a port; `stall` makes all connections silent at once, for the first command of a kind."""
+
+    def __init__(self, port: int) -> None:
+        self.seen: Counter[str] = Counter()
+        self._armed: tuple[str, Place, float] | None = None
+        self._mutex = threading.Lock()
+        self._silent_until = 0.0
+        #: Whether it is the answers that are kept back, and not the commands.
+        self._keeps_answers = False
+        self.struck = threading.Event()
+        super().__init__(port)
+
+    def stall(self, kind: str, place: Place, seconds: float) -> None:
+        """Fall silent for so long at the next command of this kind; `struck` is set then."""
+        with self._mutex:
+            self.struck.clear()
+            self._armed = kind, place, seconds
+
+    def disarm(self) -> None:
+        """Do not wait for a command that did not come."""
+        with self._mutex:
+            self._armed = None
+
+    @property
+    def back_at(self) -> float:
+        """When it is, or was, to be heard again."""
+        return self._silent_until
+
+    def _forward(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                place = None if is_reply else self._strike(data)
+                if place == "within":
+                    sink.sendall(data[: len(data) // 2])
+                    data = data[len(data) // 2 :]
+                if place != "behind":
+                    self._wait(is_reply)
+                sink.sendall(data)
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _strike(self, data: bytes) -> Place | None:
+        kinds = {kind for kind, mark in KINDS.items() if mark in data}
+        with self._mutex:
+            self.seen.update(kinds)
+            if self._armed is None or self._armed[0] not in kinds:
+                return None
+            _, place, seconds = self._armed
+            self._armed = None
+            self._keeps_answers = place == "behind"
+            self._silent_until = clock.now() + seconds
+            self.struck.set()
+            return place
+
+    def _wait(self, is_reply: bool) -> None:
+        while (left := self._silent_until - clock.now()) > 0 and is_reply == self._keeps_answers:
+            clock.sleep(left)
