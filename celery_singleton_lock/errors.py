@@ -116,9 +116,9 @@ class ResultLost(SingletonLockError):
 
     def __str__(self) -> str:
         return (
-            f"task {self.task}[{cleaned.text(self.task_id)}] was carried out by a worker that died before it stored the "
-            f"result; what it ended with is larger than the {self.limit} bytes that are kept, or not of plain types, "
-            f"and it is not run again"
+            f"task {self.task}[{cleaned.text(self.task_id)}] was carried out by a worker that died before it stored "
+            f"the result; what it ended with is larger than the {self.limit} bytes that are kept, or not of plain "
+            "types, and it is not run again"
         )
 
 
