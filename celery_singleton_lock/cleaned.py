@@ -33,11 +33,12 @@ def text(value: object, *, most: int = MAX_BYTES) -> str:
     """A text of at most so many bytes, printable; a longer one is cut and ends with a digest of all of it."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= most:
         return str(value)
-    shown = printable(value)
+    found = value if isinstance(value, str) else _in_short(value)
+    shown = printable(found[:most])  # Megabytes of it would take their time.
     content = shown.encode()
-    if len(content) <= most:
+    if len(found) <= most and len(content) <= most:
         return shown
-    digest = hashlib.sha256(content).hexdigest()[:_DIGITS]
+    digest = hashlib.sha256(found.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
     return content[: most - _DIGITS - 3].decode(errors="ignore") + "\u2026" + digest
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from celery.exceptions import ImproperlyConfigured
 
+from celery_singleton_lock import cleaned
+
 
 class SingletonLockError(Exception):
     """Base of every error that this package raises."""
@@ -38,7 +40,7 @@ class LockConflict(SingletonLockError):
         self.remaining = remaining
 
     def __str__(self) -> str:
-        holder = f"task {self.task_id}" if self.task_id else "another holder"
+        holder = f"task {cleaned.text(self.task_id)}" if self.task_id else "another holder"
         return f"{self.key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"
 
 
@@ -114,9 +116,9 @@ class ResultLost(SingletonLockError):
 
     def __str__(self) -> str:
         return (
-            f"task {self.task}[{self.task_id}] was carried out by a worker that died before it stored the result; "
-            f"what it ended with is larger than the {self.limit} bytes that are kept, or not of plain types, "
-            f"and it is not run again"
+            f"task {self.task}[{cleaned.text(self.task_id)}] was carried out by a worker that died before it stored "
+            f"the result; what it ended with is larger than the {self.limit} bytes that are kept, or not of plain "
+            "types, and it is not run again"
         )
 
 

@@ -81,8 +81,8 @@ class Count(NamedTuple):
 Key = tuple[str, str, str]
 
 
-#: The counters whose label comes from a message: a journal has a few hundred of them (`stores.base.MAX_LABELS`),
-#: and the label of what is more. The policies, outcomes and kinds of the other counters are few.
+#: The counters whose label comes from a message, of which a journal has a few hundred counts (`base.MAX_LABELS`), and
+#: the label of what is more. The policies, outcomes and kinds of the other counters are few.
 FREE_LABELS, OTHER = ("refused_ticks",), "(other)"
 
 

@@ -16,8 +16,9 @@ from types import MethodType
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakKeyDictionary
 
-from kombu.utils.url import maybe_sanitize_url
-
+from celery_singleton_lock import backend_url, cleaned
+from celery_singleton_lock.backend_url import SCHEMES, shown
+from celery_singleton_lock.backend_url import scheme as _scheme
 from celery_singleton_lock.broker import visibility_timeout
 from celery_singleton_lock.errors import InvalidOption
 
@@ -45,12 +46,6 @@ DEFAULT_JOURNAL, MAX_JOURNAL = 10_000, 1_000_000
 #: Refusals in a row after which there is a warning, unless the setting says otherwise.
 DEFAULT_BLOCKED_AFTER = 12
 
-#: Schemes of `singleton_lock_backend`.
-SCHEMES = (
-    *("redis", "rediss", "redis+socket", "unix"),
-    *("sentinel", "redis+cluster", "rediss+cluster", "memory"),
-)
-
 #: Schemes of which several URLs joined by `;` are the nodes of a Redlock.
 _NODES = ("redis", "rediss", "redis+socket", "unix")
 
@@ -70,7 +65,12 @@ class _Rule:
 
 
 def _is_seconds(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # A whole number beyond what a float holds.
+        return False
 
 
 def _is_count(value: object) -> bool:
@@ -155,6 +155,28 @@ OPTIONS: Mapping[str, Option] = {
     "at_least_for": Option("lock_at_least_for", "singleton_lock_at_least_for", 0.0, _AT_LEAST),
 }
 
+#: What may stand in the `singleton_lock={...}` of a call.
+CALL_KEYS = ("key", *(name for name in OPTIONS if name not in ("scope", "limit")))
+
+#: What `singleton_lock_accept` calls `singleton_lock=False`, and all that it may name.
+DISABLE = "disable"
+ACCEPTABLE = (DISABLE, *CALL_KEYS)
+
+#: Seconds that a message may ask for at most, where the task and the settings do not say more themselves.
+MAX_ASKED = 3600.0
+
+#: Options of a call that are bounded by that: for so long a message may keep others out, or a worker's slot.
+_BOUNDED = ("ttl", "wait", "at_least_for")
+
+
+def _is_acceptable(value: object) -> bool:
+    if isinstance(value, str):
+        return value in ("all", "none")
+    return isinstance(value, (list, tuple, set, frozenset)) and all(name in ACCEPTABLE for name in value)
+
+
+_ACCEPT = _Rule(_is_acceptable, f"'all', 'none', or a list of any of {', '.join(map(repr, ACCEPTABLE))}")
+
 #: App settings that are not a default of a task option.
 LOCK_SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_backend": _Rule(lambda value: isinstance(value, str), "a URL"),
@@ -165,7 +187,11 @@ LOCK_SETTINGS: Mapping[str, _Rule] = {
     "singleton_lock_replicas": _REPLICAS,
     "singleton_lock_journal": _JOURNAL,
     "singleton_lock_blocked_after": _BLOCKED_AFTER,
+    "singleton_lock_accept": _ACCEPT,
 }
+
+#: Settings whose values hold a password, and are not shown.
+_SECRET = ("singleton_lock_backend", "singleton_lock_transport_options")
 
 #: Settings of beat's exclusive scheduler.
 BEAT_SETTINGS: Mapping[str, _Rule] = {
@@ -191,9 +217,6 @@ KEY_ATTRIBUTES = ("lock_key", "lock_name")
 
 #: Options of the design that are not built yet, so that nobody relies on them.
 _LATER_ATTRIBUTES = ("on_duplicate",)
-
-#: What may stand in the `singleton_lock={...}` of a call.
-CALL_KEYS = ("key", *(name for name in OPTIONS if name not in ("scope", "limit")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +251,8 @@ class Settings:
         replicas: how many replicas of the lock server must have a lock before it counts as taken.
         journal: entries that the journal keeps; 0: there is none.
         blocked_after: refusals in a row after which there is a warning; 0: never.
+        accept: options of a call (`singleton_lock={...}`) that a worker takes from a message; "disable" is
+            `singleton_lock=False`.
         defaults: of the task options.
     """
 
@@ -239,6 +264,7 @@ class Settings:
     replicas: int
     journal: int
     blocked_after: int
+    accept: frozenset[str]
     defaults: Mapping[str, Any]
 
     @property
@@ -264,7 +290,7 @@ class Settings:
         own = {name: conf.get(name) for name in LOCK_SETTINGS}
         for name, rule in LOCK_SETTINGS.items():
             if own[name] is not None:
-                _require(rule, own[name], f"setting {name}", secret=name == "singleton_lock_backend")
+                _require(rule, own[name], f"setting {name}", secret=name in _SECRET)
         enabled = own["singleton_lock_enabled"]
         explicit = backend or own["singleton_lock_backend"]
         backend, transport_options = _backend(conf, explicit, enabled is False)
@@ -277,6 +303,7 @@ class Settings:
             replicas=own["singleton_lock_replicas"] or 0,
             journal=_or(own["singleton_lock_journal"], DEFAULT_JOURNAL),
             blocked_after=_or(own["singleton_lock_blocked_after"], DEFAULT_BLOCKED_AFTER),
+            accept=accepted(conf),
             defaults={name: _default(conf, option) for name, option in OPTIONS.items()},
         )
 
@@ -327,7 +354,7 @@ def problems(app: Any) -> Iterator[InvalidOption]:
     for name, rule in SETTINGS.items():
         if (value := conf.get(name)) is not None:
             try:
-                _require(rule, value, f"setting {name}", secret=name == "singleton_lock_backend")
+                _require(rule, value, f"setting {name}", secret=name in _SECRET)
             except InvalidOption as error:
                 yield error
 
@@ -395,15 +422,60 @@ def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[Fal
     if value is False:
         return False
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{where} is {value!r}, but must be a dictionary, or False to run without a lock")
+        told = cleaned.value_shown(value)
+        raise InvalidOption(f"{where} is {told}, but must be a dictionary, or False to run without a lock")
     for name in value:
         if name not in CALL_KEYS:
-            raise InvalidOption(f"{where} has the key {name!r}{_instead(name, CALL_KEYS)}")
+            raise InvalidOption(f"{where} has the key {cleaned.value_shown(name)}{_instead(name, CALL_KEYS)}")
         rule = _TEXT if name == "key" else OPTIONS[name].rule
         _require(rule, value[name], f"{where}, key {name!r},")
         if callable(value[name]):
             raise InvalidOption(f"{where}: {name!r} is a callable, which no message can carry; set it on the task")
     return dict(value)
+
+
+def accepted(conf: Any) -> frozenset[str]:
+    """The options of a call that a worker takes from a message.
+
+    Raises:
+        InvalidOption: the setting is not allowed.
+    """
+    given = conf.get("singleton_lock_accept")
+    if given is None:
+        # Whoever sends may say how an execution locks; not that it does not.
+        return frozenset(CALL_KEYS)
+    _require(_ACCEPT, given, "setting singleton_lock_accept")
+    return frozenset({"all": ACCEPTABLE, "none": ()}.get(given, ()) if isinstance(given, str) else given)
+
+
+def check_accepted(call: Mapping[str, Any] | Literal[False] | None, accept: frozenset[str], task: Any) -> None:
+    """Whether a worker takes these options of a call, as `check_call` gave them, from a message.
+
+    Raises:
+        InvalidOption: one of them is not accepted; in the producer before sending, and in the worker.
+    """
+    where = f"singleton_lock of a call of {task.name}"
+    for name in (DISABLE,) if call is False else call or ():
+        if name not in accept:
+            asked = "False" if call is False else f"given with {name!r}"
+            raise InvalidOption(
+                f"{where} is {asked}, which workers do not take from a message; setting singleton_lock_accept lets "
+                f"them take {', '.join(it for it in ACCEPTABLE if it in accept) or 'nothing'}: add {name!r} to it, or "
+                "set the option on the task"
+            )
+    for name in _BOUNDED:
+        asked_for, most = (call or {}).get(name, 0.0), max(MAX_ASKED, _own_seconds(task, OPTIONS[name]))
+        if asked_for > most:
+            raise InvalidOption(
+                f"{where} has the key {name!r} with {cleaned.value_shown(asked_for)}; allowed in a message: "
+                f"{most:g} seconds at most; set {OPTIONS[name].attribute} on the task for more"
+            )
+
+
+def _own_seconds(task: Any, option: Option) -> float:
+    own = raw_attribute(task, option.attribute)
+    value = task.app.conf.get(option.setting) if own is None else own
+    return float(value) if _is_seconds(value) else 0.0
 
 
 def raw_attribute(task: Any, name: str) -> Any:
@@ -414,22 +486,18 @@ def raw_attribute(task: Any, name: str) -> Any:
     return value.__func__ if isinstance(value, MethodType) else value
 
 
-def shown(urls: str) -> str:
-    """A URL, or several joined by `;`, as it may be logged."""
-    return ";".join(_shown(url) for url in urls.split(";"))
-
-
-def _shown(url: str) -> str:
-    try:
-        return str(maybe_sanitize_url(url))
-    except ValueError:
-        return f"{_scheme(url)}://…"
-
-
 def _require(rule: _Rule, value: Any, where: str, *, secret: bool = False) -> Any:
-    if not rule.allows(value):
-        raise InvalidOption(f"{where} is {'of the wrong type' if secret else repr(value)}; allowed: {rule.words}")
+    if not _allows(rule, value):
+        shown_value = "of the wrong type" if secret else cleaned.value_shown(value)
+        raise InvalidOption(f"{where} is {shown_value}; allowed: {rule.words}")
     return value
+
+
+def _allows(rule: _Rule, value: object) -> bool:
+    try:
+        return bool(rule.allows(value))
+    except Exception:  # noqa: BLE001 - comparing a value of any type may raise anything: an array of numpy's does
+        return False
 
 
 def _or(value: int | None, default: int) -> int:
@@ -486,6 +554,12 @@ def _require_backend(backend: str) -> None:
                 f"setting singleton_lock_backend is {shown(backend)!r}; "
                 f"allowed: a URL that begins with one of {allowed}"
             )
+        if not backend_url.is_readable(url):
+            raise InvalidOption(
+                f"setting singleton_lock_backend is {shown(backend)!r}, and cannot be read: allowed: a URL such as "
+                "'redis://user:password@localhost:6379/0', in which the characters / ? # @ : ; % of user and password "
+                "are written as %2F %3F %23 %40 %3A %3B %25"
+            )
     schemes = {_scheme(url) for url in urls}
     if len(urls) == 1 or (len(schemes) == 1 and not schemes & {*_NODES, "memory"}):
         return
@@ -503,14 +577,10 @@ def _require_backend(backend: str) -> None:
         )
 
 
-def _scheme(url: str) -> str:
-    return url.partition("://")[0].lower()
-
-
 def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
     for name in _setting_names(conf):
         if name not in SETTINGS:
-            yield InvalidOption(f"there is no setting {name}{_instead(name, sorted(SETTINGS))}")
+            yield InvalidOption(f"there is no setting {cleaned.text(name)}{_instead(name, sorted(SETTINGS))}")
 
 
 def _setting_names(conf: Any) -> Iterable[str]:
@@ -536,6 +606,6 @@ def _refuse_unknown_attributes(task: Any) -> None:
 
 def _instead(name: object, allowed: Iterable[str]) -> str:
     allowed = tuple(allowed)
-    close = difflib.get_close_matches(str(name), allowed, n=1)
+    close = difflib.get_close_matches(cleaned.text(name), allowed, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint}; allowed: {', '.join(allowed)}"

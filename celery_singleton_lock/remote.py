@@ -12,6 +12,7 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.runtime import Runtime
 
 #: What all workers of an app must have in common: "version", "enabled", "backend", "prefix".
@@ -65,12 +66,14 @@ def ask(app: Any, *, timeout: float) -> list[Peer]:
         connection.ensure_connection(max_retries=1)
         control = app.control.inspect(timeout=timeout, connection=connection)
         tasks = control.registered(_OURS) or {}
-        peers = {node: _sorted_out(told) for node, told in tasks.items() if isinstance(told, list)}
+        # Whoever reaches the broker can answer as well, with anything.
+        peers = {str(node): _sorted_out(told) for node, told in tasks.items() if isinstance(told, list)}
         ours = [node for node, (exclusive, _) in peers.items() if exclusive]
         # Only those: a worker logs an error when it is asked for what it does not know.
         answers = _standings(app, connection, ours, timeout) if ours else {}
     return [
-        Peer(node, exclusive, plain, _known(answers.get(node))) for node, (exclusive, plain) in sorted(peers.items())
+        Peer(cleaned.text(node), exclusive, plain, _known(answers.get(node)))
+        for node, (exclusive, plain) in sorted(peers.items())
     ]
 
 
@@ -83,16 +86,18 @@ def _standings(app: Any, connection: Any, nodes: Sequence[str], timeout: float) 
         timeout=timeout,
         limit=len(nodes),
     )
-    return {node: told for answer in answers or [] for node, told in answer.items()}
+    return {str(node): told for answer in answers or [] if isinstance(answer, Mapping) for node, told in answer.items()}
 
 
 def _sorted_out(told: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Which of a worker's tasks are exclusive, and which are not; each is told as "name [attribute=value]"."""
-    named = [each.partition(" [") for each in told]
+    named = [cleaned.text(each).partition(" [") for each in told]
     exclusive = frozenset(name for name, _, attributes in named if attributes)
     return exclusive, frozenset(name for name, _, _ in named) - exclusive
 
 
 def _known(told: Any) -> Standing | None:
     """What a worker said, unless it was that it does not know the question."""
-    return told if isinstance(told, Mapping) and "prefix" in told else None
+    if not isinstance(told, Mapping) or not told.keys() >= {"version", "enabled", "backend", "prefix"}:
+        return None
+    return {**{name: cleaned.text(told[name]) for name in ("version", "backend", "prefix")}, "enabled": told["enabled"]}

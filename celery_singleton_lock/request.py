@@ -7,6 +7,7 @@ broker, or its end is recorded, so that nobody is refused by the lock of the dea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,6 +44,9 @@ class SingletonRequest(_Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
+        if not isinstance(self._request_dict.get("headers"), Mapping):
+            # Celery takes it for the others, and could not send the message again.
+            self._request_dict.pop("headers", None)
         self._owner = new_owner()
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False

@@ -14,13 +14,15 @@ from typing import Any, ClassVar, Literal
 
 from celery import Task
 
-from celery_singleton_lock import identity, keys
+from celery_singleton_lock import cleaned, identity, keys
 from celery_singleton_lock.execution import Execution, record_started
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options import (
     ConflictPolicy,
     Options,
     Settings,
+    accepted,
+    check_accepted,
     check_call,
     check_task,
     options_for,
@@ -142,7 +144,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's, under the lock; `singleton_lock` as for `apply_async`."""
-        return super().apply(args, kwargs, *rest, **self._with_call_header(options))
+        return super().apply(args, kwargs, *rest, **self._with_call_header(options, applied=True))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
@@ -165,9 +167,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         options, key = lock
         return Execution(self, Runtime.of(self.app), options, key).carry_out(body)
 
-    def _with_call_header(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)
         if call is not None:
+            if not (applied or self.app.conf.task_always_eager):
+                check_accepted(call, accepted(self.app.conf), self)
             options["headers"] = {**(options.get("headers") or {}), CALL_HEADER: call}
         return options
 
@@ -184,8 +188,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidOption: what the caller asked for is not allowed.
         """
         settings = Runtime.of(self.app).settings
-        headers = request.headers or {}
+        headers = cleaned.headers(request)
         call = check_call(headers.get(CALL_HEADER, getattr(request, CALL_HEADER, None)), self.name)
+        if call is not None and not _is_applied(request):
+            check_accepted(call, settings.accept, self)
         if call is False or not settings.enabled or is_builtin(self.name):
             return None
         return options_for(self, settings, call)
@@ -208,6 +214,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return keys.key_of_text(settings.prefix, lock_name, explicit)
         lock_key = raw_attribute(self, "lock_key")
         return keys.key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
+
+
+def _is_applied(request: Any) -> bool:
+    """Whether it is called by `apply` in this process: the delivery's own word, which no sender can write."""
+    return (request.delivery_info or {}).get("is_eager") is True
 
 
 def _lease_of(request: Any) -> Lease | None:

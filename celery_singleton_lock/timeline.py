@@ -46,7 +46,8 @@ def running(key: str, held: Held, now: float) -> Entry | None:
     # The holder's clock is not the server's: for a look that is near enough.
     began = min(holder.since, now)
     place = (holder.task_id, holder.node, holder.pid)
-    return Entry("run", name_in(key), key, *place, began, now, outcome=RUNNING, limit=(held.slot or 0) + 1)
+    entry = Entry("run", name_in(key), key, *place, began, now, outcome=RUNNING, limit=(held.slot or 0) + 1)
+    return entry.cleaned()
 
 
 def page(title: str, entries: Sequence[Entry], window: Window) -> str:

@@ -37,7 +37,7 @@ def audit(ctx: click.Context, as_json: bool = False, strict: bool = False, **_: 
         if as_json:
             click.echo(json.dumps({"verdict": task.verdict, **asdict(task)}))
         else:
-            click.echo(f"{task.verdict:<8} {task.task}  ({task.lock})")
+            command.say(f"{task.verdict:<8} {task.task}  ({task.lock})")
             findings.show(task.findings, subject=task.task)
     if as_json:
         findings.dump(wide)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryOption
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime
 
@@ -34,7 +35,12 @@ def runtime_of(ctx: click.Context) -> Iterator[Runtime]:
             raise click.ClickException("memory:// locks are in each process of its own, and cannot be seen from here")
         yield runtime
     except SingletonLockError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(cleaned.printable(str(error))) from error
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """One line for people, whatever is in it."""
+    click.echo(cleaned.printable(text), err=err)
 
 
 def say_json(fields: dict[str, Any]) -> None:

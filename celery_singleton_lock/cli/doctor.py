@@ -41,6 +41,6 @@ def doctor(ctx: click.Context, as_json: bool = False, strict: bool = False, time
         findings.dump(diagnosis.findings)
     else:
         for line in diagnosis.seen:
-            click.echo(line)
+            command.say(line)
         findings.show(diagnosis.findings)
     findings.conclude(ctx, diagnosis.findings, as_json, strict)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import arguments, command, target
 from celery_singleton_lock.errors import InvalidKey, InvalidOption, LockUnavailable
 from celery_singleton_lock.explanation import Explanation, differences
@@ -38,7 +39,7 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **
         runtime = Runtime.of(app)
         explanations = [_explained(app, runtime, words) for words in _calls(call)]
     except (InvalidKey, InvalidOption) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(cleaned.printable(str(error))) from error
     for explanation in explanations:
         held, unknown = _holders(runtime, explanation)
         if as_json:
@@ -46,7 +47,8 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **
             click.echo(json.dumps({**asdict(explanation), "held_by": holders}, default=str))
         else:
             _show(explanation)
-            click.echo(f"held by    {unknown or '; '.join(map(_told, held)) or 'nobody'}\n")
+            command.say(f"held by    {unknown or '; '.join(map(_told, held)) or 'nobody'}")
+            click.echo()
     if len(explanations) == 2:
         _compare(*explanations, as_json=as_json)
 
@@ -96,17 +98,17 @@ def _told(held: Held) -> str:
 
 
 def _show(explanation: Explanation) -> None:
-    click.echo(f"task       {explanation.task}")
-    click.echo(f"key        {explanation.key}")
-    click.echo(f"lock_name  {explanation.lock_name}")
-    click.echo(f"lock_key   {explanation.lock_key}")
+    command.say(f"task       {explanation.task}")
+    command.say(f"key        {explanation.key}")
+    command.say(f"lock_name  {explanation.lock_name}")
+    command.say(f"lock_key   {explanation.lock_key}")
     for title, lines in (
         ("arguments", [_argument(explanation, name) for name in explanation.arguments]),
         ("of these", [f"{name} = {part.value}  as  {part.serialized}" for name, part in explanation.counts.items()]),
         ("options", [f"{each.option} = {each.value!r}  from {each.source}" for each in explanation.options]),
     ):
         for index, line in enumerate(lines or ["none"]):
-            click.echo(f"{'' if index else title:<11}{line}")
+            command.say(f"{'' if index else title:<11}{line}")
 
 
 def _argument(explanation: Explanation, name: str) -> str:
@@ -120,4 +122,4 @@ def _compare(one: Explanation, other: Explanation, *, as_json: bool) -> None:
         return
     click.echo("the same key: they exclude each other" if same else "different keys: they do not exclude each other")
     for reason in reasons:
-        click.echo(f"  {reason}")
+        command.say(f"  {reason}")

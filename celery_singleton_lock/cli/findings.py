@@ -10,6 +10,7 @@ from dataclasses import asdict
 import click
 from celery.bin.base import CeleryOption
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.finding import Finding
 
 #: Commands that judge take it.
@@ -26,8 +27,8 @@ def show(found: Sequence[Finding], *, subject: str | None = None) -> None:
         about = "" if finding.subject == subject else f"{finding.subject}: "
         indent = "  " if subject else ""
         severity = click.style(f"{finding.severity:<8}", fg=_COLOURS[finding.severity])
-        click.echo(f"{indent}{severity} {about}{finding.text}")
-        click.echo(f"{indent}{'':<8} -> {finding.remedy}")
+        click.echo(f"{indent}{severity} {cleaned.printable(about + finding.text)}")
+        click.echo(f"{indent}{'':<8} -> {cleaned.printable(finding.remedy)}")
 
 
 def dump(found: Sequence[Finding]) -> None:

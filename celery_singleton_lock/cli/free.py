@@ -100,7 +100,7 @@ def _free(runtime: Runtime, holds: Sequence[tuple[Line, Held]], *, force: bool, 
         if as_json:
             command.say_json({**asdict(line), "freed": is_free, "why": why})
         else:
-            click.echo(f"{'freed' if is_free else 'left '}  {line.cells[0]}  {line.holder}: {why}")
+            command.say(f"{'freed' if is_free else 'left '}  {line.cells[0]}  {line.holder}: {why}")
     return 1 if left else 0
 
 

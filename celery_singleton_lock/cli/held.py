@@ -72,7 +72,7 @@ def _watch(runtime: Runtime, selection: Selection, interval: float, as_json: boo
             try:
                 _list(runtime, selection, as_json)
             except LockUnavailable as error:
-                click.echo(f"Error: {error}", err=True)  # It may come back.
+                command.say(f"Error: {error}", err=True)  # It may come back.
             clock.sleep(interval)
     except KeyboardInterrupt:
         return

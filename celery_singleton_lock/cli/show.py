@@ -61,7 +61,7 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_:
 
 
 def _say(title: str, text: str) -> None:
-    click.echo(f"{title:<9}{text}".rstrip())
+    command.say(f"{title:<9}{text}".rstrip())
 
 
 def _times(line: Line, held: Held) -> str:

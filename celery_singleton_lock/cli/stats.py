@@ -72,11 +72,11 @@ def stats(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
         journal = runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal)
         counts, refused = metrics.read(journal.counts()), journal.refused()
     for line in _lines(counts):
-        command.say_json(asdict(line)) if as_json else click.echo(str(line))
+        command.say_json(asdict(line)) if as_json else command.say(str(line))
     for key, in_a_row in sorted(refused.items(), key=lambda item: -item[1]):
         found = {"key": key, "name": name_in(key), "refused_in_a_row": in_a_row}
         text = f"{name_in(key)}  refused {in_a_row} times since a run under this key ended  [{key}]"
-        command.say_json(found) if as_json else click.echo(text)
+        command.say_json(found) if as_json else command.say(text)
 
 
 def _lines(counts: Mapping[metrics.Count, int]) -> list[Line]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from celery_singleton_lock import metrics
+from celery_singleton_lock import cleaned, metrics
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.keys import name_in
 from celery_singleton_lock.runtime import Runtime
@@ -51,7 +51,7 @@ class LockCollector:
         settings, store = self._runtime.settings, self._runtime.store
         journal = store.journal(settings.prefix, size=settings.journal)
         counts = metrics.read(journal.counts())
-        yield from map(_held, [Counter(name_in(key) for key, _ in store.holds(settings.prefix))])
+        yield from map(_held, [Counter(_name_in(key) for key, _ in store.holds(settings.prefix))])
         yield _refused(journal.refused())
         for counter in metrics.COUNTERS:
             yield _counter(counter, counts)
@@ -66,12 +66,16 @@ def _held(held: Counter[str]) -> Metric:
     return family
 
 
+def _name_in(key: str) -> str:
+    return cleaned.text(name_in(key))
+
+
 def _refused(refused: dict[str, int]) -> Metric:
     text = "Most copies that were refused in a row, under one key of the lock."
     family = GaugeMetricFamily(f"{PREFIX}_refused_in_a_row", text, labels=["lock"])
     most: dict[str, int] = {}
     for key, count in refused.items():
-        most[name_in(key)] = max(count, most.get(name_in(key), 0))
+        most[_name_in(key)] = max(count, most.get(_name_in(key), 0))
     for name, count in most.items():
         family.add_metric([name], count)
     return family

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit
 
 from celery_singleton_lock.finding import Finding
 from celery_singleton_lock.options import Settings
@@ -89,8 +88,8 @@ def unreachable(name: str, error: str, *, is_one_of_many: bool = False) -> Findi
 
 
 def _of_permissions(checkup: Checkup, settings: Settings) -> Iterator[Finding]:
-    name = settings.transport_options.get("username") or urlsplit(settings.backend.split(";")[0]).username or "default"
-    user = f"ACL SETUSER {name} ~{settings.prefix}:*"
+    # Not by its name: in a URL without a colon, what was meant as the password is the user.
+    user = f"ACL SETUSER <its user> ~{settings.prefix}:*"
     if checkup.refused:
         yield Finding(
             *("problem", checkup.name),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from celery_singleton_lock.backend_url import shown
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options import Settings, shown
+from celery_singleton_lock.options import Settings
 from celery_singleton_lock.stores.base import Bell, Store, Turn
 from celery_singleton_lock.stores.memory import MemoryStore
 

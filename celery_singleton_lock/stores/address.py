@@ -10,6 +10,8 @@ from redis.connection import ConnectionPool, parse_url
 from redis.exceptions import RedisError
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.backend_url import is_readable
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.stores.server import Server
 
@@ -56,9 +58,11 @@ def of_cluster(urls: str, options: Mapping[str, Any], shown: str) -> tuple[Seque
     Raises:
         InvalidOption: the URL or an option is not one that redis-py knows.
     """
-    each = [_as_redis_py_spells(url.replace("+cluster", "", 1)) for url in urls.split(";")]
+    addresses: list[tuple[str, int]] = []
 
     def parsed() -> dict[str, Any]:
+        each = [_as_redis_py_spells(url.replace("+cluster", "", 1)) for url in urls.split(";")]
+        addresses.extend(_address(url, _REDIS_PORT) for url in each)
         if any(urlsplit(url).path.strip("/") not in ("", "0") for url in each):
             raise ValueError("a cluster has database 0 only")
         merged = {**dict(parse_url(each[0])), **options}  # type: ignore[no-untyped-call]
@@ -75,7 +79,7 @@ def of_cluster(urls: str, options: Mapping[str, Any], shown: str) -> tuple[Seque
 
     common: dict[str, Any] = {}
     _checked(checked, urls, options, shown)
-    return [_address(url, _REDIS_PORT) for url in each], pool_of
+    return addresses, pool_of
 
 
 def _pool(url: str, options: Mapping[str, Any]) -> ConnectionPool:
@@ -106,13 +110,20 @@ def _address(url: str, default_port: int) -> tuple[str, int]:
 
 def _checked(make: Callable[[], ConnectionPool], url: str, options: Mapping[str, Any], shown: str) -> ConnectionPool:
     """What `make` makes, if redis-py can make a connection from it."""
+    if not all(map(is_readable, url.split(";"))):
+        # What redis-py says of such a URL shows parts of it.
+        raise InvalidOption(f"setting singleton_lock_backend is {shown!r}, and cannot be read") from None
     try:
         pool = make()
         Server(pool).connection()
-    except (ValueError, TypeError, AttributeError, RedisError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RedisError) as error:
+        # It may repeat what stands behind a `?`: where the URL was mistyped, that is a part of the password.
+        why = (
+            cleaned.text(str(error)) if "?" not in url else f"{type(error).__name__} for the URL, or what follows its ?"
+        )
         raise InvalidOption(
             f"setting singleton_lock_backend is {shown!r}, with the transport options "
-            f"{sorted(options)}: {_without_passwords(str(error), url)}; allowed: what redis-py's connections take"
+            f"{sorted(map(str, options))}: {why}; allowed: what redis-py's connections take"
         ) from None
     return pool
 
@@ -122,7 +133,7 @@ def _as_redis_py_spells(url: str) -> str:
     scheme, netloc, path, query, _ = urlsplit(url)
     given = dict(parse_qsl(query))
     if scheme in ("redis", "rediss") and not path.strip("/").isdigit() and path.strip("/"):
-        raise ValueError(f"the database {path.strip('/')!r} is not a number")
+        raise ValueError("the database, behind the host and a slash, is not a number")
     if scheme == "redis+socket":
         scheme = "unix"
     if "virtual_host" in given:
@@ -130,13 +141,3 @@ def _as_redis_py_spells(url: str) -> str:
     if "ssl_cert_reqs" in given:
         given["ssl_cert_reqs"] = given["ssl_cert_reqs"].removeprefix("CERT_").lower()
     return f"{scheme}://{netloc}{path}?{urlencode(given)}"
-
-
-def _without_passwords(text: str, urls: str) -> str:
-    for url in urls.split(";"):
-        try:
-            password = urlsplit(url).password
-        except ValueError:
-            return "the URL cannot be read"
-        text = text.replace(password, "**") if password else text
-    return text

@@ -292,4 +292,4 @@ def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
 
 def _is_lock(name: bytes) -> bool:
     before, found, slot = name.rpartition(b"}:run")
-    return bool(before and found) and (not slot or (slot[:1] == b":" and slot[1:].isdigit()))
+    return bool(before and found) and (not slot or (slot[:1] == b":" and slot[1:].isdigit() and len(slot) <= 5))

@@ -101,7 +101,7 @@ class _Place:
     def of(cls, name: str) -> _Place | None:
         """The place of this name; None if no lock of ours can be there."""
         key, found, slot = name.rpartition(":run")
-        if not found or (slot and not re.fullmatch(":[1-9][0-9]*", slot, re.ASCII)):
+        if not found or (slot and not re.fullmatch(":[1-9][0-9]{0,3}", slot, re.ASCII)):
             return None
         return cls(key, int(slot[1:] or 0))
 

@@ -13,6 +13,7 @@ from redis.connection import Connection, ConnectionPool
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.calls import Call, Command
 from celery_singleton_lock.stores.stream import Stream, TooFewReplicas
 
@@ -29,8 +30,12 @@ _FIXED_OPTIONS: Mapping[str, Any] = {
 
 
 def told(error: BaseException) -> str:
-    """An error, without the innards that one about Sentinels ends with: some versions show their password."""
-    return f"{type(error).__name__}: {error}".partition(" : <")[0]
+    """An error, without the innards that one about Sentinels ends with: some versions show their password.
+
+    A server that does not know AUTH (renamed, or a proxy) repeats its arguments.
+    """
+    text = f"{type(error).__name__}: {error}".partition(" : <")[0].partition(", with args beginning with")[0]
+    return cleaned.text(text)
 
 
 class Server:

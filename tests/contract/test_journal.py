@@ -43,7 +43,7 @@ def test_tells_the_servers_time(journal: Journal) -> None:
 
 
 def test_entries_come_back_as_they_were_written(journal: Journal) -> None:
-    written = [run(-2.0, -1.0), refusal()._replace(task="ünï \n{}*", task_id=None, node=None), run(-1.0, 0.0)]
+    written = [run(-2.0, -1.0), refusal()._replace(task="ünï {}*", task_id=None, node=None), run(-1.0, 0.0)]
     journal.write({}, written, slack=0.0)
     assert list(journal.entries(since=0.0)) == written
     assert list(journal.entries(since=clock.wall() + 60)) == []

@@ -115,9 +115,6 @@ class TestCaller:
         with pytest.raises(LockConflict):
             copy.get(timeout=LIMIT)
 
-    def test_no_lock_for_this_call(self, shop: Shop, holder: AsyncResult) -> None:
-        assert shop.send("exclusive", "report2", singleton_lock=False).get(timeout=LIMIT) == "report2"
-
     def test_forged_options_fail_clearly_and_the_worker_goes_on(self, shop: Shop, holder: AsyncResult) -> None:
         with pytest.raises(Exception, match="singleton_lock of a call of"):
             shop.send("exclusive", "forged", singleton_lock={"nonsense": 1}).get(timeout=LIMIT)

@@ -166,7 +166,7 @@ class TestOneServer:
         with user(own_redis, *rules) as url:
             first, *_ = serious(looked_at(url))
         assert first.text == f"its user may not run {missing} on singleton_lock:*"
-        assert first.remedy == "ACL SETUSER locks ~singleton_lock:* +@read +@write +@scripting"
+        assert first.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting"
 
     def test_wrong_password_is_said_once(self, own_redis: RedisServer) -> None:
         with user(own_redis, "+@all") as url:

@@ -99,7 +99,7 @@ def test_missing_rights_are_named_with_the_command_that_gives_them() -> None:
     (finding,) = found(few, of=settings("redis://locks:secret@a", singleton_lock_prefix="shop"))
     assert finding.severity == "problem"
     assert "PEXPIRE, XADD on shop:*" in finding.text
-    assert finding.remedy == "ACL SETUSER locks ~shop:* +@read +@write +@scripting"
+    assert finding.remedy == "ACL SETUSER <its user> ~shop:* +@read +@write +@scripting"
     assert "secret" not in str(finding)
 
 
@@ -107,7 +107,7 @@ def test_right_to_wait_matters_with_replicas_only() -> None:
     few = replace(server(connected_slaves="1"), refused_extras=["WAIT"])
     assert [finding.severity for finding in found(few)] == ["note"]
     (finding,) = found(few, of=settings(singleton_lock_replicas=1))
-    assert (finding.severity, finding.remedy) == ("problem", "ACL SETUSER default ~singleton_lock:* +wait")
+    assert (finding.severity, finding.remedy) == ("problem", "ACL SETUSER <its user> ~singleton_lock:* +wait")
 
 
 def test_what_could_not_be_looked_at_is_said() -> None:

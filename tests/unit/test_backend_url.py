@@ -1,0 +1,141 @@
+"""What is shown of a URL that was mistyped: never a password, nor a user."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+from celery import Celery
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from celery_singleton_lock.backend_url import SCHEMES, is_readable, shown
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options import Settings, problems
+from celery_singleton_lock.stores import open_store
+
+#: Parts of a password and a user that nobody may see, whatever stands around them.
+PASSWORD, USER = "hunter2", "alice7"
+
+#: What people get wrong, and what passwords are made of.
+noise = st.text("@:/?#;%=&[]\\ .é℀0129ab", max_size=4)
+
+
+@st.composite
+def mangled(draw: st.DrawFn) -> str:
+    """A URL with a user and a password in it, in any state."""
+    scheme = draw(st.sampled_from([*SCHEMES, "http", "rdis", ""]))
+    between = draw(st.sampled_from(["://", ":/", "//", ":", "", ":///"]))
+    login = f"{draw(noise)}{USER}{draw(noise)}:{draw(noise)}{PASSWORD}{draw(noise)}"
+    at = draw(st.sampled_from(["@", "@", "@", "%40", "@@"]))
+    host = draw(st.sampled_from(["h", "h:6379", "h:x", "[::1]:1", "[::", "h:99999", ""]))
+    rest = draw(st.sampled_from(["", "/0", "/x", "/0?db=1", "?x=1", "#f", "/0?ssl_cert_reqs=no"]))
+    one = f"{scheme}{between}{login}{at}{host}{rest}"
+    return one + draw(st.sampled_from(["", "", ";redis://b;redis://c", ";", f";{one}b;{one}c"]))
+
+
+def told_of(url: str) -> str:
+    """Everything that is said about a setting with this URL, however far it gets."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_backend = url
+    said = [shown(url), *(str(problem) for problem in problems(app))]
+    try:
+        settings = Settings.from_app(app)
+        said += [settings.shown_backend, repr(settings)]
+        store = open_store(settings)
+        said += [store.server, repr(store)]
+    except InvalidOption as error:
+        # A traceback shows what it came from.
+        said += [str(error), repr(error), "".join(traceback.format_exception_only(error)), repr(error.__cause__)]
+        said += [] if error.__suppress_context__ else [repr(error.__context__)]
+    return "\n".join(said)
+
+
+@given(mangled())
+@example(f"redis:/{USER}:{PASSWORD}@h")
+@example(f"{USER}:{PASSWORD}@h:6379/0")
+@example(f"redis://{USER}:{PASSWORD}/x@h")
+@example(f"redis://{USER}:{PASSWORD}#x@h")
+@example(f"redis://{USER}:{PASSWORD}?x=1@h")
+@example(f"redis://:12?{PASSWORD}=1@h")
+@example(f"redis://:{PASSWORD};x@h")
+@example(f"redis://:x;{PASSWORD}@h")
+@example(f"redis://:1;redis://{PASSWORD}@h")
+@example(f"redis://:{PASSWORD}%40h")
+@example(f"redis://:{PASSWORD}\u2100@h")
+@example(f"redis+cluster://:{PASSWORD}@h:x")
+@example(f"redis+cluster://h/{PASSWORD}@x")
+@example(f"unix://{USER}:{PASSWORD}/tmp/redis.sock")
+@example(f"redis+socket:///tmp/{PASSWORD}@redis.sock")
+@example(f"sentinel://:{PASSWORD}@[::")
+def test_neither_password_nor_user_is_shown(url: str) -> None:
+    said = told_of(url)
+    assert PASSWORD not in said
+    if "@" in url:
+        assert USER not in said, "without one, nothing tells a user from a host"
+
+
+@given(st.text())
+def test_any_text_can_be_shown(text: str) -> None:
+    shown(text)
+    is_readable(text)
+
+
+@given(st.text(min_size=5).filter(lambda text: "\u2026" not in text))
+def test_nothing_before_the_last_at_is_shown(secret: str) -> None:
+    assume(secret not in "redis://**@h/0")
+    assert secret not in shown(f"redis://{secret}@h/0")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("rediss://u:p@h:6379/0?ssl_cert_reqs=none", "rediss://**@h:6379/0?\u2026"),
+        ("redis://:p@ss@h", "redis://**@h"),
+        ("redis://:p@my_host.example:1/2;redis://:p@b/2", "redis://**@my_host.example:1/2;redis://**@b/2"),
+        ("redis://[::1]:6379", "redis://[::1]:6379"),
+        ("unix:///tmp/redis.sock?db=1", "unix:///tmp/redis.sock?\u2026"),
+        ("redis+socket://:p@/tmp/redis.sock", "redis+socket://**@/tmp/redis.sock"),
+        ("sentinel://a:26379;sentinel://b:26379", "sentinel://a:26379;sentinel://b:26379"),
+        ("memory://", "memory://"),
+        ("http://h", "\u2026"),
+        ("h:6379", "\u2026"),
+    ],
+)
+def test_what_can_be_told_apart_is_shown(url: str, expected: str) -> None:
+    assert shown(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://h:1/x",
+        "redis+cluster://h:99999",
+        "redis+cluster://h:x",
+        "redis://h/x",
+        "redis://[::",
+        "redis://h:x",
+    ],
+)
+def test_wrong_urls_are_clear_errors(url: str) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_backend = url
+    with pytest.raises(InvalidOption, match="singleton_lock_backend is"):
+        open_store(Settings.from_app(app))
+
+
+def test_the_error_says_how_a_password_is_written() -> None:
+    with pytest.raises(InvalidOption, match="%2F"):
+        app = Celery("shop", broker="memory://", set_as_current=False)
+        app.conf.singleton_lock_backend = "redis://:pass/word@h"
+        Settings.from_app(app)
+
+
+def test_transport_options_are_not_shown() -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_transport_options = f"password={PASSWORD}"
+    with pytest.raises(InvalidOption) as caught:
+        Settings.from_app(app)
+    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in "".join(map(str, problems(app)))

@@ -1,0 +1,164 @@
+"""Whatever somebody else wrote: what is kept of it is bounded, and shows as what it is."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from celery_singleton_lock import cleaned, done, metrics
+from celery_singleton_lock.entry import Entry
+from celery_singleton_lock.errors import LockConflict, ResultLost
+from celery_singleton_lock.lease import Done, Holder
+from celery_singleton_lock.timeline import Window, page
+
+#: Whatever a message, or a value in Redis, can hold.
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.just(10**400)
+    | st.just("\x1b]0;x\x07\ud800"),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=10,
+)
+
+#: More deeply nested than Python's parser goes.
+DEEP = "[" * 100_000
+
+
+def is_clean(text: str, *, most: int = cleaned.MAX_BYTES) -> bool:
+    return text.isprintable() and len(text.encode()) <= most
+
+
+@given(anything)
+@example("é" * 10_000)
+def test_text_is_printable_and_bounded(value: object) -> None:
+    found = cleaned.text(value)
+    assert is_clean(found)
+    assert cleaned.text(found) == found, "what is clean stays as it is"
+    assert cleaned.printable(value).isprintable()
+    assert cleaned.value_shown(value).isprintable()
+
+
+def test_what_python_does_not_write_down_is_shown() -> None:
+    for value in (10**5000, json.loads("[" * 900 + "]" * 900)):
+        assert is_clean(cleaned.text(value))
+
+
+@given(st.text(), st.text())
+def test_long_texts_are_told_apart(one: str, other: str) -> None:
+    one, other = cleaned.printable(one), cleaned.printable(other)
+    assert (cleaned.text("x" * 300 + one) == cleaned.text("x" * 300 + other)) == (one == other)
+
+
+def test_an_object_without_a_repr_is_shown() -> None:
+    class Rude:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    assert cleaned.text(Rude()).startswith("<Rude")
+
+
+@given(anything)
+@example(float("nan"))
+@example(math.inf)
+def test_numbers_are_bounded(value: object) -> None:
+    assert 0 <= cleaned.count(value) <= cleaned.MAX_COUNT
+    assert 0 <= cleaned.seconds(value) <= cleaned.MAX_SECONDS
+
+
+@given(st.binary())
+@example(b"--5")
+@example(b"9" * 5000)
+@example(b"\xb2")
+def test_digits_in_redis_are_a_number_or_nothing(content: bytes) -> None:
+    found = cleaned.whole(content)
+    assert found is None or found == int(content)
+
+
+class TestHolder:
+    @given(st.lists(anything, min_size=9, max_size=11) | anything)
+    @example([1e999] * 9)
+    @example([{}] * 9)
+    def test_any_json_is_one_or_none(self, content: object) -> None:
+        holder = Holder.loads(json.dumps(content))
+        assert (holder is None) == (not isinstance(content, list) or len(content) < 9)
+        if holder is not None:
+            assert all(
+                is_clean(text) for text in (holder.task_id or "", holder.node or "", holder.process, holder.sending)
+            )
+            assert Holder.loads(holder.dumps(holder.ttl)) == holder
+            assert len(holder.dumps(1.0).encode()) < 4 * 12 * cleaned.MAX_BYTES
+
+    @given(st.binary())
+    @example(DEEP.encode())
+    def test_any_bytes_are_none(self, content: bytes) -> None:
+        assert Holder.loads(content) is None
+
+
+class TestEntry:
+    @given(st.sampled_from(["run", "skip", "free", "stand-by"]), st.lists(anything, min_size=7, max_size=20))
+    def test_any_json_is_one_that_can_be_shown(self, kind: str, rest: list[object]) -> None:
+        entry = Entry.loads(json.dumps([kind, *rest]))
+        assert entry is not None
+        assert Entry.loads(entry.dumps()) == entry
+        assert len(entry.dumps().encode()) < 12 * cleaned.MAX_BYTES
+        shown = page("Locks", [entry], Window(0.0, 1.0))
+        assert "\x1b" not in shown
+        shown.encode()
+        for count, by in metrics.of(entry):
+            assert is_clean(count[1]), by
+
+    @given(anything)
+    def test_what_is_no_entry_is_none(self, content: object) -> None:
+        assert Entry.loads(json.dumps(content)) is None
+
+    @given(st.binary())
+    @example(DEEP.encode())
+    def test_any_bytes_are_none(self, content: bytes) -> None:
+        assert Entry.loads(content) is None
+
+    def test_no_html_gets_into_the_page(self) -> None:
+        evil = "<script>alert(1)</script>\"'>"
+        fields = ["run", evil, f"p:1:{{{evil}:0}}", evil, evil, 1, 5.0, 6.0, 0.0, evil, 1, 1, 1, evil, evil, 0.0, evil]
+        entry = Entry.loads(json.dumps(fields))
+        assert entry is not None
+        assert "<script>alert" not in page("Locks", [entry], Window(0.0, 10.0))
+
+    def test_what_a_later_version_adds_is_left_out(self) -> None:
+        entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
+        assert Entry.loads(json.dumps([*entry, "more"])) == entry
+
+
+@given(st.dictionaries(st.text() | anything.map(json.dumps), st.integers()))
+@example({'["refused_ticks", "t", "\\ud800"]': 1, '["refused_ticks", "t", "\\\\ud800"]': 2})
+@example({DEEP: 1})
+def test_any_count_can_be_read(counts: dict[str, int]) -> None:
+    for count in metrics.read(counts):
+        assert all(map(is_clean, count))
+
+
+def test_counts_that_look_the_same_are_added() -> None:
+    counts = {'["refused_ticks", "t", "\\ud800"]': 1, '["refused_ticks", "t", "\\\\ud800"]': 2}
+    assert metrics.read(counts) == {metrics.Count("refused_ticks", "t", "\\ud800"): 3}
+
+
+@given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
+@example(DEEP.encode())
+@example(b'["SUCCESS", 1e999, true]')
+def test_any_record_is_an_outcome(record: bytes) -> None:
+    outcome, age = done.loads(Done(record, 1.0))
+    assert is_clean(outcome.state)
+    assert 0 <= age <= cleaned.MAX_SECONDS
+
+
+@pytest.mark.parametrize("task_id", ["\x1b[2J\x1b]0;owned\x07", "x" * 100_000, 7, {"a": 1}, "\ud800"])
+def test_errors_show_an_id_in_short(task_id: object) -> None:
+    for error in (LockConflict("key", task_id), ResultLost("task", task_id)):  # type: ignore[arg-type]
+        assert is_clean(str(error), most=600)
