@@ -481,7 +481,7 @@ def seconds_until(retry: Retry) -> float:
 @task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     settle = vars(sender.request).get("singleton_settle") if sender is not None else None
-    # A message may have a header of this name, but cannot carry a function. Celery sends this from a `finally`: an error
+    # A message may have a header of this name, but cannot carry a function. Celery sends it from a `finally`: an error
     # that is on its way means that the result was not stored.
     if callable(settle) and sys.exc_info()[0] is None and state in (*states.READY_STATES, states.IGNORED):
         settle()
