@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
+from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Refused, Written
 from celery_singleton_lock.stores.turn import AskingTurn
 
@@ -32,7 +33,7 @@ class MemoryStore:
         self._fences = itertools.count(1)
         self._entries: dict[str, dict[int, _Entry]] = {}
         self._marks: dict[tuple[str, str], tuple[bytes, float]] = {}
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._waiting: dict[str, deque[_MemoryBell]] = {}
         self._ledgers: dict[str, _MemoryLedger] = {}
         self._journals: dict[str, _MemoryJournal] = {}
@@ -49,7 +50,7 @@ class MemoryStore:
         limit: int = 1,
     ) -> Lease | Held | Done:
         sent_at = clock.now()
-        with self._mutex:
+        with self._mutex.lock:
             if once and (done := self._done(key, holder.message)):
                 return done
             live = self._live(key)
@@ -65,11 +66,11 @@ class MemoryStore:
             return Lease(key, owner, ttl=ttl, fence=entry.fence, sent_at=sent_at, limit=limit, slot=slot)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        with self._mutex:
+        with self._mutex.lock:
             return [self._renew(lease) for lease in leases]
 
     def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        with self._mutex:
+        with self._mutex.lock:
             now = clock.now()
             if mark is not None:
                 self._marks[lease.key, mark.message] = mark.record, now + mark.seconds
@@ -95,14 +96,14 @@ class MemoryStore:
 
     def queue(self, bell: _MemoryBell) -> None:
         """Put a waiter at the end, if it is not in the queue."""
-        with self._mutex:
+        with self._mutex.lock:
             waiting = self._waiting.setdefault(bell.key, deque())
             if bell not in waiting and not bell.woken.is_set():
                 waiting.append(bell)
 
     def leave(self, bell: _MemoryBell) -> None:
         """Take a waiter out; the wake-up that it has got and not used is for the next one."""
-        with self._mutex:
+        with self._mutex.lock:
             waiting = self._waiting.get(bell.key, deque())
             if bell in waiting:
                 waiting.remove(bell)
@@ -112,17 +113,17 @@ class MemoryStore:
                 self._waiting.pop(bell.key, None)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
-        with self._mutex:
+        with self._mutex.lock:
             return self._held(key)
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        with self._mutex:
+        with self._mutex.lock:
             keys = [key for key in self._entries if key.startswith(f"{prefix}:")]
             found = [(key, held) for key in keys for held in self._held(key)]
         yield from found
 
     def sight(self, key: str) -> Sight:
-        with self._mutex:
+        with self._mutex.lock:
             self._forget_old_marks()
             now, waiters = clock.now(), len(self._waiting.get(key, ()))
             fences = [entry.fence for entry in self._live(key).values()]
@@ -203,10 +204,10 @@ class _MemoryLedger:
         self._lasts: dict[str, int] = {}
         self._gone: dict[str, tuple[int, float]] = {}
         self._claims: dict[str, tuple[str, float]] = {}
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
-        with self._mutex:
+        with self._mutex.lock:
             known = {entry: self._known(entry, ceiling) for entry in lasts}
             found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
             now = clock.now()
@@ -216,7 +217,7 @@ class _MemoryLedger:
             return found
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
-        with self._mutex:
+        with self._mutex.lock:
             refused, now = {}, clock.now()
             for entry, last in lasts.items():
                 gone, until = self._gone.get(entry, (0, 0.0))
@@ -231,7 +232,7 @@ class _MemoryLedger:
             return refused
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        with self._mutex:
+        with self._mutex.lock:
             for entry, last in lasts.items():
                 if last > (self._known(entry, ceiling) or 0):
                     self._lasts[entry] = last
@@ -252,7 +253,7 @@ class _MemoryJournal:
         self._last: dict[str, tuple[Entry, float]] = {}
         self._refused: Counter[str] = Counter()
         self._labels: dict[str, str] = {}
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def write(
         self,
@@ -262,7 +263,7 @@ class _MemoryJournal:
         slack: float,
         coarse: Mapping[str, str] | None = None,
     ) -> Written:
-        with self._mutex:
+        with self._mutex.lock:
             self._counts.update(counts)
             for name in coarse or {}:
                 self._labels.pop(name, None)
@@ -273,16 +274,16 @@ class _MemoryJournal:
             return Written(clock.wall(), rows, overlaps)
 
     def counts(self) -> dict[str, int]:
-        with self._mutex:
+        with self._mutex.lock:
             return dict(self._counts)
 
     def entries(self, *, since: float) -> Iterator[Entry]:
-        with self._mutex:
+        with self._mutex.lock:
             found = [entry for entry in self._entries if entry.ended >= since]
         yield from found
 
     def refused(self) -> dict[str, int]:
-        with self._mutex:
+        with self._mutex.lock:
             return dict(self._refused)
 
     def _add(self, entry: Entry, slack: float) -> tuple[int, Entry | None]:
