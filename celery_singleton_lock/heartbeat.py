@@ -7,9 +7,9 @@ anybody else can hold the lock. A lease is lost at once when the store says that
 
 All leases of one store that are due are renewed in one round, and rounds of one store follow each other. A round may
 wait for a silent server, for a few steps at most. That is within the margin of its own leases; those of another store
-must not wait for it. So where there are leases in several stores, another thread watches while one is in a round: the
-watcher does the next round that is due, and is then watched in turn. There are as many threads as servers are silent at
-this moment, and at most two more.
+must not wait for it. So where there are leases in several stores, another thread watches the one that makes the rounds:
+when that is held up, the watcher goes on with the other stores, and is then watched in turn. There are as many threads
+as servers are silent at this moment, and at most two more.
 
 A renewal that arrives after the release does no harm: it renews what is ours and never creates anything. What changes
 the ttl of a lease (`renew`) never runs beside a round that renews it, or nobody would know which of the two ttls it
@@ -63,6 +63,9 @@ LINGER = 1.0
 
 #: Seconds for which who ends the last lease waits at most for a thread that does not linger.
 FAREWELL = 1.0
+
+#: Seconds after which a round is held up: far more than a healthy server takes, far less than a lease can spare.
+PATIENCE = 0.02
 
 #: Threads that wait for what is due next, where there are leases in several stores.
 WATCHERS = 2
@@ -258,6 +261,9 @@ class _Pulse:
         self._threads: set[threading.Thread] = set()
         #: Those of them that are in a round, or tell of a loss.
         self._working: set[threading.Thread] = set()
+        #: Who makes the rounds, and since when that is in one.
+        self._leader: threading.Thread | None = None
+        self._in_round_since: float | None = None
         #: When a thread looks next, unless it is notified.
         self._wakes_at = 0.0
         #: Until when a thread waits without leases.
@@ -307,13 +313,15 @@ class _Pulse:
             finally:
                 with self.changed:
                     self._working.discard(me)
+                    if self._leader is me:
+                        self._in_round_since = None
 
     def _next(self, me: threading.Thread) -> Callable[[], None] | None:
         """What this thread is to do, waited for; None when it may end."""
         with self.changed:
             while True:
                 now = clock.now()
-                if (work := self._work(now)) is not None:
+                if (work := self._work(now, me)) is not None:
                     self._working.add(me)
                     with suppress(RuntimeError):  # No more threads can be had: this one will have to do.
                         self._add_thread()
@@ -338,9 +346,11 @@ class _Pulse:
             ),
             default=now + MAX_SLEEP,
         )
+        if self._in_round_since is not None:
+            next_at = max(next_at, self._in_round_since + PATIENCE)
         return min(max(next_at - now, 0.001), MAX_SLEEP)
 
-    def _work(self, now: float) -> Callable[[], None] | None:
+    def _work(self, now: float, me: threading.Thread) -> Callable[[], None] | None:
         lost: list[tuple[Heartbeat, _Watched]] = []
         rounds: list[tuple[float, Heartbeat]] = []
         for heartbeat in list(self._heartbeats):
@@ -363,8 +373,9 @@ class _Pulse:
                 self._heartbeats.discard(heartbeat)
         if lost:
             return partial(self._strike, lost)
-        if not rounds:
+        if not rounds or (self._in_round_since is not None and now < self._in_round_since + PATIENCE):
             return None
+        self._leader, self._in_round_since = me, now
         _, heartbeat = min(rounds, key=lambda found: found[0])
         due = {
             owner: watched

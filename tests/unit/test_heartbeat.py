@@ -294,6 +294,7 @@ def test_answer_that_was_read_late_is_followed_by_a_question_at_once(store: Stor
     heartbeat.start(lease, execution.when_lost)
     assert late.wait(LIMIT)
     assert execution.lost.wait(0.9), "it asked no sooner than after another third of the ttl"
+    heartbeat.stop(lease)
 
 
 class TestManyStores:
