@@ -33,6 +33,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.base import Store
 
 logger = get_logger(__name__)
@@ -100,6 +101,7 @@ class Heartbeat:
         self._store = store
         self._closed = False
         self.begin()
+        _pulse.prepare()
 
     def start(self, lease: Lease, on_lost: Callable[[], None], *, linger: bool = True) -> None:
         """Renew `lease` from now on; call `on_lost` when it is lost, and again until it is stopped.
@@ -246,7 +248,15 @@ class _Pulse:
 
     def __init__(self) -> None:
         self._heartbeats: set[Heartbeat] = set()
-        self.begin()
+        self._preparing = Mutex()
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Begin when first needed: what patches threads (gevent's `patch_all`) may come after the import."""
+        with self._preparing.lock:
+            if not self._prepared:
+                self.begin()
+                self._prepared = True
 
     def begin(self) -> None:
         """Start with nothing: at first, and in the child of a fork."""

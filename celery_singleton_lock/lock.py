@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from redis import Redis
 from redis.cluster import RedisCluster
@@ -205,19 +205,19 @@ class Lock:
             NotOwned: it was lost meanwhile.
             Unavailable: the server does not answer.
         """
-        token = self._token("release")
-        # What is gone when a release is repeated was released: only the answer was lost.
-        again = self.local.releasing == token
+        token, begun = self._token("release"), self.local.releasing
+        again = begun is not None and begun.token == token
         lease = self._lease()
         released = False
         if lease is not None:
-            self.local.releasing = token if again or lease.held else None
+            if not again:
+                begun = self.local.releasing = _Releasing(token, lease.held)
             self._keeper.heartbeat.stop(lease)
             released = _translated(lambda: self._keeper.store.release(lease))
         self.local.token = self.local.releasing = None
-        reason = None if lease is None else lease.reason
-        if not released and (reason is not None or not again):
-            raise NotOwned(self.name, reason or _GONE)
+        # What is gone when a release is repeated was released, and only the answer was lost; unless it was lost before.
+        if not (begun is not None and begun.was_held if again else released):
+            raise NotOwned(self.name, (lease and lease.reason) or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Have the lock outlive this process by `additional_time` seconds more, or (`replace_ttl`) by just that.
@@ -439,13 +439,18 @@ class _Holding:
         self._lock._keeper.heartbeat.stop(self.lease)
 
 
+class _Releasing(NamedTuple):
+    token: bytes
+    was_held: bool
+
+
 class _Local:
     """What a lock object knows of its hold; redis-py's has the token only."""
 
     _token: bytes | None = None
     _held: _Holding | None = None
-    #: The token of a release that was begun.
-    releasing: bytes | None = None
+    #: A release that was begun and not answered.
+    releasing: _Releasing | None = None
 
     @property
     def token(self) -> bytes | None:

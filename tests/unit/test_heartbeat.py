@@ -6,8 +6,9 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from celery import Celery
 
-from celery_singleton_lock import LockLost, LockUnavailable, clock
+from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock
 from celery_singleton_lock.heartbeat import WATCHERS, Heartbeat
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -548,4 +549,17 @@ def test_thread_is_gone_with_the_last_lease_where_that_is_wanted(store: Store, h
         assert threads() == 1
         heartbeat.stop(lease)
         store.release(lease)
+        assert threads() == 0
+
+
+def test_no_thread_is_left_by_a_task_that_is_called_here() -> None:
+    app = Celery(set_as_current=False)
+    app.conf.update(singleton_lock_backend="memory://", singleton_lock_journal=0)
+
+    @app.task(base=SingletonTask, name="called")
+    def called() -> int:
+        return threads()
+
+    for _ in range(5):
+        assert called.apply().get() == 1
         assert threads() == 0
