@@ -27,6 +27,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import Aborted
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.mutex import Mutex
 
 logger = get_logger(__name__)
 
@@ -56,7 +57,7 @@ class Body:
         self._strike_again_at = 0.0
         self._outlived_grace = False
         self._running = False
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._way = _way_of_this_thread()
 
     def __enter__(self) -> Body:
@@ -71,7 +72,7 @@ class Body:
         """The body has ended: raise nothing any more. May be called again, for a body that was struck as it began."""
         while True:
             try:
-                with self._mutex:
+                with self._mutex.lock:
                     self._running = False
                     self._way.leave(self)
                 return
@@ -86,7 +87,7 @@ class Body:
 
     def strike(self) -> None:
         """Make the body end: raise `Aborted` in it, and when that did not help in time, kill its process."""
-        with self._mutex:
+        with self._mutex.lock:
             if not self._running:
                 return
             now, grace = clock.now(), self._lease.ttl * GRACE

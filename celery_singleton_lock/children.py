@@ -23,6 +23,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
 from celery_singleton_lock.keys import name_in
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options import MIN_TTL
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.tally import Tally
@@ -120,7 +121,7 @@ class Children:
         self._store = store
         self._tally = tally
         self._children: dict[int, _Child] = {}
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._thread: threading.Thread | None = None
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
@@ -130,7 +131,7 @@ class Children:
 
     def begin(self, pid: int, delivery: Delivery) -> None:
         """The child with this pid carries out `delivery` from now on."""
-        with self._mutex:
+        with self._mutex.lock:
             child = self._children.get(pid)
             if new := child is None:
                 child = self._children[pid] = _Child(pid)
@@ -143,18 +144,18 @@ class Children:
 
     def doomed(self, pid: int | None) -> None:
         """The child is being killed, and may still clean up: free its lock when it is gone."""
-        with self._mutex:
+        with self._mutex.lock:
             if pid is not None and (child := self._children.get(pid)) is not None:
                 child.keep_lease()
 
     def bury(self, pid: int) -> bool:
         """Forget a child that was lost, once it is gone; False if it is still there after a moment."""
-        with self._mutex:
+        with self._mutex.lock:
             child = self._children.get(pid)
         if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
             self.doomed(pid)
             return False
-        with self._mutex:
+        with self._mutex.lock:
             if child is not None and self._children.get(pid) is child:
                 del self._children[pid]
                 child.close()
@@ -172,7 +173,7 @@ class Children:
                 clock.sleep(RETRY_AFTER)
 
     def _wait(self) -> None:
-        with self._mutex:
+        with self._mutex.lock:
             pidfds = [child.pidfd for child in self._children.values() if child.pidfd is not None]
             self._wakes_at = min((child.due_at for child in self._children.values()), default=float("inf"))
             seconds = self._wakes_at - clock.now()
@@ -181,7 +182,7 @@ class Children:
             os.read(self._woken, 4096)
 
     def _free_for_the_dead(self) -> None:
-        with self._mutex:
+        with self._mutex.lock:
             watched = {child.pidfd: child for child in self._children.values() if child.pidfd is not None}
             dead = [watched[pidfd] for pidfd in _poll([*watched], 0.0)]
             for child in dead:
@@ -193,7 +194,7 @@ class Children:
 
     def _renew(self) -> None:
         now, pairs = clock.now(), []
-        with self._mutex:
+        with self._mutex.lock:
             for child in self._children.values():
                 if (lease := child.due(now)) is not None:
                     pairs.append((child, lease))

@@ -197,7 +197,9 @@ class Execution:
     def _run_body(self, body: Callable[[], Any]) -> Any:
         lease = self._lease
         try:
-            self._heartbeat.start(lease, self._when_lost)
+            # In a worker one task follows the other; whoever calls one may look for threads when that is over.
+            in_worker = not (self._request.is_eager or self._request.called_directly)
+            self._heartbeat.start(lease, self._when_lost, linger=in_worker)
             waited = self._ran_at - self._began
             logger.debug("%s holds %s after %.3f s, fence %d", self, lease.key, waited, lease.fence)
             self._send(signals.lock_acquired, lease=lease, waited=waited)

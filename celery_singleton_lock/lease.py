@@ -238,13 +238,14 @@ class Lease:
         fence: a number that is higher for every later holder of the same key. Let the system that you write to refuse
             a lower one than it has seen, and a stale holder cannot do harm. 0 when no lock is held.
         trusted_until: on `clock.now()`; after it somebody else may hold the lock.
+        good_for: seconds for which a renewal is trusted: the ttl, or less (see `doubt`).
         reason: why the lease was lost; None while it is not.
         ending: whether its release was sent, and not answered.
         ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
     __slots__ = (
-        *("__weakref__", "acquired_at", "ask", "ending", "fence", "key", "limit", "owner"),
+        *("__weakref__", "_bound", "acquired_at", "ask", "ending", "fence", "key", "limit", "owner"),
         *("pid", "reason", "renewals", "slot", "trusted_until", "ttl"),
     )
 
@@ -262,6 +263,7 @@ class Lease:
         self.ask: Callable[[Lease], None] | None = None
         self.ending = False
         self.trusted_until = sent_at
+        self._bound = float("inf")
         self.begin(sent_at)
 
     def __repr__(self) -> str:
@@ -271,6 +273,11 @@ class Lease:
     def held(self) -> bool:
         """Whether the lock can still be believed to be ours."""
         return self.reason is None and self.remaining > 0
+
+    @property
+    def good_for(self) -> float:
+        """Seconds for which a renewal is trusted."""
+        return min(self.ttl, self._bound)
 
     @property
     def remaining(self) -> float:
@@ -298,13 +305,42 @@ class Lease:
 
     def extend(self, sent_at: float) -> None:
         """Trust the lease anew from `sent_at`, when the command that renewed it was sent."""
-        drift = self.ttl * 0.01 + 0.002
         self.renewals += 1
-        self.trusted_until = sent_at + self.ttl - drift
+        self.trusted_until = _end(sent_at, self.good_for)
+
+    def asked_for(self, ttl: float) -> Lease:
+        """The same hold, as it will be if the store gives it another ttl."""
+        return Lease(
+            *(self.key, self.owner),
+            ttl=ttl,
+            fence=self.fence,
+            sent_at=clock.now(),
+            limit=self.limit,
+            slot=self.slot,
+        )
+
+    def become(self, asked: Lease) -> None:
+        """Have the ttl of `asked`, which the store has renewed."""
+        self.ttl = asked.ttl
+        self.extend(asked.acquired_at)
+
+    def doubt(self, ttl: float, sent_at: float) -> None:
+        """Not know whether a renewal with this ttl, sent at that time, was carried out, or will be.
+
+        Whatever came of it, and whenever it comes: the lease lasts for the shorter ttl from its last renewal. As nobody
+        knows how late it may come, that holds for every later renewal too.
+        """
+        self._bound = min(self._bound, ttl)
+        self.trusted_until = min(self.trusted_until, _end(sent_at, ttl))
 
     def lose(self, reason: str) -> None:
         """Trust it no more."""
         self.reason = reason
+
+
+def _end(sent_at: float, ttl: float) -> float:
+    """Until when to trust a lease of so many seconds; less what clocks may differ in rate."""
+    return sent_at + ttl - (ttl * 0.01 + 0.002)
 
 
 def unheld() -> Lease:

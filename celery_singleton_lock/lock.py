@@ -13,30 +13,25 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
+import secrets
 import socket
 import threading
-import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
-from types import SimpleNamespace, TracebackType
-from typing import Any, Literal, TypeVar
-from weakref import WeakKeyDictionary
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from redis import Redis
-from redis.cluster import NodesManager, RedisCluster
-from redis.connection import ConnectionPool
+from redis.cluster import RedisCluster
 from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 
 from celery_singleton_lock import clock, process
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
-from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.lease import OWNER_LENGTH, Done, Held, Holder, Lease, Name, new_owner
-from celery_singleton_lock.stores import Store
-from celery_singleton_lock.stores.cluster import Cluster
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.redlock import RedlockStore
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.keepers import Keeper, address_of, kept_by, kept_by_each
+from celery_singleton_lock.lease import Done, Held, Holder, Lease, Name, new_owner
 
 T = TypeVar("T")
 
@@ -48,8 +43,16 @@ DEFAULT_TIMEOUT = 30.0
 #: A shorter lease cannot be renewed in time.
 MIN_TIMEOUT = 0.1
 
-#: The key by which a node of a Redlock knows since when it remembers.
-_MEMORY = "singleton_lock:memory"
+#: A longer one (ten years) is a mistake, and more than some servers can count.
+MAX_TIMEOUT = 315_360_000.0
+
+#: Seconds at least between two looks.
+MIN_PAUSE = 0.01
+
+_GONE = "it ended, was taken over, or was deleted"
+
+#: Characters of an owner that come from the token; the rest is new for each hold.
+_OF_TOKEN = 20
 
 
 class NotHeld(SingletonLockError, LockError):
@@ -62,6 +65,10 @@ class NotOwned(LockLost, LockNotOwnedError):
     def __init__(self, key: str, reason: str = "") -> None:
         super().__init__(key, reason)
         self.lock_name = key
+
+
+class NoTimeout(SingletonLockError, LockError):
+    """The lock was made without a `timeout`, and so has none to extend."""
 
 
 class NotAcquired(LockConflict, LockError):
@@ -85,18 +92,22 @@ class Lock:
         redis: a client of one server, of a master that Sentinel knows, or of a Redis Cluster. The lock uses connections
             of its own, made in the same way.
         name: of the lock, and its key.
-        timeout: seconds that the lock outlives its holder's process; None: 30. While it is held it is renewed.
-        sleep: there for redis-py's sake; waiters are woken.
+        timeout: seconds that the lock outlives its holder's process; None: 30, and `extend` and `reacquire` fail as
+            redis-py's do. While it is held it is renewed.
+        sleep: seconds between two looks while a lock of redis-py's own holds the key, which wakes nobody; else waiters
+            are woken.
         blocking: whether `acquire` waits.
         blocking_timeout: seconds that it waits at most; None: without bound.
         thread_local: whether only the thread that acquired the lock may release it.
         raise_on_release_error: whether the end of a `with` block raises when the lock was lost. It never does where the
             block itself raises.
         renew: False: hold it for `timeout` seconds at most, as redis-py does.
-        on_lost: called with the lock, in a thread of ours, when it is lost while it is held; must be quick.
+        on_lost: called with the lock, in a thread of its own, when it is lost while it is held.
+        replicas: how many replicas must have the lock before it counts as taken (`WAIT`).
 
     Raises:
-        ValueError: the timeout is too short to be renewed.
+        TypeError: the client is none of these, such as one of `redis.asyncio`.
+        ValueError: the timeout is too short to be renewed, or too long.
     """
 
     def __init__(
@@ -112,12 +123,15 @@ class Lock:
         *,
         renew: bool = True,
         on_lost: Callable[[Lock], object] | None = None,
+        replicas: int = 0,
     ) -> None:
-        if timeout is not None and not timeout >= MIN_TIMEOUT:
+        if timeout is not None and not MIN_TIMEOUT <= _number(timeout) <= MAX_TIMEOUT:
             raise ValueError(
-                f"timeout of lock {name!r} is {timeout!r}; allowed: {MIN_TIMEOUT:g} seconds or more, or None for "
-                f"{DEFAULT_TIMEOUT:g} (a lock that never ends would be stuck after a crash)"
+                f"timeout of lock {name!r} is {timeout!r}; allowed: {MIN_TIMEOUT:g} seconds or more (up to ten years), "
+                f"or None for {DEFAULT_TIMEOUT:g} (a lock that never ends would be stuck after a crash)"
             )
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+            raise ValueError(f"replicas of lock {name!r} is {replicas!r}; allowed: a whole number from 0")
         self.redis = redis
         self.name = name.decode() if isinstance(name, bytes) else name
         self.timeout = timeout
@@ -125,9 +139,9 @@ class Lock:
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
-        self.local: Any = threading.local() if self.thread_local else SimpleNamespace()
-        self.local.token = None
+        self.local: _Local = _LocalOfThread() if self.thread_local else _Local()
         self.raise_on_release_error = raise_on_release_error
+        self._replicas = replicas
         self._keeper = self._kept(redis)
         self._key = Name(self.name)
         self._limit = 1
@@ -160,21 +174,26 @@ class Lock:
         """Take the lock; True when it is ours, False when it could not be had in time.
 
         Args:
-            sleep: there for redis-py's sake.
+            sleep: as the constructor says when None.
             blocking: whether to wait for it; as the constructor says when None.
             blocking_timeout: seconds to wait at most; as the constructor says when None.
-            token: makes this hold the same as another one with this token, which must be a secret; random when None.
+            token: the hold's `local.token`, random when None. Who knows it may release the lock, so it must be a
+                secret: give it to another object by `other.local.token = token`. It lets nobody in: whoever acquires
+                with a token under which the lock is held already is refused as everybody else.
 
         Raises:
             Unavailable: the server does not answer.
         """
         blocking = self.blocking if blocking is None else blocking
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        owner = new_owner() if token is None else _owner_of(token)
+        made = _encoded(token) or secrets.token_hex(16).encode()
+        # New for each call: what is repeated within it gets its own hold again, and nobody else does.
+        owner = _of(made) + new_owner()[_OF_TOKEN:]
         until = float("inf") if patience is None else clock.now() + patience
-        found = _translated(lambda: self._ask(owner, until if blocking else 0.0))
+        pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
+        found = _translated(lambda: self._ask(owner, until if blocking else 0.0, pause))
         if isinstance(found, Lease):
-            self._hold(found, token or owner)
+            self._hold(found, made)
             return True
         return False
 
@@ -186,21 +205,31 @@ class Lock:
             NotOwned: it was lost meanwhile.
             Unavailable: the server does not answer.
         """
-        lease = self._lease("release")
-        self._keeper.heartbeat.stop(lease)
-        released = _translated(lambda: self._keeper.store.release(lease))
-        self.local.token = self.local.held = None
-        if not released:
-            raise NotOwned(self.name, lease.reason or "it ended, was taken over, or was deleted")
+        token, begun = self._token("release"), self.local.releasing
+        again = begun is not None and begun.token == token
+        lease = self._lease()
+        released = False
+        if lease is not None:
+            if not again:
+                begun = self.local.releasing = _Releasing(token, lease.held)
+            self._keeper.heartbeat.stop(lease)
+            released = _translated(lambda: self._keeper.store.release(lease))
+        self.local.token = self.local.releasing = None
+        # What is gone when a release is repeated was released, and only the answer was lost; unless it was lost before.
+        if not (begun is not None and begun.was_held if again else released):
+            raise NotOwned(self.name, (lease and lease.reason) or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Have the lock outlive this process by `additional_time` seconds more, or (`replace_ttl`) by just that.
 
+        An object that was only given the token of a hold can make its time longer, not shorter.
+
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
+            NoTimeout: the lock was made without one.
+            ValueError: that is no number, or what comes out of it is too short to be renewed, or too long.
         """
-        lease = self._lease("extend")
-        self._reset(lease, additional_time if replace_ttl else max(lease.remaining, 0.0) + additional_time)
+        self._reset("extend", additional_time, 0.0 if replace_ttl else 1.0)
         return True
 
     def reacquire(self) -> Literal[True]:
@@ -208,8 +237,9 @@ class Lock:
 
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
+            NoTimeout: the lock was made without one.
         """
-        self._reset(self._lease("reacquire"), self._ttl)
+        self._reset("reacquire", self._ttl, 0.0)
         return True
 
     def locked(self) -> bool:
@@ -217,20 +247,20 @@ class Lock:
         return bool(self._look())
 
     def owned(self) -> bool:
-        """Whether this thread holds the lock, as the server sees it."""
-        held = getattr(self.local, "held", None)
-        return held is not None and any(found.owner == held.lease.owner for found in self._look())
+        """Whether this thread holds the lock, as the server sees it. False in the child of a fork: its parent does."""
+        token = self.local.token
+        return token is not None and any(found.owner.startswith(self._owner(token)) for found in self._look())
 
     @property
     def fence(self) -> int:
         """A number that is higher for every later holder; 0 while the lock is not held. See `Lease.fence`."""
-        held = getattr(self.local, "held", None)
+        held = self.local.held
         return 0 if held is None else int(held.lease.fence)
 
     @property
     def lost(self) -> bool:
         """Whether the lock was held by this thread, and cannot be believed to be any more. Costs no round trip."""
-        held = getattr(self.local, "held", None)
+        held = self.local.held
         return held is not None and not held.lease.held
 
     def check(self) -> None:
@@ -240,8 +270,14 @@ class Lock:
             NotHeld: this thread does not hold it.
             NotOwned: it was lost.
         """
+        held = self.local.held
+        if held is None:
+            self._token("check")
+            raise NotHeld(
+                f"cannot check lock {self.name!r}: this object knows the token of the hold, and not its lease"
+            )
         try:
-            self._lease("check").check()
+            held.lease.check()
         except LockLost as lost:
             raise NotOwned(self.name, lost.reason) from None
 
@@ -249,10 +285,10 @@ class Lock:
     def _ttl(self) -> float:
         return DEFAULT_TIMEOUT if self.timeout is None else float(self.timeout)
 
-    def _kept(self, redis: Redis | RedisCluster) -> _Keeper:
-        return _kept_by(redis)
+    def _kept(self, redis: Redis | RedisCluster) -> Keeper:
+        return kept_by(redis, self._replicas)
 
-    def _ask(self, owner: str, until: float) -> Lease | Held | Done:
+    def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Done:
         """Ask for the lock, and wait for it until then; what was found last."""
         holder = Holder(None, 0, _node(), os.getpid(), clock.wall(), process=process.identity())
         store, began = self._keeper.store, clock.now()
@@ -261,29 +297,68 @@ class Lock:
             return found
         with store.turn(self._key, owner, ttl=self._ttl, holder=holder, limit=self._limit) as turn:
             while isinstance(found, Held) and (left := until - clock.now()) > 0:
-                found = turn.wait(min(left, found.remaining + 0.002))
+                # A value that is not of this package is redis-py's, say, whose release wakes nobody.
+                soon = pause if found.holder is None else float("inf")
+                found = turn.wait(min(left, found.remaining + 0.002, soon))
         return found
 
-    def _hold(self, lease: Lease, token: str | bytes) -> None:
-        self.local.token = token.encode() if isinstance(token, str) else token
-        self.local.held = _Holding(self, lease)
+    def _hold(self, lease: Lease, token: bytes) -> None:
+        held = _Holding(self, lease)
         if self._renews:
-            self._keeper.heartbeat.start(lease, self.local.held.when_lost)
+            try:
+                self._keeper.heartbeat.start(lease, held.when_lost)
+            except BaseException:
+                with suppress(LockUnavailable):
+                    self._keeper.store.release(lease)
+                raise
+        self.local.hold(held, token)
 
-    def _lease(self, verb: str) -> Lease:
-        held: _Holding | None = getattr(self.local, "held", None)
-        if held is None:
-            raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it")
-        if held.lease.pid != os.getpid():
-            raise NotHeld(f"cannot {verb} lock {self.name!r}: it is held by process {held.lease.pid}, the parent's")
-        return held.lease
+    def _token(self, verb: str) -> bytes:
+        """The token of this thread's hold."""
+        if (token := self.local.token) is not None:
+            return token
+        if (parent := self.local.parent) is not None:
+            raise NotHeld(f"cannot {verb} lock {self.name!r}: it is held by process {parent}, the parent's")
+        raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it")
 
-    def _reset(self, lease: Lease, ttl: float) -> None:
-        lease.ttl = ttl
-        (ours,) = _translated(lambda: self._keeper.store.renew([lease], timeout=self._ttl))
-        if not ours:
-            lease.lose("it ended, was taken over, or was deleted")
-            raise NotOwned(self.name, lease.reason or "")
+    def _owner(self, token: bytes) -> str:
+        """What the owner of this thread's hold is, or begins with."""
+        held = self.local.held
+        return _of(token) if held is None else held.lease.owner
+
+    def _lease(self) -> Lease | None:
+        """Of this thread's hold, or of the one whose token it was given; None if that is gone."""
+        if (held := self.local.held) is not None:
+            return held.lease
+        owner = _of(self._token("use"))
+        found = next((found for found in self._look() if found.owner.startswith(owner)), None)
+        if found is None:
+            return None
+        return found.lease(self._key, ttl=max(found.remaining, MIN_TIMEOUT), limit=self._limit)
+
+    def _reset(self, verb: str, seconds: float, keeping: float) -> None:
+        """Renew the hold for so many seconds more than its remaining time, times `keeping`."""
+        self._token(verb)
+        if self.timeout is None:
+            raise NoTimeout(
+                f"cannot {verb} lock {self.name!r}: it was made without a timeout; give it one, or leave that to the "
+                "renewals"
+            )
+        lease = self._lease()
+        if lease is None:
+            raise NotOwned(self.name, _GONE)
+        ttl = _number(seconds) + keeping * max(lease.remaining, 0.0)
+        if not MIN_TIMEOUT <= ttl <= MAX_TIMEOUT:
+            raise ValueError(
+                f"cannot {verb} lock {self.name!r} by {seconds!r} seconds; allowed: a number after which it lasts for "
+                f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
+            )
+        if self.local.held is None:
+            # Whoever holds it trusts the time that it has.
+            ttl = max(ttl, lease.remaining)
+        heartbeat = self._keeper.heartbeat
+        if not _translated(lambda: heartbeat.renew(lease, ttl)):
+            raise NotOwned(self.name, lease.reason or _GONE)
 
     def _look(self) -> list[Held]:
         return _translated(lambda: self._keeper.store.look(self._key, limit=self._limit))
@@ -302,7 +377,7 @@ class Redlock(Lock):
         restart_delay: False: believe nodes that came back without their data, at the risk of two holders.
 
     Raises:
-        ValueError: the number of clients is even or too small, or the timeout is too short.
+        ValueError: the number of clients is even or too small, two of them are of one server, or see `Lock`.
     """
 
     def __init__(
@@ -310,11 +385,19 @@ class Redlock(Lock):
     ) -> None:
         if len(redis) % 2 == 0 or len(redis) < 3:
             raise ValueError(f"lock {name!r} has {len(redis)} clients; allowed: an odd number of at least 3 (Redlock)")
+        addresses = [address_of(client) for client in redis]
+        if twice := [address for address in addresses if addresses.count(address) > 1]:
+            raise ValueError(
+                f"lock {name!r} has {len(twice)} clients of {twice[0]}; allowed: each of another server, or one that "
+                "fails takes the majority with it (Redlock)"
+            )
+        if options.get("replicas"):
+            raise ValueError(f"lock {name!r} has replicas={options['replicas']!r}; a Redlock has a majority instead")
         self._restart_delay = restart_delay
         super().__init__(redis, name, *arguments, **options)
 
-    def _kept(self, redis: Any) -> _Keeper:
-        return _kept_by_each(redis, self._restart_delay)
+    def _kept(self, redis: Any) -> Keeper:
+        return kept_by_each(redis, self._restart_delay)
 
 
 class Semaphore(Lock):
@@ -328,18 +411,10 @@ class Semaphore(Lock):
     """
 
     def __init__(self, redis: Redis | RedisCluster, name: str | bytes, limit: int, **options: Any) -> None:
-        if limit < 1:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise ValueError(f"limit of semaphore {name!r} is {limit!r}; allowed: a whole number from 1")
         super().__init__(redis, name, **options)
         self._limit = limit
-
-
-class _Keeper:
-    """What the locks of one client share."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.heartbeat = Heartbeat(store)
 
 
 class _Holding:
@@ -351,52 +426,63 @@ class _Holding:
         self._told = False
 
     def when_lost(self) -> None:
+        """In the heartbeat's thread, now and then from when the lease is lost."""
         if not self._told:
+            # What is called may take its time; other leases need the heartbeat's thread meanwhile.
+            threading.Thread(
+                target=self._lock._tell, args=(self.lease,), name="singleton-lock-lost", daemon=True
+            ).start()
             self._told = True
-            self._lock._tell(self.lease)
+
+    def end(self) -> None:
+        """Believe in it no more, and do not renew it."""
+        self._lock._keeper.heartbeat.stop(self.lease)
 
 
-#: By the first connection pool (or cluster), and then by the others and how they are used.
-_keepers: WeakKeyDictionary[Any, dict[object, _Keeper]] = WeakKeyDictionary()
-_making = threading.Lock()
+class _Releasing(NamedTuple):
+    token: bytes
+    was_held: bool
 
 
-def _kept_by(client: Redis | RedisCluster) -> _Keeper:
-    """What the locks of this client, and of others with its connection pool, share."""
-    if isinstance(client, RedisCluster):
-        nodes = client.nodes_manager
-        return _keeper(nodes, None, lambda: RedisStore(_cluster(nodes), "the cluster"))
-    pool = client.connection_pool
-    return _keeper(pool, None, lambda: RedisStore(server := Server(pool), str(server)))
+class _Local:
+    """What a lock object knows of its hold; redis-py's has the token only."""
+
+    _token: bytes | None = None
+    _held: _Holding | None = None
+    #: A release that was begun and not answered.
+    releasing: _Releasing | None = None
+
+    @property
+    def token(self) -> bytes | None:
+        """What the hold is known by; None while there is none. To be given to another object, or None to forget it."""
+        return None if self.parent is not None else self._token
+
+    @token.setter
+    def token(self, token: str | bytes | None) -> None:
+        given, held = _encoded(token), self._held
+        if held is not None and (given != self._token or self.parent is not None):
+            self._held = None
+            held.end()
+        self._token = given
+
+    @property
+    def held(self) -> _Holding | None:
+        """This process's own hold."""
+        return None if self.parent is not None else self._held
+
+    @property
+    def parent(self) -> int | None:
+        """The process that has the hold, if this is a child that was forked meanwhile."""
+        held = self._held
+        return None if held is None or held.lease.pid == os.getpid() else held.lease.pid
+
+    def hold(self, held: _Holding, token: bytes) -> None:
+        """Have got the lock."""
+        self._token, self._held, self.releasing = token, held, None
 
 
-def _kept_by_each(clients: Sequence[Redis], restart_delay: bool) -> _Keeper:
-    pools = [client.connection_pool for client in clients]
-
-    def open_store() -> Store:
-        servers = [Server(pool) for pool in pools]
-        return RedlockStore(servers, ";".join(map(str, servers)), memory=_MEMORY if restart_delay else None)
-
-    return _keeper(pools[0], (restart_delay, *map(weakref.ref, pools[1:])), open_store)
-
-
-def _keeper(of: object, variant: object, open_store: Callable[[], Store]) -> _Keeper:
-    with _making:
-        variants = _keepers.get(of)
-        if variants is None:
-            variants = _keepers[of] = {}
-        if variant not in variants:
-            variants[variant] = _Keeper(open_store())
-        return variants[variant]
-
-
-def _cluster(nodes: NodesManager) -> Cluster:
-    options = {name: value for name, value in nodes.connection_kwargs.items() if name not in ("host", "port")}
-
-    def pool_of(host: str, port: int) -> ConnectionPool:
-        return ConnectionPool(host=host, port=port, **options)
-
-    return Cluster([(node.host, node.port) for node in nodes.startup_nodes.values()], pool_of)
+class _LocalOfThread(_Local, threading.local):
+    """Another one in each thread."""
 
 
 @cache
@@ -404,9 +490,28 @@ def _node() -> str:
     return socket.gethostname()
 
 
-def _owner_of(token: str | bytes) -> str:
-    """An owner for a token of the caller's; of the same length as all others, so that none begins like another."""
-    return hashlib.sha256(token.encode() if isinstance(token, str) else token).hexdigest()[:OWNER_LENGTH]
+def _encoded(token: str | bytes | None) -> bytes | None:
+    """A token as bytes, which is what `local.token` is."""
+    if token is None or isinstance(token, bytes):
+        return token
+    if isinstance(token, str):
+        return token.encode()
+    raise TypeError(f"a lock's token is {token!r}; allowed: text or bytes")
+
+
+def _of(token: bytes) -> str:
+    """What the owner of a hold with this token begins with; of one length, so that none begins like another."""
+    return hashlib.sha256(token).hexdigest()[:_OF_TOKEN]
+
+
+def _number(seconds: object) -> float:
+    """A number of seconds; NaN, which is not allowed anywhere, for what is none."""
+    if isinstance(seconds, (bool, str, bytes)):
+        return math.nan
+    try:
+        return float(seconds)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _translated(ask: Callable[[], T]) -> T:

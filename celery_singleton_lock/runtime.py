@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options import Settings
 from celery_singleton_lock.settling import Settling
 from celery_singleton_lock.stores import Store, open_store
@@ -17,7 +17,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.tally import Tally
 from celery_singleton_lock.warner import Warner
 
-_opening = threading.Lock()
+_opening = Mutex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ def in_memory() -> Iterator[MemoryStore]:
     """Keep the locks of every app of this process in a fresh memory meanwhile, and read their settings anew."""
     store = MemoryStore()
     place = _Place(store)
-    with _opening:
+    with _opening.lock:
         _places.append(place)
     try:
         yield store
     finally:
-        with _opening:
+        with _opening.lock:
             _places.remove(place)
         for runtime in place.runtimes.values():
             runtime.heartbeat.close()
@@ -79,7 +79,7 @@ _places = [_Place()]
 
 
 def _open(app: Any) -> Runtime:
-    with _opening:
+    with _opening.lock:
         place = _places[-1]
         runtime = place.runtimes.get(app)
         if runtime is None:

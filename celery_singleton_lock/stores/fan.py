@@ -7,7 +7,6 @@ something newer; what is sent behind a request that the node has not answered ye
 from __future__ import annotations
 
 import selectors
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ import hiredis
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.calls import OF_A_NODE, Call
 from celery_singleton_lock.stores.server import Server, told
 from celery_singleton_lock.stores.stream import Stream
@@ -42,7 +42,7 @@ class Node:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._pause = PAUSE
         self._rests_until = 0.0
         #: What it is to be told, and until when; the oldest give way, and end by their ttl.
@@ -57,24 +57,24 @@ class Node:
 
     def failed(self, error: Exception) -> None:
         """Leave it alone for a while, twice as long each time."""
-        with self._mutex:
+        with self._mutex.lock:
             self.reason = told(error)
             self._rests_until = clock.now() + self._pause
             self._pause = min(2 * self._pause, MAX_PAUSE)
 
     def connected(self) -> None:
         """It is well."""
-        with self._mutex:
+        with self._mutex.lock:
             self._pause, self._rests_until = PAUSE, 0.0
 
     def owe(self, call: Call, seconds: float) -> None:
         """Send the call when there is a connection again; it is pointless after so many seconds."""
-        with self._mutex:
+        with self._mutex.lock:
             self._owed.append((clock.now() + seconds, call))
 
     def owed(self) -> list[Call]:
         """What is to be sent on a new connection."""
-        with self._mutex:
+        with self._mutex.lock:
             owed = list(self._owed)
             self._owed.clear()
         return [call for until, call in owed if until > clock.now()]

@@ -12,6 +12,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
+from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Refused, Written
 from celery_singleton_lock.stores.turn import AskingTurn
 
@@ -38,7 +39,7 @@ class MemoryStore:
         self._marks: dict[tuple[str, str], tuple[bytes, float]] = {}
         #: Owners that were given up, and until when that is known.
         self._over: dict[tuple[str, str], float] = {}
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._waiting: dict[str, deque[_MemoryBell]] = {}
         self._ledgers: dict[str, _MemoryLedger] = {}
         self._journals: dict[str, _MemoryJournal] = {}
@@ -56,7 +57,7 @@ class MemoryStore:
         given_up: Sequence[str] = (),
     ) -> Lease | Held | Done:
         sent_at = clock.now()
-        with self._mutex:
+        with self._mutex.lock:
             if self._over.get((key, owner), 0.0) > sent_at:
                 raise LockUnavailable(self.server, "this owner was given up")
             for name in given_up:
@@ -79,11 +80,11 @@ class MemoryStore:
             return Lease(key, owner, ttl=ttl, fence=entry.fence, sent_at=sent_at, limit=limit, slot=slot)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        with self._mutex:
+        with self._mutex.lock:
             return [self._renew(lease) for lease in leases]
 
     def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        with self._mutex:
+        with self._mutex.lock:
             now = clock.now()
             if mark is not None:
                 self._marks[lease.key, mark.message] = mark.record, now + mark.seconds
@@ -100,11 +101,11 @@ class MemoryStore:
             return True
 
     def abandon(self, lease: Lease) -> bool | None:
-        with self._mutex:
+        with self._mutex.lock:
             return self._give_up(lease.key, lease.owner, lease.ttl)
 
     def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
-        with self._mutex:
+        with self._mutex.lock:
             done, now = self._done(key, mark.message), clock.now()
             if done is not None:
                 return None if done.record == mark.record else done
@@ -116,7 +117,7 @@ class MemoryStore:
             return None
 
     def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
-        with self._mutex:
+        with self._mutex.lock:
             self._forget_old_marks()
             for key, mark in marks:
                 if (key, mark.message) in self._marks:
@@ -140,14 +141,14 @@ class MemoryStore:
 
     def queue(self, bell: _MemoryBell) -> None:
         """Put a waiter at the end, if it is not in the queue."""
-        with self._mutex:
+        with self._mutex.lock:
             waiting = self._waiting.setdefault(bell.key, deque())
             if bell not in waiting and not bell.woken.is_set():
                 waiting.append(bell)
 
     def leave(self, bell: _MemoryBell) -> None:
         """Take a waiter out; the wake-up that it has got and not used is for the next one."""
-        with self._mutex:
+        with self._mutex.lock:
             waiting = self._waiting.get(bell.key, deque())
             if bell in waiting:
                 waiting.remove(bell)
@@ -157,17 +158,17 @@ class MemoryStore:
                 self._waiting.pop(bell.key, None)
 
     def look(self, key: str, *, limit: int = 1) -> list[Held]:
-        with self._mutex:
+        with self._mutex.lock:
             return self._held(key)
 
     def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        with self._mutex:
+        with self._mutex.lock:
             keys = [key for key in self._entries if key.startswith(f"{prefix}:")]
             found = [(key, held) for key in keys for held in self._held(key)]
         yield from found
 
     def sight(self, key: str) -> Sight:
-        with self._mutex:
+        with self._mutex.lock:
             self._forget_old_marks()
             now, waiters = clock.now(), len(self._waiting.get(key, ()))
             fences = [entry.fence for entry in self._live(key).values()]
@@ -263,10 +264,10 @@ class _MemoryLedger:
         self._lasts: dict[str, int] = {}
         self._gone: dict[str, tuple[int, float]] = {}
         self._claims: dict[str, tuple[str, float]] = {}
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
-        with self._mutex:
+        with self._mutex.lock:
             known = {entry: self._known(entry, ceiling) for entry in lasts}
             found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
             now = clock.now()
@@ -276,7 +277,7 @@ class _MemoryLedger:
             return found
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
-        with self._mutex:
+        with self._mutex.lock:
             refused, now = {}, clock.now()
             for entry, last in lasts.items():
                 gone, until = self._gone.get(entry, (0, 0.0))
@@ -291,7 +292,7 @@ class _MemoryLedger:
             return refused
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        with self._mutex:
+        with self._mutex.lock:
             for entry, last in lasts.items():
                 if last > (self._known(entry, ceiling) or 0):
                     self._lasts[entry] = last
@@ -312,7 +313,7 @@ class _MemoryJournal:
         self._last: dict[str, tuple[Entry, float]] = {}
         self._refused: Counter[str] = Counter()
         self._labels: dict[str, str] = {}
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def write(
         self,
@@ -322,7 +323,7 @@ class _MemoryJournal:
         slack: float,
         coarse: Mapping[str, str] | None = None,
     ) -> Written:
-        with self._mutex:
+        with self._mutex.lock:
             self._counts.update(counts)
             for name in coarse or {}:
                 self._labels.pop(name, None)
@@ -333,16 +334,16 @@ class _MemoryJournal:
             return Written(clock.wall(), rows, overlaps)
 
     def counts(self) -> dict[str, int]:
-        with self._mutex:
+        with self._mutex.lock:
             return dict(self._counts)
 
     def entries(self, *, since: float) -> Iterator[Entry]:
-        with self._mutex:
+        with self._mutex.lock:
             found = [entry for entry in self._entries if entry.ended >= since]
         yield from found
 
     def refused(self) -> dict[str, int]:
-        with self._mutex:
+        with self._mutex.lock:
             return dict(self._refused)
 
     def _add(self, entry: Entry, slack: float) -> tuple[int, Entry | None]:

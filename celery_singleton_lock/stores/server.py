@@ -28,6 +28,12 @@ _FIXED_OPTIONS: Mapping[str, Any] = {
     "retry_on_error": [],
 }
 
+#: Options that refer to the pool of redis-py (since redis-py 8): they would keep it alive, and so its client, and have
+#: nothing to do with our connections.
+OF_A_POOL = frozenset(
+    {"maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"}
+)
+
 
 def told(error: BaseException) -> str:
     """An error, without the innards that one about Sentinels ends with: some versions show their password.
@@ -49,7 +55,8 @@ class Server:
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._class: type[Connection] = pool.connection_class
-        self._options: Mapping[str, Any] = {**pool.connection_kwargs, **_FIXED_OPTIONS}
+        given = {name: value for name, value in pool.connection_kwargs.items() if name not in OF_A_POOL}
+        self._options: Mapping[str, Any] = {**given, **_FIXED_OPTIONS}
         self.step = min(STEP_TIMEOUT, self._options.get("socket_timeout") or STEP_TIMEOUT)
         self._free: deque[Stream] = deque()
         self._pid = os.getpid()

@@ -186,7 +186,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
         raise lease.conflict(key)
     assert isinstance(lease, Lease)  # noqa: S101 - it did not ask for records
     other = _OtherTask()
-    locks.heartbeat.start(lease, other.when_lost)
+    locks.heartbeat.start(lease, other.when_lost, linger=False)
     try:
         yield lease
     finally:

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from celery import Celery
 
-from celery_singleton_lock import LockLost, LockUnavailable, clock
-from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock
+from celery_singleton_lock.heartbeat import WATCHERS, Heartbeat
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
 from tests.patience import LIMIT
+from tests.servers import until
 
 #: Short, so that renewals come soon.
 TTL = 0.3
@@ -57,6 +59,13 @@ class Execution:
         self.lost.set()
 
 
+@pytest.fixture(autouse=True)
+def threads_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_singleton_lock.heartbeat.LINGER", 0.01)
+    gc.collect()  # Tracebacks keep leases.
+    until(lambda: threads() == 0, "the threads of other tests have ended")
+
+
 @pytest.fixture
 def store() -> Store:
     return Store()
@@ -95,32 +104,25 @@ def test_stopped_lease_is_not_renewed(store: Store, heartbeat: Heartbeat) -> Non
 
 
 def test_one_thread_for_many_leases(store: Store, heartbeat: Heartbeat) -> None:
-    before = threads()
     leases, execution = [store.take(str(n)) for n in range(100)], Execution()
     for lease in leases:
         heartbeat.start(lease, execution.when_lost)
-    assert threads() == before + 1
+    assert threads() == 1
     for lease in leases:
         heartbeat.stop(lease)
 
 
-def test_thread_ends_when_there_is_nothing_to_renew_for_long(
-    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who makes a client for each request would gather threads; the next lease starts another."""
-    monkeypatch.setattr("celery_singleton_lock.heartbeat.IDLE", 0.05)
-    monkeypatch.setattr("celery_singleton_lock.heartbeat.MAX_SLEEP", 0.05)
+def test_thread_ends_when_there_is_nothing_to_renew_for_long(store: Store, heartbeat: Heartbeat) -> None:
+    """A program that makes a client for each request would gather threads; the next lease starts another."""
     for _ in range(2):
         lease, execution = store.take(), Execution()
         store.renewed.clear()
         heartbeat.start(lease, execution.when_lost)
-        thread = heartbeat._thread
         assert store.renewed.wait(LIMIT)
+        assert threads() == 1
         heartbeat.stop(lease)
         store.release(lease)
-        assert thread is not None
-        thread.join(LIMIT)
-        assert not thread.is_alive()
+        until(lambda: threads() == 0, "the thread has ended")
 
 
 def test_no_answer_is_tried_again_and_survived(store: Store, heartbeat: Heartbeat) -> None:
@@ -293,3 +295,271 @@ def test_answer_that_was_read_late_is_followed_by_a_question_at_once(store: Stor
     heartbeat.start(lease, execution.when_lost)
     assert late.wait(LIMIT)
     assert execution.lost.wait(0.9), "it asked no sooner than after another third of the ttl"
+    heartbeat.stop(lease)
+
+
+class TestManyStores:
+    """One thread renews for all; a silent one does not keep it from the others."""
+
+    def test_they_share_the_threads(self) -> None:
+        stores = [Store() for _ in range(50)]
+        held = [(Heartbeat(store), store.take(), Execution()) for store in stores]
+        for heartbeat, lease, execution in held:
+            heartbeat.start(lease, execution.when_lost)
+        for store in stores:
+            assert store.renewed.wait(LIMIT)
+        assert threads() <= 1 + WATCHERS
+        assert all(lease.held for _, lease, _ in held)
+        for heartbeat, lease, _ in held:
+            heartbeat.stop(lease)
+        until(lambda: threads() == 0, "all threads have ended")
+
+    @pytest.mark.parametrize("silent", [1, 8])
+    def test_silent_stores_do_not_delay_another(self, silent: int) -> None:
+        good, go_on = Store(), threading.Event()
+        hanging = [HangingStore(go_on) for _ in range(silent)]
+        held = [(Heartbeat(store), store.take(), Execution()) for store in hanging]
+        for heartbeat, lease, execution in held:
+            heartbeat.start(lease, execution.when_lost)
+        for store in hanging:
+            assert store.hangs.wait(LIMIT)
+        lease, execution, heartbeat = good.take(), Execution(), Heartbeat(good)
+        heartbeat.start(lease, execution.when_lost)
+        for _ in range(5):
+            good.renewed.clear()
+            assert good.renewed.wait(LIMIT)
+        assert lease.held
+        assert threads() <= silent + 1 + WATCHERS
+        go_on.set()
+        heartbeat.stop(lease)
+        for its, lease, _ in held:
+            its.stop(lease)
+        until(lambda: threads() == 0, "all threads have ended")
+
+    def test_lease_in_a_round_that_does_not_end_is_given_up_in_time(self) -> None:
+        """Also where the store breaks its promise to answer, or not, within a few steps."""
+        go_on = threading.Event()
+        store, other = HangingStore(go_on), Store()
+        lease, execution = store.take(ttl=1.0), Execution()
+        execution.lease = lease
+        going = other.take(ttl=600.0)
+        its, others = Heartbeat(store), Heartbeat(other)
+        others.start(going, execution.when_lost)
+        its.start(lease, execution.when_lost)
+        assert execution.lost.wait(LIMIT)
+        assert store.hangs.is_set()
+        assert not go_on.is_set()
+        assert lease.reason is not None
+        go_on.set()
+        its.stop(lease)
+        others.stop(going)
+
+
+class HangingStore(Store):
+    def __init__(self, go_on: threading.Event) -> None:
+        super().__init__()
+        self.go_on = go_on
+        self.hangs = threading.Event()
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        self.hangs.set()
+        assert self.go_on.wait(LIMIT)
+        return super().renew(leases, timeout=timeout)
+
+
+class TestErrors:
+    """Whatever goes wrong, the other leases are renewed, and one that is overdue is given up."""
+
+    class Picky(Store):
+        """Cannot renew some: what is wrong with them is found before anything is sent."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            self.calls += 1
+            for lease in leases:
+                if lease.key.startswith("bad"):
+                    raise OverflowError("cannot convert float infinity to integer")
+            return super().renew(leases, timeout=timeout)
+
+    def test_one_bad_lease_does_not_harm_the_others(self) -> None:
+        store = self.Picky()
+        heartbeat = Heartbeat(store)
+        good = [(store.take(str(number), ttl=1.0), Execution()) for number in range(20)]
+        bad, execution = store.take("bad", ttl=1.0), Execution()
+        ends = [lease.trusted_until for lease, _ in good]
+        for lease, its in [*good[:10], (bad, execution), *good[10:]]:
+            heartbeat.start(lease, its.when_lost)
+        assert execution.lost.wait(LIMIT)
+        until(lambda: clock.now() > max(ends), "what was not renewed would have ended")
+        assert all(lease.held for lease, _ in good)
+        assert not any(its.lost.is_set() for _, its in good)
+        assert bad.reason is not None
+        assert "OverflowError" in bad.reason or "infinity" in bad.reason
+        for lease in (bad, *(lease for lease, _ in good)):
+            heartbeat.stop(lease)
+
+    def test_store_that_fails_in_an_unknown_way_is_told_in_time(
+        self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def explode(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            raise RuntimeError("no such thing")
+
+        monkeypatch.setattr(store, "renew", explode)
+        held = [(store.take(str(number), ttl=1.0), Execution()) for number in range(5)]
+        for lease, execution in held:
+            execution.lease = lease
+            heartbeat.start(lease, execution.when_lost)
+        for lease, execution in held:
+            assert execution.lost.wait(LIMIT)
+            assert execution.left > 0
+            assert "no such thing" in str(lease.reason)
+            heartbeat.stop(lease)
+
+    def test_answers_for_too_few_are_no_answers(
+        self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store, "renew", lambda leases, timeout: [])
+        lease, execution = store.take(ttl=1.0), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        assert execution.lost.wait(LIMIT)
+        heartbeat.stop(lease)
+
+    def test_what_was_renewed_before_the_store_fell_silent_is_not_asked_for_again(
+        self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A cluster of which one node is silent."""
+        asked: list[str] = []
+
+        def renew(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            asked.extend(lease.key for lease in leases)
+            for lease in leases:
+                if lease.key == "there":
+                    lease.extend(clock.now())
+            raise LockUnavailable("test", "one node is silent")
+
+        there, silent, execution = store.take("there", ttl=9.0), store.take("silent", ttl=9.0), Execution()
+        monkeypatch.setattr(store, "renew", renew)
+        for lease in (there, silent):
+            lease.acquired_at -= 4.0  # So that both are due.
+            heartbeat.start(lease, execution.when_lost)
+        until(lambda: asked.count("silent") >= 3, "it is tried again")
+        assert asked.count("there") <= 2
+        heartbeat.stop(there)
+        heartbeat.stop(silent)
+
+
+class TestAnotherTtl:
+    def test_shorter_lease_is_renewed_as_often_as_it_needs(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, execution = store.take(ttl=600.0), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        assert heartbeat.renew(lease, TTL)
+        end = lease.trusted_until
+        assert end < clock.now() + TTL
+        until(lambda: clock.now() > end + TTL, "it would have ended")
+        assert lease.held
+        assert not execution.lost.is_set()
+        heartbeat.stop(lease)
+
+    def test_longer_one_is_renewed_more_seldom(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, execution = store.take(), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        assert heartbeat.renew(lease, 600.0)
+        assert lease.remaining > 500
+        renewals = store.renewals
+        assert not threading.Event().wait(TTL)
+        assert store.renewals == renewals
+        heartbeat.stop(lease)
+
+    def test_no_answer_changes_nothing_but_the_trust(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease = store.take(ttl=600.0)
+        store.fail = True
+        with pytest.raises(LockUnavailable):
+            heartbeat.renew(lease, 10.0)
+        assert lease.ttl == 600.0
+        assert lease.remaining < 10.0
+        store.fail = False
+        # What was not answered may be carried out only now.
+        assert heartbeat.renew(lease, 600.0)
+        assert lease.remaining < 10.0
+
+    def test_no_answer_to_a_longer_one_leaves_the_trust_as_it_is(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease = store.take(ttl=10.0)
+        end = lease.trusted_until
+        store.fail = True
+        with pytest.raises(LockUnavailable):
+            heartbeat.renew(lease, 600.0)
+        assert (lease.ttl, lease.trusted_until) == (10.0, end)
+
+    def test_lock_that_is_gone_is_lost(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, execution = store.take(ttl=600.0), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        store.release(lease)
+        assert not heartbeat.renew(lease, 10.0)
+        assert execution.lost.wait(LIMIT)
+        assert lease.reason is not None
+        heartbeat.stop(lease)
+
+    def test_it_waits_for_the_round_that_renews_the_same_lease(self) -> None:
+        """Or nobody knows which ttl the store has in the end."""
+        go_on, ttls = threading.Event(), []
+
+        class Slow(HangingStore):
+            def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+                renewed = super().renew(leases, timeout=timeout)
+                ttls.append(leases[0].ttl)
+                return renewed
+
+        store = Slow(go_on)
+        heartbeat, lease, execution = Heartbeat(store), store.take(ttl=10.0), Execution()
+        lease.acquired_at -= 5.0
+        heartbeat.start(lease, execution.when_lost)
+        assert store.hangs.wait(LIMIT)
+        thread = threading.Thread(target=heartbeat.renew, args=(lease, 600.0))
+        thread.start()
+        go_on.set()
+        thread.join(LIMIT)
+        assert ttls == [10.0, 600.0]
+        assert lease.remaining > 500
+        heartbeat.stop(lease)
+
+    def test_lease_is_given_up_in_time_while_it_is_asked_for(self) -> None:
+        go_on = threading.Event()
+        store = HangingStore(go_on)
+        heartbeat, lease, execution = Heartbeat(store), store.take(ttl=1.0), Execution()
+        execution.lease = lease
+        heartbeat.start(lease, execution.when_lost)
+        answers: list[bool] = []
+        thread = threading.Thread(target=lambda: answers.append(heartbeat.renew(lease, 600.0)))
+        thread.start()
+        assert execution.lost.wait(LIMIT)
+        go_on.set()
+        thread.join(LIMIT)
+        assert answers == [False]
+        heartbeat.stop(lease)
+
+
+def test_thread_is_gone_with_the_last_lease_where_that_is_wanted(store: Store, heartbeat: Heartbeat) -> None:
+    """After `apply()`: Celery's own tests look for threads."""
+    for _ in range(20):
+        lease, execution = store.take(), Execution()
+        heartbeat.start(lease, execution.when_lost, linger=False)
+        assert threads() == 1
+        heartbeat.stop(lease)
+        store.release(lease)
+        assert threads() == 0
+
+
+def test_no_thread_is_left_by_a_task_that_is_called_here() -> None:
+    app = Celery(set_as_current=False)
+    app.conf.update(singleton_lock_backend="memory://", singleton_lock_journal=0)
+
+    @app.task(base=SingletonTask, name="called")
+    def called() -> int:
+        return threads()
+
+    for _ in range(5):
+        assert called.apply().get() == 1
+        assert threads() == 0

@@ -1,0 +1,531 @@
+"""What a lock outside of tasks promises when it is used in odd ways: tokens, other ttls, lost answers, forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+from redis import Redis
+from redis.exceptions import LockError, LockNotOwnedError
+from redis.sentinel import Sentinel
+
+from celery_singleton_lock import Lock, Redlock, Semaphore, clock
+from celery_singleton_lock.lock import MAX_TIMEOUT, NotHeld, NoTimeout, NotOwned, Unavailable
+from celery_singleton_lock.testing import RedisServer
+from tests.patience import LIMIT
+from tests.proxy import LossyProxy
+from tests.servers import Cluster, SentinelGroup, until
+
+NAME = "nightly report"
+
+
+@pytest.fixture
+def client(own_redis: RedisServer) -> Iterator[Redis]:
+    with Redis(port=own_redis.port) as client:
+        yield client
+
+
+@pytest.fixture(params=["Lock", "Redlock", "Semaphore"])
+def make(request: pytest.FixtureRequest, client: Redis, own_redis: RedisServer) -> Callable[..., Lock]:
+    """Each kind, as a lock that one may hold."""
+    if request.param == "Lock":
+        return lambda **options: Lock(client, NAME, **options)
+    if request.param == "Semaphore":
+        return lambda **options: Semaphore(client, NAME, 1, **options)
+    hosts = ("localhost", "127.0.0.1", "127.1")
+    clients = [Redis(host=host, port=own_redis.port, db=number) for number, host in enumerate(hosts)]
+    return lambda **options: Redlock(clients, NAME, restart_delay=False, **options)
+
+
+class TestToken:
+    def test_it_lets_nobody_in(self, make: Callable[..., Lock]) -> None:
+        one, other = make(), make()
+        assert one.acquire(token="x")
+        assert not other.acquire(token="x", blocking=False)
+        assert not one.acquire(token="x", blocking=False)
+        assert one.owned()
+        assert other.local.token is None
+        one.release()
+        assert other.acquire(token="x", blocking=False)
+        other.release()
+
+    def test_it_lets_no_other_process_in(self, make: Callable[..., Lock], own_redis: RedisServer) -> None:
+        lock = make()
+        assert lock.acquire(token="x")
+        code = (
+            "from redis import Redis; from celery_singleton_lock import Lock;"
+            f"print(Lock(Redis(port={own_redis.port}), {NAME!r}).acquire(blocking=False, token='x'))"
+        )
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert answer.stdout == "False\n"
+        lock.release()
+
+    def test_object_that_is_given_it_may_release(self, make: Callable[..., Lock]) -> None:
+        for token in ("x", None):
+            lock, other = make(timeout=30), make(timeout=30)
+            lock.acquire(token=token)
+            assert not other.owned()
+            other.local.token = lock.local.token
+            assert other.owned()
+            assert other.extend(60)
+            assert other.reacquire()
+            other.release()
+            assert other.local.token is None
+            assert not lock.locked()
+            with pytest.raises(LockNotOwnedError):
+                lock.release()
+
+    def test_wrong_one_releases_nothing(self, make: Callable[..., Lock]) -> None:
+        lock, other = make(timeout=30), make(timeout=30)
+        lock.acquire(token="task-12")
+        for wrong in ("tas", "task-123", b"task-1"):
+            other.local.token = wrong
+            assert not other.owned()
+            for method in (other.reacquire, lambda: other.extend(1), other.release):
+                with pytest.raises(NotOwned):
+                    method()
+            assert other.local.token is None
+        assert lock.owned()
+        lock.release()
+
+    def test_hold_whose_token_is_taken_away_is_renewed_no_more(self, make: Callable[..., Lock]) -> None:
+        """Handed to another process, say, and forgotten here."""
+        lock = make(timeout=0.3)
+        lock.acquire()
+        lock.local.token = None
+        assert not lock.owned()
+        with pytest.raises(NotHeld):
+            lock.release()
+        assert lock.acquire(blocking_timeout=LIMIT)
+        lock.release()
+
+    def test_object_that_was_given_it_cannot_shorten_what_another_trusts(
+        self, make: Callable[..., Lock], client: Redis
+    ) -> None:
+        lock, other = make(timeout=600, renew=False), make(timeout=1)
+        lock.acquire()
+        other.local.token = lock.local.token
+        assert other.reacquire()
+        assert other.extend(1, replace_ttl=True)
+        assert client.pttl(NAME) > 500_000
+        with pytest.raises(NotHeld, match="not its lease"):
+            other.check()
+        lock.release()
+
+    def test_it_is_text_or_bytes(self, client: Redis) -> None:
+        with pytest.raises(TypeError, match="allowed: text or bytes"):
+            Lock(client, NAME).acquire(token=12)  # type: ignore[arg-type]
+
+
+class TestAnotherTtl:
+    @pytest.mark.parametrize("how", ["extend", "reacquire"])
+    def test_shorter_one_is_renewed_in_time(self, make: Callable[..., Lock], how: str) -> None:
+        lost = threading.Event()
+        lock = make(timeout=60, on_lost=lambda lock: lost.set())
+        lock.acquire()
+        if how == "extend":
+            lock.extend(0.5, replace_ttl=True)
+        else:
+            lock.timeout = 0.5
+            lock.reacquire()
+        assert not make().acquire(blocking_timeout=1.5)
+        lock.check()
+        assert not lost.is_set()
+        lock.release()
+
+    def test_it_stays_as_it_was_when_no_answer_came(self, own_redis: RedisServer, client: Redis) -> None:
+        lock = Lock(client, NAME, timeout=60)
+        lock.acquire()
+        own_redis.pause()
+        for seconds in (600, 10):
+            with pytest.raises(Unavailable):
+                lock.extend(seconds, replace_ttl=True)
+        held = lock.local.held
+        assert held is not None
+        assert held.lease.ttl == 60
+        assert held.lease.remaining < 10, "the server may carry it out yet"
+        own_redis.resume()
+        assert lock.reacquire()
+        lock.release()
+
+    def test_shorter_one_that_was_carried_out_without_an_answer_is_renewed_in_time(
+        self, own_redis: RedisServer, client: Redis
+    ) -> None:
+        with LossyProxy(own_redis.port) as proxy:
+            lock = Lock(Redis(port=proxy.port), NAME, timeout=60)
+            with lock:
+                lock.reacquire()  # The server knows the scripts from now on.
+            lock.acquire()
+            proxy.lose(1000)
+            with pytest.raises(Unavailable):
+                lock.extend(2.0, replace_ttl=True)
+            assert 0 < client.pttl(NAME) <= 2000
+            proxy.lose(0)
+            assert not Lock(client, NAME).acquire(blocking_timeout=4)
+            lock.check()
+            lock.release()
+
+    @pytest.mark.parametrize("replace", [False, True])
+    @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 10**400, -61, True, "1", None, MAX_TIMEOUT + 1])
+    def test_nonsense_is_refused_and_harms_nobody(self, client: Redis, seconds: float, replace: bool) -> None:
+        lost = threading.Event()
+        others = [Lock(client, str(number), timeout=0.3, on_lost=lambda lock: lost.set()) for number in range(5)]
+        assert all(other.acquire() for other in others)
+        lock = Lock(client, NAME, timeout=60)
+        lock.acquire()
+        with pytest.raises(ValueError, match=r"allowed: a number after which it lasts for 0\.1 seconds or more"):
+            lock.extend(seconds, replace_ttl=replace)
+        clock.sleep(0.6)
+        assert lock.owned()
+        assert not lost.is_set()
+        for other in [*others, lock]:
+            other.check()
+            other.release()
+
+    @pytest.mark.parametrize("timeout", [float("inf"), 10**400, True, "10", MAX_TIMEOUT + 1])
+    def test_timeout_that_is_none_is_refused(self, client: Redis, timeout: float) -> None:
+        with pytest.raises(ValueError, match="timeout of lock"):
+            Lock(client, NAME, timeout=timeout)
+
+    def test_zero_does_not_end_it(self, client: Redis) -> None:
+        lock = Lock(client, NAME, timeout=60)
+        lock.acquire()
+        with pytest.raises(ValueError, match="to end it, release it"):
+            lock.extend(0, replace_ttl=True)
+        assert lock.extend(-1)
+        lock.release()
+
+    def test_lock_without_a_timeout_has_none_to_extend(self, make: Callable[..., Lock]) -> None:
+        lock = make()
+        for method in (lambda: lock.extend(1), lock.reacquire):
+            with pytest.raises(NotHeld):
+                method()
+        lock.acquire()
+        for method in (lambda: lock.extend(1), lock.reacquire):
+            with pytest.raises(NoTimeout, match="without a timeout") as raised:
+                method()
+            assert isinstance(raised.value, LockError)
+        assert lock.owned()
+        lock.release()
+
+
+class TestReleaseWithoutAnAnswer:
+    def test_repeating_it_is_a_success(self, own_redis: RedisServer, client: Redis) -> None:
+        with LossyProxy(own_redis.port) as proxy:
+            lock = Lock(Redis(port=proxy.port), NAME, timeout=60)
+            with lock:
+                lock.reacquire()  # The server knows the scripts from now on.
+            lock.acquire()
+            proxy.lose(1000)
+            with pytest.raises(Unavailable):
+                lock.release()
+            assert not client.exists(NAME)
+            proxy.lose(0)
+            lock.release()
+            with pytest.raises(NotHeld):
+                lock.release()
+
+    def test_it_is_none_where_the_lock_was_lost_before(self, own_redis: RedisServer, client: Redis) -> None:
+        lost = threading.Event()
+        lock = Lock(client, NAME, timeout=0.5, on_lost=lambda lock: lost.set())
+        lock.acquire()
+        client.delete(NAME)
+        assert lost.wait(LIMIT)
+        own_redis.pause()
+        with pytest.raises(Unavailable):
+            lock.release()
+        own_redis.resume()
+        with pytest.raises(NotOwned):
+            lock.release()
+
+
+class TestClients:
+    """What belongs to a client goes with it; what is the same for many is there once."""
+
+    def test_many_of_one_server_share_a_thread_and_connections(self, own_redis: RedisServer) -> None:
+        with own_redis.client() as watching:
+            before, threads = watching.info("clients")["connected_clients"], threading.active_count()
+            descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+            locks = [Lock(Redis(port=own_redis.port), str(number), timeout=30) for number in range(300)]
+            assert all(lock.acquire() for lock in locks)
+            assert threading.active_count() <= threads + 1
+            assert watching.info("clients")["connected_clients"] <= before + 2
+            if descriptors:
+                assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
+            for lock in locks:
+                lock.release()
+
+    def test_nothing_is_left_of_them(self, own_redis: RedisServer) -> None:
+        with own_redis.client() as watching:
+            before = watching.info("clients")["connected_clients"]
+            pools = []
+            for number in range(20):
+                client = Redis(port=own_redis.port, client_name=f"another-{number}")
+                pools.append(weakref.ref(client.connection_pool))
+                with Lock(client, NAME):
+                    pass
+            del client
+            until(lambda: gc.collect() is None or all(pool() is None for pool in pools), "the pools are gone")
+            until(lambda: watching.info("clients")["connected_clients"] <= before, "their connections are closed")
+            until(lambda: heartbeats() == 0, "the thread has ended")
+
+    def test_those_that_connect_in_other_ways_do_not_share(self, own_redis: RedisServer) -> None:
+        one, other = (Lock(Redis(port=own_redis.port, db=number), NAME) for number in (0, 1))
+        assert one.acquire()
+        assert other.acquire(blocking=False)
+        one.release()
+        other.release()
+
+    def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
+        lock = Redis(port=own_redis.port).lock(NAME, timeout=0.5, lock_class=Lock)
+        lock.acquire()
+        gc.collect()
+        clock.sleep(1.0)
+        lock.check()
+        lock.release()
+
+    def test_silent_server_does_not_harm_the_locks_of_another(self, own_redis: RedisServer, client: Redis) -> None:
+        with RedisServer() as silent:
+            going = Lock(client, NAME, timeout=1.0)
+            others = [Lock(Redis(port=silent.port), str(number), timeout=60) for number in range(3)]
+            assert all(lock.acquire() for lock in (going, *others))
+            silent.pause()
+            for other in others:
+                assert other.local.held is not None
+                other._keeper.heartbeat.start(other.local.held.lease, other.local.held.when_lost)
+            clock.sleep(3.0)
+            going.check()
+            silent.resume()
+            for lock in (going, *others):
+                lock.release()
+
+    @pytest.mark.parametrize("kind", ["Redis", "RedisCluster"])
+    def test_asynchronous_one_is_refused(self, kind: str) -> None:
+        cls = {"Redis": redis.asyncio.Redis, "RedisCluster": redis.asyncio.RedisCluster}[kind]
+        client = cls(host="127.0.0.1", port=1)
+        with pytest.raises(TypeError, match=rf"redis\.asyncio\..*{kind}; allowed: redis\.Redis or redis\.RedisCluster"):
+            Lock(client, NAME)
+
+    def test_asynchronous_one_cannot_make_it(self) -> None:
+        with pytest.raises(TypeError, match=r"asyncio\.to_thread"):
+            redis.asyncio.Redis().lock(NAME, lock_class=Lock)  # type: ignore[arg-type]
+
+    def test_other_things_are_refused(self) -> None:
+        with pytest.raises(TypeError, match=r"a lock's client is builtins\.str"):
+            Lock("redis://localhost", NAME)
+
+
+def heartbeats() -> int:
+    return sum(thread.name == "singleton-lock-heartbeat" for thread in threading.enumerate())
+
+
+class TestReplicas:
+    def test_too_few_do_not_count(self, client: Redis) -> None:
+        with pytest.raises(Unavailable, match="0 of 1 replicas"):
+            Lock(client, NAME, replicas=1).acquire()
+        assert not Lock(client, NAME).locked()
+
+    @pytest.mark.slow
+    def test_lock_is_on_the_replicas(self) -> None:
+        with SentinelGroup() as group:
+            master = Sentinel(group.sentinel().sentinels[0:0] or [("127.0.0.1", group.sentinels[0].port)]).master_for(
+                group.name
+            )
+            with Lock(master, NAME, replicas=2, timeout=5):
+                assert all(replica.client().exists(NAME) for replica in group.replicas())
+
+    @pytest.mark.slow
+    def test_cluster_has_them_too(self) -> None:
+        with Cluster() as cluster, cluster.client() as client, Lock(client, NAME, replicas=1, timeout=5) as lock:
+            assert lock.owned()
+
+    @pytest.mark.parametrize("replicas", [-1, True, 1.0, "1"])
+    def test_number_is_checked(self, client: Redis, replicas: int) -> None:
+        with pytest.raises(ValueError, match="replicas of lock"):
+            Lock(client, NAME, replicas=replicas)
+
+
+class TestRedlock:
+    def test_same_client_is_refused(self, client: Redis) -> None:
+        with pytest.raises(ValueError, match=r"3 clients of 127\.0\.0\.1:|3 clients of localhost:"):
+            Redlock([client, client, client], NAME)
+
+    def test_same_server_is_refused(self, own_redis: RedisServer) -> None:
+        clients = [Redis(port=own_redis.port, db=number) for number in (0, 1)]
+        with pytest.raises(ValueError, match="2 clients of localhost"):
+            Redlock([*clients, Redis(port=1)], NAME)
+
+    def test_same_sentinels_master_is_refused(self) -> None:
+        clients = [Sentinel([("127.0.0.1", 1)]).master_for("mymaster") for _ in range(3)]
+        with pytest.raises(ValueError, match=r"3 clients of mymaster of 127\.0\.0\.1:1"):
+            Redlock(clients, NAME)
+
+    def test_replicas_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="a majority instead"):
+            Redlock([Redis(port=port) for port in (1, 2, 3)], NAME, replicas=1)
+
+
+class TestBesideRedisPys:
+    """Neither starves: redis-py's release wakes nobody, so whoever waits for it looks as often as it does."""
+
+    @pytest.mark.parametrize("pause", [0.1, 0.02])
+    def test_it_is_had_soon_after_redis_pys_was_freed(self, client: Redis, pause: float) -> None:
+        theirs, ours = client.lock(NAME, timeout=600), Lock(client, NAME)
+        assert theirs.acquire()
+        got = threading.Event()
+
+        def take() -> None:
+            assert ours.acquire(sleep=pause)
+            got.set()
+            ours.release()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        # It would look every four seconds, and at the end of the lease.
+        until(lambda: client.info("clients")["blocked_clients"], "it waits")
+        clock.sleep(0.3)
+        before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        clock.sleep(1.0)
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] > before + 2
+        theirs.release()
+        assert got.wait(LIMIT)
+        thread.join()
+
+    def test_both_get_it_now_and_then(self, client: Redis) -> None:
+        """As many waiters of each kind; what is done between two holds is left to chance, as in a program."""
+        grants = {"ours": 0, "theirs": 0}
+        over, mutex = threading.Event(), threading.Lock()
+
+        def work(kind: str) -> None:
+            lock = Lock(client, NAME, timeout=30) if kind == "ours" else client.lock(NAME, timeout=30)
+            while not over.is_set():
+                if lock.acquire(blocking_timeout=1.0):
+                    with mutex:
+                        grants[kind] += 1
+                    lock.release()
+                over.wait(0.02)
+
+        threads = [threading.Thread(target=work, args=(kind,)) for kind in grants for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: min(grants.values()) >= 20, f"both got it: {grants}")
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+class TestFork:
+    def test_child_holds_nothing_of_its_parents(self, make: Callable[..., Lock]) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+
+        def in_child() -> bool:
+            refused = 0
+            for method in (lock.release, lock.reacquire, lambda: lock.extend(1), lock.check):
+                try:
+                    method()
+                except NotHeld as error:
+                    refused += "the parent's" in str(error)
+            told = (lock.owned(), lock.locked(), lock.fence, lock.lost, lock.local.token)
+            return refused == 4 and told == (False, True, 0, False, None) and not lock.acquire(blocking=False)
+
+        assert forked(in_child)
+        assert lock.owned()
+        lock.release()
+
+    def test_child_that_is_given_the_token_may_release(self, make: Callable[..., Lock]) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        token = lock.local.token
+
+        def in_child() -> bool:
+            lock.local.token = token
+            lock.release()
+            return True
+
+        assert forked(in_child)
+        assert not lock.locked()
+
+    def test_child_may_take_it_with_the_same_object(self, make: Callable[..., Lock]) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        lock.release()
+
+        def in_child() -> bool:
+            with lock:
+                return lock.owned()
+
+        assert forked(in_child)
+        with lock:
+            pass
+
+    @pytest.mark.parametrize("what", ["make", "hold", "write"])
+    def test_no_child_hangs_whatever_other_threads_do(self, own_redis: RedisServer, what: str) -> None:
+        over = threading.Event()
+        work = {"make": self.make_locks, "hold": self.hold_locks, "write": self.write_the_journal}[what]
+        threads = [threading.Thread(target=work, args=(own_redis.port, over, number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+
+        def in_child() -> bool:
+            with Lock(Redis(port=own_redis.port), f"of the child {os.getpid()}", timeout=5) as lock:
+                lock.extend(10)
+                return lock.owned()
+
+        try:
+            for _ in range(40):
+                assert forked(in_child)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+    def make_locks(self, port: int, over: threading.Event, number: int) -> None:
+        while not over.is_set():
+            Lock(Redis(port=port, client_name=f"{number}-{clock.now()}"), NAME)
+
+    def hold_locks(self, port: int, over: threading.Event, number: int) -> None:
+        while not over.is_set():
+            # So short that renewals are under way, and that it may end on a slow machine.
+            lock = Lock(Redis(port=port), f"{number}", timeout=0.1)
+            with suppress(NotOwned), lock:
+                lock.reacquire()
+
+    def write_the_journal(self, port: int, over: threading.Event, number: int) -> None:
+        from celery import Celery
+
+        from celery_singleton_lock import SingletonTask
+        from celery_singleton_lock.tally import write_all
+
+        app = Celery(set_as_current=False)
+        app.conf.update(singleton_lock_backend=f"redis://127.0.0.1:{port}/1")
+
+        @app.task(base=SingletonTask, name=f"task {number}")
+        def nothing() -> None: ...
+
+        while not over.is_set():
+            nothing.apply()
+            write_all()
+
+
+def forked(work: Callable[[], bool]) -> bool:
+    """Whether a child that does this ends, and well."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            signal.alarm(60)  # One that hangs is killed.
+            status = 0 if work() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

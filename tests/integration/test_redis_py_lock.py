@@ -1,0 +1,91 @@
+"""redis-py's own tests of its lock, from the sdist of the redis-py that is installed, with our lock in its place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock.testing import RedisServer
+
+ROOT = Path(__file__).parents[2]
+
+#: What differs, and why; the same list stands in docs/locks.md. All others pass.
+DIFFERENT = {
+    "test_lock": "reads the value, and asks for a key that never ends",
+    "test_lock_token": "reads the value, and asks for a key that never ends",
+    "test_lock_token_thread_local_false": "reads the value, and asks for a key that never ends",
+    "test_context_manager": "reads the value",
+    "test_blocking_timeout": "replaces the clock of redis-py's module, and counts its sleeps",
+    "test_context_manager_blocking_timeout": "replaces the clock of redis-py's module, and counts its sleeps",
+}
+
+#: What differs as well unless `renew=False`.
+RENEWED = {
+    "test_context_manager_not_raise_on_release_lock_not_owned_error": "waits for a held lock to end, which is renewed",
+}
+
+PLUGIN = """
+import redis.lock
+from celery_singleton_lock import Lock
+
+class OurLock(Lock):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, renew={renew}, **options)
+
+redis.lock.Lock = OurLock
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with their tests."""
+    folder, version = tmp_path_factory.mktemp("redis-py"), importlib.metadata.version("redis")
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    download += ["--no-binary", "redis", "--dest", str(folder), f"redis=={version}"]
+    done = subprocess.run(download, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = f"the sdist of redis-py {version} cannot be had: {done.stderr[-500:]}"
+        if os.environ.get("REDIS_PY_TESTS") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    (archive,) = folder.glob("redis-*.tar.gz")
+    with tarfile.open(archive) as sdist:
+        members = [it for it in sdist.getmembers() if re.fullmatch(r"[^/]+/tests/[^/]+\.py", it.name)]
+        for member in members:
+            if file := sdist.extractfile(member):
+                path = folder / "tests" / Path(member.name).name
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(file.read())
+    if not (folder / "tests" / "test_lock.py").exists():
+        pytest.skip(f"the sdist of redis-py {version} has no tests")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("renew", [True, False])
+def test_only_those_differ_that_are_known_to(theirs: Path, own_redis: RedisServer, renew: bool) -> None:
+    plugin, report = theirs / "our_lock.py", theirs / f"report-{renew}.xml"
+    plugin.write_text(PLUGIN.format(renew=renew))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "our_lock", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command += ["tests/test_lock.py", f"--redis-url={own_redis.url}", f"--junitxml={report}"]
+    environment = {**os.environ, "PYTHONPATH": f"{theirs}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, cwd=theirs, env=environment, capture_output=True, text=True, check=False)
+    cases = [*ElementTree.parse(report).iter("testcase")]
+    failed = {str(case.get("name")) for case in cases if [*case.iter("failure"), *case.iter("error")]}
+    assert len(cases) - len(failed) >= 25, done.stdout
+    known = DIFFERENT.keys() | (RENEWED.keys() if renew else set())
+    # Some versions lack some of them.
+    assert failed == known & {str(case.get("name")) for case in cases}, done.stdout
+
+
+def test_documentation_names_those_that_differ() -> None:
+    text = (ROOT / "docs" / "locks.md").read_text()
+    assert set(re.findall(r"`(test_\w+)`", text)) == DIFFERENT.keys() | RENEWED.keys()
