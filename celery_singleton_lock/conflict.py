@@ -25,6 +25,14 @@ logger = get_logger(__name__)
 _RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
 
 
+class Skipped(Ignore):
+    """Ends an execution that is recorded as revoked."""
+
+
+class Expired(Skipped):
+    """Ends one that came too late."""
+
+
 def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
     """What to do with the execution that lost to another task, as its `on_conflict` says.
 
@@ -61,7 +69,7 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy) -> NoRetur
 def expire(task: Any) -> NoReturn:
     """End the execution as one that came too late, as the worker would have done."""
     _record(task, TaskRevokedError("expired"), states.REVOKED)
-    raise Ignore("expired")
+    raise Expired("expired")
 
 
 def has_expired(request: Any) -> bool:
@@ -93,7 +101,7 @@ def _skip(task: Any, conflict: LockConflict) -> NoReturn:
     if not task.request.is_eager:
         # A bare Ignore would leave chains and chords waiting for ever.
         _record(task, TaskRevokedError(reason), states.REVOKED)
-    raise Ignore(reason)
+    raise Skipped(reason)
 
 
 def _record(task: Any, error: Exception, state: str) -> None:

@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.celery_suite.suite import PARTS, Outcomes, Suite
@@ -72,12 +72,11 @@ def _told(outcomes: Outcomes) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(Counter(outcomes.values()).items()))
 
 
-def _report(heading: str, tests: Iterable[str], *, bad: bool = True) -> int:
+def _report(heading: str, tests: Sequence[str], *, bad: bool = True) -> int:
     """Print them; how many are wrong."""
-    count = 0
-    for count, test in enumerate(tests, 1):
+    for test in tests:
         print(f"  {heading}: {test}", flush=True)
-    return count if bad else 0
+    return len(tests) if bad else 0
 
 
 if __name__ == "__main__":

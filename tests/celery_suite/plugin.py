@@ -56,7 +56,7 @@ def _make_exclusive(url: str) -> None:
     from celery_singleton_lock import SingletonTask
     from celery_singleton_lock.options import Settings
 
-    global _forget  # noqa: PLW0603 - set once, when pytest starts
+    global _forget
     _forget = Redis.from_url(url).flushdb
     Celery.task_cls = SingletonTask
     from_app = Settings.from_app
