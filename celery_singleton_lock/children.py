@@ -1,7 +1,7 @@
 """What the worker's main process does for the children of its prefork pool: renew for them, and free for the dead.
 
 A child cannot renew while C code holds its GIL or while it is stopped, and a dead one frees nothing. The main process
-can: it gave each delivery its owner, and makes the same key from the same message. One thread waits for the ends of
+can: it gave each delivery its owner, and was told for which key. One thread waits for the ends of
 children (by pidfd, where the platform has that: Celery itself may take seconds to notice) and for the next renewal; it
 is a thread because the consumer's timers stand still while the broker is away.
 """
@@ -37,6 +37,9 @@ DEATH = 1.0
 #: that it would be due before.
 FIRST_LOOK = MIN_TTL * RENEW_AFTER
 
+#: Seconds between two looks for a lease that the delivery has not told: it may never take a lock.
+LAST_LOOK = 1.0
+
 #: Seconds until the next try when the store did not answer, or something went wrong.
 RETRY_AFTER = 0.5
 
@@ -49,7 +52,7 @@ class Delivery(Protocol):
         """Whether its end has not been reported yet."""
 
     def lease(self) -> Lease | None:
-        """The hold that it has if it has got that far; None if it takes no lock."""
+        """The hold that it has, as far as is known yet; called under a mutex that others wait for."""
 
 
 class _Child:
@@ -69,6 +72,15 @@ class _Child:
         self._renewed_at, self.interval = clock.now(), FIRST_LOOK
 
     @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, as far as this platform says that."""
+        return self.pidfd is not None and bool(_poll([self.pidfd], 0.0))
+
+    def is_at(self, delivery: Delivery) -> bool:
+        """Whether it is this delivery that it carries out, or has done last."""
+        return self._delivery is not None and self._delivery() is delivery
+
+    @property
     def due_at(self) -> float:
         """When to renew next; infinite while it does nothing."""
         return self._renewed_at + self.interval if self._running() else float("inf")
@@ -77,9 +89,12 @@ class _Child:
         """Its lease if that is to be renewed now; the next time is set then."""
         if self.due_at > now:
             return None
-        if self.interval == FIRST_LOOK:
+        if self._lease is None:
             lease = self.lease()
-            self.interval = lease.ttl * RENEW_AFTER if lease is not None else float("inf")
+            if lease is None:
+                self._renewed_at, self.interval = now, min(2 * self.interval, LAST_LOOK)
+                return None
+            self.interval = lease.ttl * RENEW_AFTER
             if self.due_at > now:
                 return None
         self.renew_after(self.interval)
@@ -121,6 +136,8 @@ class Children:
         self._store = store
         self._tally = tally
         self._children: dict[int, _Child] = {}
+        #: Those that are gone, and whose number another has.
+        self._succeeded: list[_Child] = []
         self._mutex = Mutex()
         self._thread: threading.Thread | None = None
         self._woken, self._wake = os.pipe()
@@ -133,13 +150,17 @@ class Children:
         """The child with this pid carries out `delivery` from now on."""
         with self._mutex.lock:
             child = self._children.get(pid)
+            if child is not None and child.is_over:
+                # A number is used again: this is another process.
+                self._succeeded.append(child)
+                child = None
             if new := child is None:
                 child = self._children[pid] = _Child(pid)
             child.begin(delivery)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
                 self._thread.start()
-            elif new or child.due_at < self._wakes_at:
+            elif new or self._succeeded or child.due_at < self._wakes_at:
                 self._notify()
 
     def doomed(self, pid: int | None) -> None:
@@ -148,10 +169,16 @@ class Children:
             if pid is not None and (child := self._children.get(pid)) is not None:
                 child.keep_lease()
 
-    def bury(self, pid: int) -> bool:
-        """Forget a child that was lost, once it is gone; False if it is still there after a moment."""
+    def bury(self, pid: int, delivery: Delivery) -> bool:
+        """Forget the child that was lost with `delivery`, once it is gone.
+
+        Returns:
+            False if it is still there after a moment.
+        """
         with self._mutex.lock:
             child = self._children.get(pid)
+        if child is not None and not child.is_at(delivery):
+            return True  # Another process has its number.
         if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
             self.doomed(pid)
             return False
@@ -187,6 +214,9 @@ class Children:
             dead = [watched[pidfd] for pidfd in _poll([*watched], 0.0)]
             for child in dead:
                 del self._children[child.pid]
+            dead += self._succeeded
+            self._succeeded = []
+            for child in dead:
                 child.close()
         for child in dead:
             if (lease := child.lease()) is not None:

@@ -25,6 +25,14 @@ logger = get_logger(__name__)
 _RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
 
 
+class Skipped(Ignore):
+    """Ends an execution that is recorded as revoked."""
+
+
+class Expired(Skipped):
+    """Ends one that came too late."""
+
+
 def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
     """What to do with the execution that lost to another task, as its `on_conflict` says.
 
@@ -67,15 +75,15 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy, *, given_u
 
 def expire(task: Any) -> NoReturn:
     """End the execution as one that came too late, as the worker would have done."""
-    revoke(task, "expired")
+    revoke(task, Expired("expired"))
 
 
-def revoke(task: Any, reason: str) -> NoReturn:
-    """End the execution as a revoked one."""
+def revoke(task: Any, end: Ignore) -> NoReturn:
+    """End the execution as a revoked one, with `end`, which says why."""
     if not task.request.is_eager:
         # A bare Ignore would leave chains and chords waiting for ever.
-        _record(task, TaskRevokedError(reason), states.REVOKED)
-    raise Ignore(reason)
+        _record(task, TaskRevokedError(str(end)), states.REVOKED)
+    raise end
 
 
 def has_expired(request: Any) -> bool:
@@ -111,7 +119,7 @@ def _reject(task: Any, conflict: LockConflict) -> NoReturn:
 
 def _skip(task: Any, conflict: LockConflict) -> NoReturn:
     if not _shares_id(task, conflict):
-        revoke(task, f"skipped: {conflict}")
+        revoke(task, Skipped(f"skipped: {conflict}"))
     _record(task, TaskRevokedError(f"skipped: {conflict}"), states.REVOKED, store_result=False)
     raise Ignore(f"skipped: {conflict}")
 

@@ -1,4 +1,5 @@
-"""The worker's part of remote control: `celery inspect locks` and `celery control release_lock KEY`.
+"""Remote control: `celery inspect locks` and `celery control release_lock KEY`, and the same from a program,
+`app.control.inspect().locks()` and `app.control.release_lock(key)`.
 
 The main process knows what its pool carries out and under which owners, whatever the pool. A lock is not simply freed
 here: it is passed on to nobody, so that the task finds it gone with its next renewal and is stopped while nobody else
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from celery.app.control import Control, Inspect
 from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
@@ -67,6 +69,33 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
     except LockUnavailable as error:
         return _error(str(error))
     return {"ok": "; ".join(told) or "no task of this worker holds it"}
+
+
+def _ask_for_locks(self: Inspect) -> Any:
+    """Locks of exclusive tasks that the workers hold.
+
+    Returns:
+        A list for each node name, None if nobody answers.
+    """
+    return self._request("locks")  # As Celery's own methods do.
+
+
+def _ask_to_release(self: Control, key: str, destination: Any = None, **options: Any) -> Any:
+    """Tell the workers, or those named, to stop the task that holds a lock and then to free it.
+
+    Args:
+        self: of the app.
+        key: as `app.control.inspect().locks()` shows it.
+        destination: node names; None for all.
+        options: as for `broadcast`, such as `reply=True`.
+    """
+    arguments = {"key": key, **(options.pop("arguments", None) or {})}
+    return self.broadcast("release_lock", destination=destination, arguments=arguments, **options)
+
+
+# Commands are of the process, whatever app they are sent by; and so are their methods.
+setattr(Inspect, "locks", _ask_for_locks)  # noqa: B010 - which its stubs do not know
+setattr(Control, "release_lock", _ask_to_release)  # noqa: B010
 
 
 def _running() -> Iterator[tuple[SingletonRequest, Lease]]:

@@ -170,7 +170,7 @@ def answer(task: Any, done: Done, given_up: str | None = None) -> Any:
         reason = "other tasks wait for it now"
     logger.warning("task %s[%s] is already done, but %s; its recorded end is told again", *_named(task), reason)
     if outcome.state == states.REVOKED:
-        conflict.revoke(task, "revoked or skipped before")
+        conflict.revoke(task, Ignore("revoked or skipped before"))
     return _end(task, outcome)
 
 

@@ -1,7 +1,8 @@
 """Conflicts and losses as Celery events, for `celery events`, Flower, and whoever else listens to a cluster.
 
-Sent where the worker sends task events (`-E`, or `worker_send_task_events`): `task-lock-conflict` and `task-lock-lost`,
-each with the task's `uuid`, `name` and `key`.
+Sent where the worker sends task events (`-E`, or `worker_send_task_events`): `lock-conflict` and `lock-lost`, each
+with the task's `uuid`, `name` and `key`. They are no `task-…` events: of those, watchers make the task's state, and
+would show one that no later event ends.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ logger = get_logger(__name__)
 @signals.lock_conflict.connect
 def _conflict(sender: Any, task_id: str, key: str, conflict: LockConflict, policy: str, **_: Any) -> None:
     details = {"policy": policy, "holder": conflict.task_id, "remaining": conflict.remaining}
-    _send("task-lock-conflict", sender, task_id, key, **details)
+    _send("lock-conflict", sender, task_id, key, **details)
 
 
 @signals.lock_lost.connect
 def _lost(sender: Any, task_id: str, key: str, reason: str, **_: Any) -> None:
-    _send("task-lock-lost", sender, task_id, key, reason=reason)
+    _send("lock-lost", sender, task_id, key, reason=reason)
 
 
 def _send(kind: str, task: Any, task_id: str, key: str, **details: Any) -> None:

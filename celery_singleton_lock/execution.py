@@ -60,6 +60,11 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def is_nested() -> bool:
+    """Whether this thread is within the body of an exclusive task."""
+    return bool(_running.owners)
+
+
 class Execution:
     """One message in the hands of one process, or one eager call.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from celery.app.control import Inspect
 from celery.worker.control import inspect_command
 
 from celery_singleton_lock import cleaned
@@ -54,6 +55,18 @@ def standing(app: Any) -> Standing:
 def singleton_lock(state: Any, **_: Any) -> Standing:
     """How this worker locks its exclusive tasks."""
     return standing(state.app)
+
+
+def _ask_how_they_lock(self: Inspect) -> Any:
+    """How the workers lock their exclusive tasks.
+
+    Returns:
+        A dictionary for each node name, None if nobody answers.
+    """
+    return self._request("singleton_lock")  # As Celery's own methods do.
+
+
+setattr(Inspect, "singleton_lock", _ask_how_they_lock)  # noqa: B010
 
 
 def ask(app: Any, *, timeout: float) -> list[Peer]:

@@ -1,35 +1,46 @@
 """One delivery of a message in the worker's main process.
 
-It mints the owner under which this delivery takes the lock, so that the main process can renew and free it without
-having been told anything by the child; and it frees what a child left behind before the message is given back to the
+It mints the owner under which this delivery takes the lock, and is told by the child for which key (`reports`), so that
+the main process can renew and free it; and it frees what a child left behind before the message is given back to the
 broker, or its end is recorded, so that nobody is refused by the lock of the dead.
+
+What is here runs in the consumer's loop: a key is not made here, since that runs code of the user's. Where the child
+has not said it, the key is made in a thread beside (`aside`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
+from celery.signals import task_revoked
 from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 from celery.worker.request import Request
 
-from celery_singleton_lock import clock, done
+from celery_singleton_lock import clock, done, reports
+from celery_singleton_lock.aside import Aside
 from celery_singleton_lock.children import Children, free
+from celery_singleton_lock.conflict import Expired, Skipped
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.execution import OWNER, holder_of, mark_of
 from celery_singleton_lock.lease import Lease, heir_of, new_owner
 from celery_singleton_lock.options import Options
+from celery_singleton_lock.reports import Report
 from celery_singleton_lock.runtime import Runtime
 
 logger = get_logger(__name__)
 
 #: The children of each app's worker, where it has a pool of processes.
 children_of: WeakKeyDictionary[Any, Children] = WeakKeyDictionary()
+
+#: Where keys are made that no child has said.
+aside = Aside("singleton-lock-aside")
 
 #: How the pool reports a child that is gone, or is going.
 _LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
@@ -48,6 +59,9 @@ class SingletonRequest(_Request):  # type: ignore[misc]
             # Celery takes it for the others, and could not send the message again.
             self._request_dict.pop("headers", None)
         self._owner = new_owner()
+        #: What its execution has said.
+        self.report: Report | None = None
+        reports.expect(self._owner, self)
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False
         # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
@@ -62,20 +76,34 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         return self in worker_state.active_requests
 
     def lease(self) -> Lease | None:
-        """The hold that the child has, if it has got that far; None if it takes no lock."""
-        lock = self._lock()
-        return None if lock is None else self._lease(lock, self._owner)
+        """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
+        if self.report is None:
+            reports.receive()
+        found = self.report
+        if found is None:
+            return None
+        return Lease(found.key, self._owner, ttl=found.ttl, fence=0, sent_at=clock.now(), limit=found.limit)
 
     @property
     def is_stopped_when_lost(self) -> bool:
         """Whether its task is stopped when it has lost its lock, and not only told."""
-        lock = self._lock()
-        return lock is not None and lock[0].on_lock_lost == "abort"
+        options = self._options()
+        return options is not None and options.on_lock_lost == "abort"
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """What `celery inspect active` and the like show: nothing that only we need."""
+        shown: dict[str, Any] = super().info(safe)
+        delivery_info = shown.get("delivery_info") or {}
+        shown["delivery_info"] = {
+            name: value for name, value in delivery_info.items() if not str(name).startswith("singleton_")
+        }
+        return shown
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool has begun with it."""
         super().on_accepted(pid, time_accepted)
         if (children := children_of.get(self.app)) is not None:
+            reports.receive()  # So that the pipe is never full: who begins now has made room.
             children.begin(pid, self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -91,6 +119,8 @@ class SingletonRequest(_Request):  # type: ignore[misc]
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, Skipped):
+            self._announce_skipped(expired=isinstance(error, Expired))
         if return_ok or not isinstance(error, _LOST):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         # Before the message goes back: its next delivery must not be refused by this one's lock.
@@ -108,8 +138,8 @@ class SingletonRequest(_Request):  # type: ignore[misc]
     def revoked(self) -> bool:
         """Whether it was revoked or has expired; then it does not run."""
         revoked = bool(super().revoked())
-        if revoked and self._context.retries and (lock := self._lock()) and lock[0].retain_on_retry:
-            self._free(self._lease(lock, heir_of(holder_of(self.task, self._context))))
+        if revoked and self._context.retries and (options := self._options()) and options.retain_on_retry:
+            aside.do(self._free_kept)
         return revoked
 
     def _retry_worker_lost(self, *arguments: Any) -> Any:
@@ -120,7 +150,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""
         children = children_of.get(self.app)
-        if children is not None and self.worker_pid is not None and not children.bury(self.worker_pid):
+        if children is not None and self.worker_pid is not None and not children.bury(self.worker_pid, self):
             return
         if (lease := self.lease()) is not None:
             self._free(lease)
@@ -129,16 +159,37 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         runtime = Runtime.of(self.app)
         free(runtime.store, lease, runtime.tally)
 
+    def _announce_skipped(self, *, expired: bool) -> None:
+        """Say what the result says, as Celery itself does of a task that was revoked."""
+        self.send_event("task-revoked", terminated=False, signum=None, expired=expired)
+        task_revoked.send(self.task, request=self._context, terminated=False, signum=None, expired=expired)
+
     def _record(self, error: BaseException) -> None:
         """Record what Celery has made of the loss of the child, if that is the end of the message."""
         seconds = Runtime.of(self.app).settings.done_ttl
-        outcome, lock = self._outcome(error), self._lock()
-        if not seconds or outcome is None or lock is None:
+        outcome = self._outcome(error)
+        if not seconds or outcome is None:
             return
+        if (lease := self.lease()) is not None:
+            self._leave_mark(lease, outcome, seconds)
+        else:
+            aside.do(partial(self._leave_mark_aside, outcome, seconds))
+
+    def _leave_mark_aside(self, outcome: done.Outcome, seconds: float) -> None:
+        if (lease := self._expected_lease(self._owner)) is not None:
+            self._leave_mark(lease, outcome, seconds)
+
+    def _leave_mark(self, lease: Lease, outcome: done.Outcome, seconds: float) -> None:
         mark = mark_of(holder_of(self.task, self._context), outcome, seconds)
+        # Under an owner that holds nothing: the child may still be cleaning up.
+        lease.owner = new_owner()
         with suppress(LockUnavailable):
-            # Under an owner that holds nothing: the child may still be cleaning up.
-            Runtime.of(self.app).store.release(self._lease(lock, new_owner()), mark=mark)
+            Runtime.of(self.app).store.release(lease, mark=mark)
+
+    def _free_kept(self) -> None:
+        """Free the lock that was kept for this retry."""
+        if (lease := self._expected_lease(heir_of(holder_of(self.task, self._context)))) is not None:
+            self._free(lease)
 
     def _outcome(self, error: BaseException) -> done.Outcome | None:
         """The end of the message; None if it will be delivered again, or is retried."""
@@ -148,15 +199,25 @@ class SingletonRequest(_Request):  # type: ignore[misc]
             return done.Outcome(states.REVOKED)
         return done.failed(self.task, self._context, error) if isinstance(error, Exception) else None
 
-    def _lock(self) -> tuple[Options, str] | None:
-        """The lock that the child takes, found out in the same way; None if there is none, or this fails."""
+    def _options(self) -> Options | None:
+        """How the execution locks; None if it takes no lock."""
         try:
-            found: tuple[Options, str] | None = self.task.lock_of(self._context, self.args, self.kwargs)
+            found: Options | None = self.task.lock_options(self._context)
             return found
+        except Exception as error:  # noqa: BLE001 - what a message asks for may not be allowed
+            logger.debug("%s: the main process cannot tell its options: %r", self, error)
+            return None
+
+    def _expected_lease(self, owner: str) -> Lease | None:
+        """The hold that an execution has under this owner, its key made as that does; None if there is none. Only in
+        the thread beside: it runs code of the user's.
+        """
+        try:
+            lock = self.task.lock_of(self._context, self.args, self.kwargs)
         except Exception as error:  # noqa: BLE001 - also what a lock_key of the user's raises
             logger.debug("%s: the main process cannot tell its lock: %r", self, error)
             return None
-
-    def _lease(self, lock: tuple[Options, str], owner: str) -> Lease:
+        if lock is None:
+            return None
         options, key = lock
         return Lease(key, owner, ttl=options.ttl, fence=0, sent_at=clock.now(), limit=options.limit)

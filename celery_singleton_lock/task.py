@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal
 
 from celery import Task
 
-from celery_singleton_lock import cleaned, identity, keys
-from celery_singleton_lock.execution import Execution, record_started
+from celery_singleton_lock import bodies, cleaned, identity, items, keys, reports
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.execution import OWNER, Execution, record_started
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options import (
     ConflictPolicy,
@@ -106,6 +107,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if cls.name is None or is_builtin(cls.name):
             return
         check_task(cls)
+        bodies.check(cls.name, object.__new__(cls).run)
         keys.check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
         if cls.track_started:
             cls.tracks_started, cls.track_started = True, False
@@ -139,7 +141,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         # As Celery's own: the task's id and its publisher may be given by place.
         named = dict(zip(("task_id",), rest, strict=False))
         if (sent := identity.header_for({**named, **options})) is not None:
-            options["headers"] = {**(options.get("headers") or {}), identity.SENT_HEADER: sent}
+            options["headers"] = _with_header(options.get("headers"), identity.SENT_HEADER, sent)
         return super().apply_async(args, kwargs, *rest, **options)
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
@@ -149,14 +151,18 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
         request: Any = self.request
-        if request.called_directly or _lease_of(request) is not None or is_builtin(self.name):
+        if is_builtin(self.name):
+            return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
+        if (sender := items.sender()) is not None:
+            return items.carry_out(self, sender, self._body(), args, kwargs)
+        if request.called_directly or _lease_of(request) is not None:
             return super().__call__(*args, **kwargs)
         following = self._body()
 
         def body() -> Any:
             request.singleton_in_body = True
             try:
-                return following(*args, **kwargs)
+                return bodies.value_of(self.name, following(*args, **kwargs))
             finally:
                 request.singleton_in_body = False
 
@@ -165,6 +171,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             record_started(self)
             return body()
         options, key = lock
+        if (owner := (request.delivery_info or {}).get(OWNER)) is not None:
+            reports.report(owner, key, ttl=options.ttl, limit=options.limit)
         return Execution(self, Runtime.of(self.app), options, key).carry_out(body)
 
     def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
@@ -172,7 +180,12 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if call is not None:
             if not (applied or self.app.conf.task_always_eager):
                 check_accepted(call, accepted(self.app.conf), self)
-            options["headers"] = {**(options.get("headers") or {}), CALL_HEADER: call}
+            headers = options["headers"] = _with_header(options.get("headers"), CALL_HEADER, call)
+            if not isinstance(headers, dict):
+                raise InvalidOption(
+                    f"headers of a call of {self.name} is {headers!r}, but must be a dictionary, in which "
+                    "singleton_lock travels"
+                )
         return options
 
     def _body(self) -> Callable[..., Any]:
@@ -219,6 +232,14 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 def _is_applied(request: Any) -> bool:
     """Whether it is called by `apply` in this process: the delivery's own word, which no sender can write."""
     return (request.delivery_info or {}).get("is_eager") is True
+
+
+def _with_header(headers: Any, name: str, value: Any) -> Any:
+    """The headers with one more; what cannot be headers as it is, for Celery to say so."""
+    try:
+        return {**dict(headers or {}), name: value}
+    except (TypeError, ValueError):
+        return headers
 
 
 def _lease_of(request: Any) -> Lease | None:

@@ -19,7 +19,7 @@ from celery.signals import worker_process_shutdown, worker_shutdown
 from celery.utils.log import get_logger
 
 import celery_singleton_lock.control  # noqa: F401 - registers its commands
-from celery_singleton_lock import audit, process
+from celery_singleton_lock import audit, process, reports
 from celery_singleton_lock.children import Children, free
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
@@ -120,6 +120,7 @@ class LockStep(bootsteps.StartStopStep):
             )
         if separate and not in_memory:
             children_of[parent.app] = Children(runtime.store, runtime.tally)
+            reports.open_channel()
         observe()
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",

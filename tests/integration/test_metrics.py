@@ -151,14 +151,14 @@ def test_conflict_and_loss_are_events(shop: Shop) -> None:
         (key,) = shop.held()
         with shop.locks() as client:
             client.delete(key)
-        until(lambda: {"task-lock-conflict", "task-lock-lost"} <= {event["type"] for event in got})
+        until(lambda: {"lock-conflict", "lock-lost"} <= {event["type"] for event in got})
     finally:
         done.set()
         thread.join()
-    (conflict,) = [event for event in got if event["type"] == "task-lock-conflict"]
+    (conflict,) = [event for event in got if event["type"] == "lock-conflict"]
     assert (conflict["uuid"], conflict["holder"], conflict["policy"]) == (copy.id, running.id, "skip")
     assert (conflict["name"], conflict["hostname"]) == (TASK, "one@test")
-    (lost,) = [event for event in got if event["type"] == "task-lock-lost"]
+    (lost,) = [event for event in got if event["type"] == "lock-lost"]
     assert lost["uuid"] == running.id
 
 

@@ -189,7 +189,7 @@ def test_bury_waits_for_the_end(store: Store, family: Children, fork: Callable) 
     child, delivery = fork(), Delivery(store, ttl=600)
     family.begin(child.pid, delivery)
     threading.Timer(0.1, child.kill).start()
-    assert family.bury(child.pid)
+    assert family.bury(child.pid, delivery)
     assert child.poll() is not None
 
 
@@ -199,14 +199,61 @@ def test_bury_does_not_wait_for_ever(
     monkeypatch.setattr(children, "DEATH", 0.05)
     child, delivery = fork(), Delivery(store, ttl=600)
     family.begin(child.pid, delivery)
-    assert not family.bury(child.pid)
+    assert not family.bury(child.pid, delivery)
     assert is_held(store)
     child.kill()
     until(lambda: not is_held(store))
 
 
 def test_unknown_child_is_gone(family: Children) -> None:
-    assert family.bury(1 << 22)
+    assert family.bury(1 << 22, Delivery(MemoryStore(), holds=False))
+
+
+def test_child_with_the_number_of_a_dead_one_is_another(
+    store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = fork(), fork()
+    first, second = Delivery(store, "first", ttl=600), Delivery(store, "second", ttl=600)
+    # The thread that watches stands still meanwhile: the old one's end was not noticed when its number comes again.
+    open_pidfd = os.pidfd_open
+    monkeypatch.setattr(Children, "_run", lambda self: None)
+    family.begin(old.pid, first)
+    old.kill()
+    old.wait()
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: open_pidfd(new.pid if pid == old.pid else pid))
+    family.begin(old.pid, second)
+    monkeypatch.undo()
+    family.begin(fork().pid, Delivery(store, "other", ttl=600))
+    until(lambda: not is_held(store, "first"))
+    assert is_held(store, "second")
+    new.kill()
+    until(lambda: not is_held(store, "second"))
+
+
+def test_loss_of_a_delivery_does_not_wait_for_the_next_child_of_that_number(
+    store: Store, family: Children, fork: Callable
+) -> None:
+    child, lost, running = fork(), Delivery(store, "lost", ttl=600), Delivery(store, "running", ttl=600)
+    family.begin(child.pid, running)
+    assert family.bury(child.pid, lost)
+    child.kill()
+    until(lambda: not is_held(store, "running"))
+
+
+def test_lease_that_is_told_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
+    """Its key takes a while to be made."""
+
+    class Late(Delivery):
+        known = False
+
+        def lease(self) -> Lease | None:
+            return super().lease() if self.known else None
+
+    delivery = Late(store, ttl=3.0)
+    family.begin(fork().pid, delivery)
+    clock.sleep(0.5)
+    delivery.known = True
+    until(lambda: store.renewed)
 
 
 def test_no_descriptor_is_left(store: Store, family: Children, fork: Callable) -> None:
@@ -230,7 +277,7 @@ def test_without_pidfds_the_pool_is_believed(
     child, delivery = fork(), Delivery(store)
     family.begin(child.pid, delivery)
     until(lambda: store.renewed)
-    assert family.bury(child.pid)
+    assert family.bury(child.pid, delivery)
 
 
 def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Callable) -> None:

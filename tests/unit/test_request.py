@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -11,14 +12,18 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
+from celery.exceptions import Ignore
+from celery.signals import task_revoked
 from kombu.exceptions import EncodeError
 from kombu.message import Message
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock import SingletonTask, clock, reports
+from celery_singleton_lock.conflict import Expired, Skipped
 from celery_singleton_lock.execution import OWNER, holder_of
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, new_owner
 from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.runtime import Runtime
+from tests.patience import LIMIT
 
 _numbers = itertools.count()
 
@@ -57,27 +62,44 @@ def make(app: Celery, **options: Any) -> Any:
     return job
 
 
-def hold(app: Celery, request: SingletonRequest) -> None:
-    """As the child does that carries it out."""
+def begin(request: SingletonRequest) -> Lease:
+    """As the child does that carries it out: it says for which lock it is about to ask."""
+    options, key = request.task.lock_of(request._context, request.args, request.kwargs)
+    reports.report(request.delivery_info[OWNER], key, ttl=options.ttl, limit=options.limit)
     lease = request.lease()
+    assert lease is not None
+    return lease
+
+
+def hold(app: Celery, request: SingletonRequest) -> None:
+    """As the child does, with the lock."""
+    lease = begin(request)
     assert lease is not None
     found = Runtime.of(app).store.acquire(lease.key, lease.owner, ttl=60, holder=Holder())
     assert isinstance(found, Lease)
 
 
+def key_of(request: SingletonRequest) -> str:
+    return str(request.task.lock_of(request._context, request.args, request.kwargs)[1])
+
+
 def is_held(app: Celery, request: SingletonRequest) -> bool:
-    lease = request.lease()
-    assert lease is not None
-    return any(key == lease.key for key, _ in Runtime.of(app).store.holds(app.main))
+    expected = key_of(request)
+    return any(key == expected for key, _ in Runtime.of(app).store.holds(app.main))
 
 
 def mark_of(app: Celery, request: SingletonRequest) -> bytes | None:
-    lease = request.lease()
-    assert lease is not None
     found = Runtime.of(app).store.acquire(
-        lease.key, new_owner(), ttl=1, holder=holder_of(request.task, request._context), once=True
+        key_of(request), new_owner(), ttl=1, holder=holder_of(request.task, request._context), once=True
     )
     return found.record if isinstance(found, Done) else None
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = clock.now() + LIMIT
+    while not true():
+        assert clock.now() < deadline
+        clock.sleep(0.005)
 
 
 def info(error: BaseException) -> ExceptionInfo:
@@ -134,9 +156,17 @@ def test_lock_is_freed_before_the_message_goes_back(app: Celery, receive: Callab
 
 def test_what_failed_for_good_is_recorded(app: Celery, receive: Callable) -> None:
     request = receive()
+    begin(request)
     request.acknowledge()
     request.on_failure(info(WorkerLostError("lost")))
     assert (mark_of(app, request) or b"").startswith(b'["FAILURE"')
+
+
+def test_what_failed_before_it_said_its_key_is_recorded(app: Celery, receive: Callable) -> None:
+    request = receive()
+    request.acknowledge()
+    request.on_failure(info(WorkerLostError("lost")))
+    until(lambda: (mark_of(app, request) or b"").startswith(b'["FAILURE"'))
 
 
 def test_what_is_not_acknowledged_is_not_recorded(app: Celery, receive: Callable) -> None:
@@ -148,7 +178,7 @@ def test_what_is_not_acknowledged_is_not_recorded(app: Celery, receive: Callable
 
 def test_strangers_lock_is_not_freed(app: Celery, receive: Callable) -> None:
     request = receive()
-    lease = request.lease()
+    lease = begin(request)
     Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
     request.on_failure(info(WorkerLostError("lost")))
     found = Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
@@ -180,11 +210,82 @@ def test_lock_key_that_raises_in_the_main_process(app: Celery, receive: Callable
 
 def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable) -> None:
     request = receive(make(app, lock_retain_on_retry=True), retries=1)
-    lease, store = request.lease(), Runtime.of(app).store
-    first = store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
+    store = Runtime.of(app).store
+    first = store.acquire(key_of(request), new_owner(), ttl=60, holder=Holder())
     store.release(first, heir=Heir(holder_of(request.task, request._context), 60))
     assert not request.revoked()
     assert is_held(app, request)
     request._already_revoked = True
     assert request.revoked()
-    assert not is_held(app, request)
+    until(lambda: not is_held(app, request))
+
+
+def test_no_code_of_the_users_runs_in_the_consumers_loop(app: Celery, receive: Callable) -> None:
+    threads = set()
+
+    def noted(arguments: dict[str, Any]) -> str:
+        threads.add(threading.current_thread().name)
+        return "same"
+
+    task = make(app, lock_key=noted, lock_retain_on_retry=True)
+    request = receive(task, retries=1)
+    request.on_accepted(4_000_000, 0.0)
+    assert request.lease() is None
+    assert request.is_stopped_when_lost
+    request.on_timeout(soft=False, timeout=1)
+    request.acknowledge()
+    request.on_failure(info(WorkerLostError("lost")))
+    revoked = receive(task, retries=1)
+    revoked._already_revoked = True
+    assert revoked.revoked()
+    until(lambda: threads)
+    assert threads == {"singleton-lock-aside"}
+
+
+def test_report_of_another_delivery_is_not_this_ones(receive: Callable) -> None:
+    first, second = receive(), receive()
+    begin(second)
+    assert first.lease() is None
+
+
+def test_owner_is_not_shown_to_who_inspects(receive: Callable) -> None:
+    shown = receive().info()
+    assert not [name for name in shown["delivery_info"] if name.startswith("singleton")]
+    assert shown["delivery_info"]["routing_key"] == "celery"
+
+
+class Eventer:
+    """Notes what is sent."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.sent.append((kind, fields))
+
+
+@pytest.mark.parametrize(("error", "expired"), [(Skipped("held"), False), (Expired("expired"), True)])
+def test_skipped_copy_is_announced_as_celery_announces_a_revoked_task(
+    receive: Callable, error: Skipped, expired: bool
+) -> None:
+    request = receive()
+    request._eventer = eventer = Eventer()
+    got = []
+
+    @task_revoked.connect
+    def note(sender: Any, **fields: Any) -> None:
+        got.append((sender, {name: fields[name] for name in ("terminated", "signum", "expired")}))
+
+    request.on_failure(info(error), return_ok=True)
+    fields = {"terminated": False, "signum": None, "expired": expired}
+    assert eventer.sent == [("task-revoked", {"uuid": request.id, **fields})]
+    assert got == [(request.task, fields)]
+
+
+def test_copy_that_goes_on_elsewhere_is_not_announced(receive: Callable) -> None:
+    request = receive()
+    request._eventer = eventer = Eventer()
+    request.on_failure(info(Ignore("put back")), return_ok=True)
+    assert eventer.sent == []

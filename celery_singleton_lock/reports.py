@@ -1,0 +1,143 @@
+"""What an execution reports to its worker's main process: which lock it is about to ask for.
+
+The main process renews and frees locks for the processes of its pool. It could make the same key from the same
+message, but that runs code of the user's (`lock_key`, and whatever an argument's class does), which may take its time
+or hang, where every other lock depends on the process that waits for it. So the execution says its key, before it asks
+for the lock: by a pipe which the processes of the pool inherit, or at once where it runs in the main process itself.
+A process that dies afterwards has said what it may hold.
+
+A report is one line, short enough to be written whole, and never waits: in a pipe that is full, it is lost, and that
+lock is the child's alone. It is read when the main process looks for it, and when the next delivery begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+#: Bytes of a report at most: so many are written whole or not at all (POSIX asks for that of 512, Linux does 4096).
+MAX_SIZE = min(select.PIPE_BUF, 4096)
+
+#: Bytes that are read at once.
+_CHUNK = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The lock that an execution is about to ask for.
+
+    Attributes:
+        owner: under which it asks.
+        key: of the lock.
+        ttl: seconds that each renewal is good for.
+        limit: how many may hold the key at once.
+    """
+
+    owner: str
+    key: str
+    ttl: float
+    limit: int
+
+    def dumps(self) -> bytes:
+        """As a line."""
+        return json.dumps([self.owner, self.key, self.ttl, self.limit]).encode() + b"\n"
+
+    @classmethod
+    def loads(cls, line: bytes) -> Report | None:
+        """Read a line; None for one that is not whole."""
+        try:
+            owner, key, ttl, limit = json.loads(line)
+            return cls(str(owner), str(key), float(ttl), int(limit))
+        except (ValueError, TypeError):
+            return None
+
+
+class Delivery(Protocol):
+    """Whoever waits for a report."""
+
+    #: The last that came; None before the first.
+    report: Report | None
+
+
+class _Channel:
+    """The way from the processes of a pool to their main process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._rest = b""
+
+    def write(self, report: Report) -> None:
+        """In a process of the pool."""
+        line = report.dumps()
+        if len(line) <= MAX_SIZE:
+            with suppress(OSError):  # It is full; or the main process is gone, and so are we in a moment.
+                os.write(self._writer, line)
+
+    def read(self) -> list[Report]:
+        """In the main process, by one thread at a time: what has come."""
+        parts = [self._rest]
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._reader, _CHUNK):
+                parts.append(chunk)
+                if len(chunk) < _CHUNK:
+                    break
+        *lines, self._rest = b"".join(parts).split(b"\n")
+        return [report for line in lines if (report := Report.loads(line)) is not None]
+
+
+#: By owner: the deliveries of this process that have not gone yet.
+_expected: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+_channel: _Channel | None = None
+
+#: Held for moments, and while nothing of anybody else's runs.
+_mutex = threading.Lock()
+
+
+def open_channel() -> None:
+    """In the main process, before the pool forks; a second call changes nothing."""
+    global _channel  # noqa: PLW0603 - there is one for the process
+    with _mutex:
+        if _channel is None or _channel.pid != os.getpid():
+            _channel = _Channel()
+
+
+def expect(owner: str, delivery: Delivery) -> None:
+    """In the main process, before the pool gets the delivery."""
+    _expected[owner] = delivery
+
+
+def report(owner: str, key: str, *, ttl: float, limit: int) -> None:
+    """Say which lock is asked for next, under this owner."""
+    channel, made = _channel, Report(owner, key, ttl, limit)
+    if (delivery := _expected.get(owner)) is not None and (channel is None or channel.pid == os.getpid()):
+        delivery.report = made
+    elif channel is not None and channel.pid != os.getpid():
+        channel.write(made)
+
+
+def receive() -> None:
+    """In the main process: give what has been reported to the deliveries that are still there."""
+    with _mutex:
+        reports = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
+    for each in reports:
+        if (delivery := _expected.get(each.owner)) is not None:
+            delivery.report = each
+
+
+def _after_fork() -> None:
+    # Another thread may have held it; and what the main process waits for is no business of a child's.
+    global _mutex, _expected
+    _mutex, _expected = threading.Lock(), WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_after_fork)

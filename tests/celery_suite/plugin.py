@@ -1,0 +1,68 @@
+"""Loaded by pytest in each run of Celery's tests: notes what came of each test, and makes the tasks exclusive."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: The file that what came of each test goes to.
+OUTCOMES = "CELERY_SUITE_OUTCOMES"
+
+#: URL of the lock server; where it is not set, tasks are Celery's own.
+LOCKS = "CELERY_SUITE_LOCKS"
+
+#: By test; the last try counts.
+_outcomes: dict[str, str] = {}
+
+
+def pytest_configure() -> None:
+    if url := os.environ.get(LOCKS):
+        _make_exclusive(url)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "setup":
+        _outcomes[report.nodeid] = "passed"
+    if report.failed:
+        _outcomes[report.nodeid] = "failed"
+    elif report.skipped and _outcomes.get(report.nodeid) == "passed":
+        _outcomes[report.nodeid] = "skipped"  # Also one that was expected to fail, and did.
+
+
+def pytest_sessionfinish() -> None:
+    Path(os.environ[OUTCOMES]).write_text(json.dumps(_outcomes))
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Unit tests use one task id again and again, each for another message: the lock server forgets it."""
+    yield
+    if _forget is not None and "/unit/" in request.node.nodeid:
+        _forget()
+
+
+_forget: Callable[[], object] | None = None
+
+
+def _make_exclusive(url: str) -> None:
+    from celery import Celery
+    from redis import Redis
+
+    from celery_singleton_lock import SingletonTask
+    from celery_singleton_lock.options import Settings
+
+    global _forget
+    _forget = Redis.from_url(url).flushdb
+    Celery.task_cls = SingletonTask
+    from_app = Settings.from_app
+
+    def on_the_server(app: Any, **_: Any) -> Settings:
+        # Celery's unit tests have their broker in memory, and with it would be the locks.
+        return from_app(app, backend=url)
+
+    setattr(Settings, "from_app", on_the_server)  # noqa: B010 - which is no class method
