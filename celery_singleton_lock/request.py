@@ -31,6 +31,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.execution import OWNER, holder_of, mark_of
 from celery_singleton_lock.lease import Lease, heir_of, new_owner
 from celery_singleton_lock.options import Options
+from celery_singleton_lock.original import take_down
 from celery_singleton_lock.reports import Report
 from celery_singleton_lock.runtime import Runtime
 
@@ -66,6 +67,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         self._goes_on = False
         # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
         self.delivery_info[OWNER] = self._owner
+        take_down(message, self._request_dict)
         if self.delivery_info["redelivered"]:
             # It may be running: to record that it has expired would overwrite its state. The child looks first.
             self.expires = None

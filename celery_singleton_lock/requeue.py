@@ -7,6 +7,7 @@ sent it. Its header says how often it was put back, and which owners earlier del
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping
@@ -16,16 +17,15 @@ from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.broker import visibility_timeout
+from celery_singleton_lock.broker import longest_delay
+from celery_singleton_lock.original import PUT_BACK_HEADER, original_of
+from celery_singleton_lock.publisher import Publisher
 
 logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
 #: copy stands by in case that worker dies.
 Reason = Literal["conflict", "unavailable", "copy"]
-
-#: The message header that says how often this attempt was put back, and which owners it gave up: a dictionary.
-PUT_BACK_HEADER = "singleton_lock_put_back"
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
 FIRST_DELAY = 1.0
@@ -58,7 +58,7 @@ def put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up:
     if delay is None:
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     failures = 0
-    delay = min(delay, _longest_delay(task.app))
+    delay = max(min(delay, longest_delay(task.app.conf)), 0.0)
     while True:
         try:
             _send(task, reason, delay, _header(request, reason, given_up))
@@ -95,16 +95,15 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
 
 def _send(task: Any, reason: Reason, delay: float, header: dict[str, Any]) -> None:
     request = task.request
-    copy = task.signature_from_request(request, countdown=delay, retries=request.retries or 0)
-    if reason == "copy":
+    expires = reason != "copy"
+    if (original := original_of(request)) is not None:
+        Publisher.of(task.app).send(original, header, expires=expires, delay=delay)
+        return
+    # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
+    copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
+    if not expires:
         copy.set(expires=None)
     copy.set(headers={**(copy.options.get("headers") or {}), PUT_BACK_HEADER: header}).apply_async()
-
-
-def _longest_delay(app: Any) -> float:
-    """Seconds: a message that waits for longer than the visibility timeout is delivered again, and multiplies."""
-    timeout = visibility_timeout(app.conf)
-    return timeout / 2 if timeout is not None else float("inf")
 
 
 def _header(request: Any, reason: Reason, owner: str | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from celery_singleton_lock import audit, process, reports
 from celery_singleton_lock.children import Children, free
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options import MAX_TTL, MIN_TTL
+from celery_singleton_lock.publisher import Publisher
 from celery_singleton_lock.request import children_of
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settling import settle_all
@@ -130,11 +131,13 @@ class LockStep(bootsteps.StartStopStep):
             logger.warning("singleton lock: %s", finding)
 
     def start(self, parent: Any) -> None:
-        """Free what an earlier life of this worker left behind: beside the start, which does not wait for that."""
+        """Free what an earlier life left behind, and have the broker prepared; the start waits for neither."""
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
             arguments = (runtime, parent.hostname)
             threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
+            prepare = Publisher.of(parent.app).prepare
+            threading.Thread(target=prepare, name="singleton-lock-queues", daemon=True).start()
 
 
 def free_left_behind(runtime: Runtime, node: str) -> None:

@@ -17,6 +17,7 @@ from tests.patience import LIMIT
 
 #: Where Debian and the packages of RabbitMQ's makers put it; the program on the PATH insists on being another user.
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+_CONTROL = _PROGRAM.with_name("rabbitmqctl")
 
 #: Why there is none on this machine; empty if there is one.
 MISSING = "" if _PROGRAM.exists() and shutil.which("epmd") else "no rabbitmq-server here (Debian: rabbitmq-server)"
@@ -29,7 +30,7 @@ class RabbitMQ:
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
         home = Path(self._directory.name)
         self._log = (home / "log").open("wb")
-        environment = {
+        self._environment = {
             **os.environ,
             "HOME": str(home),
             "ERL_EPMD_PORT": str(epmd_port),
@@ -46,10 +47,41 @@ class RabbitMQ:
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
         }
         # Not as the daemon that RabbitMQ would start by itself: that one stays.
-        epmd = ["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"]
-        self._processes = [self._start(epmd, environment), self._start([str(_PROGRAM)], environment)]
+        self._names = self._start(["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"])
+        self._server = self._start([str(_PROGRAM)])
 
     def __enter__(self) -> RabbitMQ:
+        return self._wait_until_ready()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        _end(self._names)
+        self._log.close()
+        self._directory.cleanup()
+
+    def pause(self) -> None:
+        """Let it hang: it answers nobody, and closes no connection."""
+        os.killpg(self._server.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self._server.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """As when its host goes."""
+        _end(self._server)
+
+    def restart(self) -> None:
+        """Start it again on what it has on its disk."""
+        self._server = self._start([str(_PROGRAM)])
+        self._wait_until_ready()
+
+    def control(self, *command: str) -> str:
+        """What `rabbitmqctl` says."""
+        return subprocess.run(
+            [_CONTROL, "-q", *command], env=self._environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    def _wait_until_ready(self) -> RabbitMQ:
         deadline = clock.now() + LIMIT
         while True:
             try:
@@ -57,27 +89,27 @@ class RabbitMQ:
                     connection.connect()
                 return self
             except OSError as error:
-                if clock.now() > deadline or self._processes[-1].poll() is not None:
+                if clock.now() > deadline or self._server.poll() is not None:
                     self.__exit__()
                     raise RuntimeError("RabbitMQ did not start") from error
                 clock.sleep(0.1)
 
-    def __exit__(self, *_: object) -> None:
-        for process in reversed(self._processes):
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self._log.close()
-        self._directory.cleanup()
-
-    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
-            env=environment,
+            env=self._environment,
             stdout=self._log,
             stderr=self._log,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a server and all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -16,9 +16,14 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun, task_success, worker_ready
+from kombu import Queue
+from kombu.common import Broadcast
+from kombu.utils.encoding import ensure_bytes
 from redis import Redis
 
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
+from celery_singleton_lock.original import original_of
+from celery_singleton_lock.requeue import put_back_count
 from tests import recording
 from tests.patience import LIMIT
 
@@ -29,6 +34,9 @@ app.conf.update(
     worker_hijack_root_logger=True,
     **json.loads(os.environ.get("TEST_CONF", "{}")),
 )
+
+if "test_broadcast" in app.conf:
+    app.conf.task_queues = [Broadcast(app.conf.test_broadcast), Queue("celery")]
 
 
 # Every event of a lock into the worker's log, which a failed test shows.
@@ -111,6 +119,24 @@ def exclusive(self: Any, job: str, seconds: float = 0.05) -> str:
 @app.task(bind=True, base=Exclusive, on_conflict="retry")
 def patient(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, on_conflict="retry")
+def described(self: Any, job: str, *values: Any, **named: Any) -> dict[str, Any]:
+    """The message as it came here: what of it is to be as it was sent."""
+    came = original_of(self.request)
+    assert came is not None
+    way = [self.request.delivery_info[name] for name in ("exchange", "routing_key")]
+    message = {
+        "body": ensure_bytes(came.body).hex(),
+        "content": [came.content_type, came.content_encoding],
+        "headers": dict(came.headers),
+        "properties": {name: value for name, value in came.properties.items() if name != "application_headers"},
+        "queue": came.queue,
+        "way": way,
+        "put back": put_back_count(self.request, "conflict"),
+    }
+    return dict(json.loads(json.dumps(message, default=repr)))
 
 
 @app.task(bind=True, base=Exclusive, lock_wait=60, on_conflict="raise")

@@ -10,7 +10,8 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import ResultLost, SingletonTask, done, requeue
+from celery_singleton_lock import ResultLost, SingletonTask, done
+from celery_singleton_lock.broker import longest_delay
 from celery_singleton_lock.lease import Done
 from celery_singleton_lock.runtime import Runtime
 
@@ -232,8 +233,8 @@ class TestWhileItIsStillBeingStored:
             deliver(task, headers={})
 
     def test_also_where_that_is_the_brokers_default(self) -> None:
-        assert requeue._longest_delay(Celery(broker="redis://localhost", set_as_current=False)) == 1800
-        assert requeue._longest_delay(Celery(broker="amqp://localhost", set_as_current=False)) == float("inf")
+        assert longest_delay(Celery(broker="redis://localhost", set_as_current=False).conf) == 1800
+        assert longest_delay(Celery(broker="amqp://localhost", set_as_current=False).conf) == 256
 
     def test_backend_that_cannot_be_asked_is_asked_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1)

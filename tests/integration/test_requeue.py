@@ -1,0 +1,21 @@
+"""A message that is put back is the same message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration import copies
+from tests.integration.conftest import Shop
+
+
+@pytest.fixture
+def shop(redis_server: Any, shop_on: Any, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.setenv("C_FORCE_ROOT", "1")  # Celery takes pickle from nobody as root, as tests in a container run.
+    made: Shop = shop_on(redis_server, accept_content=copies.ACCEPTED, task_queues=copies.queues("other", "mirror"))
+    return made
+
+
+def test_copy_is_the_message_on_redis(shop: Shop) -> None:
+    copies.check(shop, "other", ["", "other"])

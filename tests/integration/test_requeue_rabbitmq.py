@@ -1,0 +1,192 @@
+"""A message that is put back on RabbitMQ: the same message, in its queue, and safe. Skipped where there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Queue
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.original import Original
+from celery_singleton_lock.publisher import Publisher
+from celery_singleton_lock.testing import RedisServer
+from tests.integration import copies
+from tests.integration.conftest import Shop, until
+from tests.integration.workers import Worker
+from tests.patience import LIMIT
+from tests.proxy import LossyProxy
+from tests.rabbitmq import MISSING, RabbitMQ
+from tests.recording import overlaps
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+#: Types of queues, and of the exchange that leads to them.
+KINDS = [("classic", "direct"), ("quorum", "direct"), ("quorum", "topic"), ("classic", "topic")]
+
+
+@pytest.fixture(scope="module")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    with RabbitMQ() as rabbitmq:
+        yield rabbitmq
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> str:
+    """The name of a queue that no other test has."""
+    return os.path.basename(tmp_path)
+
+
+@pytest.fixture
+def shop_with(
+    rabbitmq: RabbitMQ,
+    redis_server: RedisServer,
+    shop_on: Callable[..., Shop],
+    queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Shop]:
+    """Make a shop with queues of a type, bound to an exchange of a type."""
+    monkeypatch.setenv("C_FORCE_ROOT", "1")  # Celery takes pickle from nobody as root, as tests in a container run.
+
+    def make(queue_type: str, exchange_type: str, **conf: Any) -> Shop:
+        names = (queue, f"{queue}-mirror")
+        return shop_on(
+            redis_server,
+            broker_url=rabbitmq.url,
+            accept_content=copies.ACCEPTED,
+            task_queues=copies.queues(*names, exchange_type=exchange_type, queue_type=queue_type),
+            task_default_queue=f"{queue}-default",
+            **conf,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(("queue_type", "exchange_type"), KINDS)
+def test_copy_is_the_message(shop_with: Callable[..., Shop], queue: str, queue_type: str, exchange_type: str) -> None:
+    way = ["", queue] if exchange_type == "direct" else ["to-topic", f"to.{queue}"]
+    copies.check(shop_with(queue_type, exchange_type), queue, way, mirror=f"{queue}-mirror")
+
+
+def test_broadcast_does_not_multiply(
+    rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
+) -> None:
+    """Each worker puts its own copy back to its own queue: what it receives is what came, and what it put back."""
+    shop = shop_on(redis_server, broker_url=rabbitmq.url, test_broadcast=queue)
+    shop.start("one", "two")
+    shop.send("exclusive", "report", 3.0, queue="celery")
+    shop.record.wait_for(starts=1)
+    result = shop.send("patient", "report", exchange=queue, routing_key="all")
+    assert result.get(timeout=LIMIT) == "report"
+    until(lambda: all(_ends(worker, result.id) == 1 for worker in shop.workers))
+    for worker in shop.workers:
+        put_back = worker.log.count(f"[{result.id}] on_conflict=retry")
+        assert put_back >= 1
+        assert worker.log.count(f"[{result.id}] received") == 1 + put_back
+    assert sum(run.task_id == result.id for run in shop.record.runs("report")) == 1
+
+
+def _ends(worker: Worker, identity: str) -> int:
+    """How often a message was carried out or dropped."""
+    return worker.log.count(f"[{identity}] succeeded") + worker.log.count(f"[{identity}] is already")
+
+
+def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callable[..., Shop], queue: str) -> None:
+    """Held by the worker until they are due, they would fill its prefetch."""
+    shop = shop_with("quorum", "direct")
+    shop.start("one", arguments=("-Q", queue))
+    shop.send("exclusive", "report", LIMIT, queue=queue)
+    shop.record.wait_for(starts=1)
+    refused = [shop.send("patient", "report", queue=queue) for _ in range(50)]
+    until(lambda: all(f"{result.id}] on_conflict=retry" in shop.workers[0].log for result in refused))
+    assert shop.send("echo", "hello", queue=queue).get(timeout=10) == "hello"
+
+
+def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
+    rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
+) -> None:
+    rabbitmq.control("add_user", queue, "secret")
+    rabbitmq.control("set_permissions", queue, "^(?!singleton_lock).*", ".*", ".*")
+    url = rabbitmq.url.replace("guest:guest", f"{queue}:secret")
+    shop = shop_on(redis_server, broker_url=url, task_default_queue=queue)
+    shop.start("one")
+    shop.send("exclusive", "report", 2.0)
+    shop.record.wait_for(starts=1)
+    results = [shop.send("patient", "report") for _ in range(3)]
+    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
+    (worker,) = shop.workers
+    assert "gives no queue singleton_lock.delay.*" in worker.log
+    assert "cannot be put back" not in worker.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize(("queue_type", "exchange_type"), KINDS[:3])
+def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
+    redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str, queue_type: str, exchange_type: str, pool: str
+) -> None:
+    """While one runs, a copy of it stands by, others wait for the lock, are put back, or are just being put back."""
+    with RabbitMQ() as rabbitmq, LossyProxy(rabbitmq.port) as proxy:
+        shop = shop_on(
+            redis_server,
+            broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
+            task_queues=copies.queues(queue, exchange_type=exchange_type, queue_type=queue_type),
+            task_default_queue=queue,
+        )
+        shop.app.conf.broker_url = rabbitmq.url
+        (worker,) = shop.start("one", pool=pool, concurrency=8, arguments=("-Q", queue))
+        running = shop.send("late", "report", 15.0)
+        shop.record.wait_for(starts=1)
+        proxy.cut()
+        until(lambda: f"{running.id}] is already running" in worker.log)
+        waiting = shop.send("waiting", "report")
+        refused = [shop.send("patient", "report") for _ in range(3)]
+        patience = {"wait": 3, "on_conflict": "retry"}
+        leaving = [shop.send("exclusive", "report", singleton_lock=patience) for _ in range(3)]
+        until(lambda: all(f"{result.id}] on_conflict=retry" in worker.log for result in refused))
+        until(lambda: all(f"{result.id}] received" in worker.log for result in (waiting, *leaving)))
+        rabbitmq.pause()
+        until(lambda: all(f"{result.id}] on_conflict=retry" in worker.log for result in leaving))
+        clock.sleep(1.0)  # What is sent without being confirmed would seem to be sent.
+        rabbitmq.kill()
+        rabbitmq.restart()
+        results = [running, waiting, *refused, *leaving]
+        assert [result.get(timeout=LIMIT) for result in results] == ["report"] * len(results)
+        runs = shop.record.runs("report")
+        assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
+        assert overlaps(runs) == []
+
+
+@pytest.mark.slow
+def test_what_waits_in_the_broker_survives_its_death(rabbitmq: RabbitMQ, queue: str) -> None:
+    """Killed while many messages wait, and while many have waited and are on their way."""
+    app = Celery("sender", broker=rabbitmq.url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        Queue(queue)(connection.channel()).declare()
+    publisher = Publisher.of(app)
+    publisher.prepare()
+    clock.sleep(2.0)  # RabbitMQ does not say when it has written down that it has new quorum queues.
+    for number in range(500):
+        publisher.send(_message(queue, number), {}, expires=True, delay=0.1 + number % 10 / 5)
+    rabbitmq.kill()
+    rabbitmq.restart()
+    left = set(range(500))
+
+    def arrived() -> bool:
+        with app.connection_for_write() as connection:
+            channel = connection.channel()
+            while (message := channel.basic_get(queue, no_ack=True)) is not None:
+                left.discard(int(message.properties["correlation_id"]))
+        return not left
+
+    until(arrived)
+
+
+def _message(queue: str, number: int) -> Original:
+    headers = {"task": "any", "id": str(number)}
+    properties = {"delivery_mode": 2, "correlation_id": str(number)}
+    return Original(properties, b"[[], {}, {}]", "application/json", "utf-8", headers, "", queue, queue, True)
