@@ -313,9 +313,15 @@ def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = 
     return _released(lease, owner, mark, heir, over=(owner,), wake=0, over_for=lease.ttl)
 
 
+def abandon_vote(lease: Lease) -> Call:
+    """As `release_vote`, for an acquire that was given up: whatever of it arrives later takes nothing."""
+    owner = lease.owner[:PERSON]
+    return _released(lease, owner, None, None, over=(owner,), wake=0)
+
+
 def undo_vote(lease: Lease, attempt: str) -> Call:
     """Take back one attempt, on one node of a Redlock; what is left of it comes too late from now on."""
-    return _released(lease, attempt, None, None, over=(attempt,), wake=0, over_for=lease.ttl)
+    return _released(lease, attempt, None, None, over=(attempt,), wake=0)
 
 
 def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, repeated: bool = False) -> Call:
