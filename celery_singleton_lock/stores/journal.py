@@ -83,7 +83,7 @@ def _texts(server: Reader, key: str, since: int) -> Iterator[tuple[tuple[int, in
         start = f"({page[-1][0].decode()}"
 
 
-def _answer(server: Server, *command: object) -> Sequence[Any]:
+def _answer(server: Reader, *command: object) -> Sequence[Any]:
     """What there is; nothing where somebody else has put a value of another type, which the next write replaces."""
     try:
         answer: Sequence[Any] = server.command(*command)
