@@ -246,7 +246,7 @@ class RedlockStore:
         for tries in range(TRIES):
             if tries:
                 clock.sleep(_delay())
-            answers = self._released(lease, call)
+            answers = self._released(lease, call, is_owed=not tries)
             ours, gone = _released(answers)
             if ours + gone >= self._quorum:
                 # Gone on a repeated release: the first one worked.
@@ -256,7 +256,7 @@ class RedlockStore:
     def abandon(self, lease: Lease) -> bool | None:
         answers: Answers = {}
         try:
-            answers = self._released(lease, calls.abandon_vote(lease))
+            answers = self._released(lease, calls.abandon_vote(lease), is_owed=True)
         except Exception as error:  # noqa: BLE001 - it is owed all the same
             logger.debug("redlock: %s: is taken back later: %s", lease.key, told(error))
         ours, gone = _released(answers)
@@ -348,8 +348,8 @@ class RedlockStore:
                 return next((it for it in against if isinstance(it, Done)), against[0])
         raise self._unavailable({})
 
-    def _released(self, lease: Lease, call: calls.Call) -> dict[int, Any]:
-        """What the nodes answered to a release; those that have not are owed it."""
+    def _released(self, lease: Lease, call: calls.Call, *, is_owed: bool) -> dict[int, Any]:
+        """What the nodes answered to a release; those that have not are owed it, if this is the first try."""
         most = len(self._nodes) - self._quorum
 
         def is_decided(answers: Answers) -> bool:
@@ -358,7 +358,9 @@ class RedlockStore:
 
         with self._fan() as fan:
             fan.connect(step=CONNECT, seconds=CONNECT_ALL)
-            answers = fan.ask(call, is_decided, seconds=_patience(lease.ttl), owed_for=max(lease.ttl, OWED))
+            answers = fan.ask(
+                call, is_decided, seconds=_patience(lease.ttl), owed_for=max(lease.ttl, OWED) if is_owed else 0
+            )
             if _SOMEBODY_WAITS in answers.values():
                 # Only now: who wakes while most nodes still hold the lock would find it held.
                 fan.tell(calls.wake(lease.key), range(len(self._nodes)))
@@ -368,8 +370,8 @@ class RedlockStore:
         """Whether so many nodes have failed that the others are no majority."""
         return len(answers) - len(_given(answers)) > len(self._nodes) - self._quorum
 
-    def _majority(self, call: calls.Call, *, owed_for: float = 0.0) -> list[Any]:
-        """The answers of a majority at least; the other nodes are owed the call for so many seconds."""
+    def _majority(self, call: calls.Call) -> list[Any]:
+        """The answers of a majority at least."""
         errors: dict[int, str] = {}
 
         def is_decided(given: Answers) -> bool:
@@ -380,7 +382,7 @@ class RedlockStore:
                 clock.sleep(_delay())
             with self._fan() as fan:
                 fan.connect(step=CONNECT, seconds=CONNECT_ALL)
-                answers = fan.ask(call, is_decided, seconds=MAX_ANSWER, owed_for=owed_for)
+                answers = fan.ask(call, is_decided, seconds=MAX_ANSWER)
             if len(_given(answers)) >= self._quorum:
                 return _given(answers)
             errors = _errors(answers)
