@@ -113,6 +113,8 @@ class ExclusiveScheduler(Scheduler):
             self._leadership.resign()
 
     def _tick(self, *args: Any, **kwargs: Any) -> float:
+        # Also where another beat leads now: what this one has left unsettled could delay it.
+        self._claims.settle()
         if not self._leads():
             return 0.0
         if self._inner is None:

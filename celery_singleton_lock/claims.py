@@ -37,9 +37,13 @@ class Claims:
         self._ttl = ttl
         self._may_send = may_send
         self._owner = new_owner()
+        #: Owners of claims that were not answered, and the entries that they may have claimed.
+        self._unanswered: list[tuple[str, list[str]]] = []
         self._granted: dict[str, tuple[Tick, float]] = {}
         self._unrecorded: dict[str, int] = {}
         self._unrecorded_since = 0.0
+        #: What the ids of ticks are made with; known before anything may be sent.
+        self.secret = ""
 
     def align(self, entries: Iterable[Any]) -> list[Any]:
         """Have each entry know its last run, whoever sent it.
@@ -53,7 +57,7 @@ class Claims:
         Raises:
             LockUnavailable: nothing was changed.
         """
-        self.record()
+        self.settle()
         named = {entry.name: entry for entry in entries}
         stored = {name: ticks.stored(entry) for name, entry in named.items()}
         lasts = {name: ticks.last_of(entry) if stored[name] is None else 0 for name, entry in named.items()}
@@ -92,10 +96,18 @@ class Claims:
         Raises:
             LockUnavailable: none may be sent.
         """
-        self.record()
+        self.settle()
         asked_at = clock.now()
         lasts = {entry: tick.last for entry, tick in wanted.items()}
-        refused = self._ledger.claim(lasts, self._owner, ttl=self._ttl, ceiling=_ceiling())
+        try:
+            refused = self._ledger.claim(lasts, self._owner, ttl=self._ttl, ceiling=_ceiling())
+            # Behind the claim, each time: should the server have lost it, whoever claims next is told the same.
+            self.secret = self._ledger.secret()
+        except BaseException:
+            # It may have been carried out, or be when the server has woken up, and nobody else could send then.
+            self._unanswered.append((self._owner, sorted({*wanted, *self._granted})))
+            self._owner, self._granted = new_owner(), {}
+            raise
         until = asked_at + self._ttl * 0.99 - 0.002
         self._granted = {entry: grant for entry, grant in self._granted.items() if grant[1] > asked_at}
         self._granted.update({entry: (tick, until) for entry, tick in wanted.items() if entry not in refused})
@@ -109,6 +121,18 @@ class Claims:
         self._unrecorded[tick.entry] = tick.sets if last is None else last
         if not self._granted or clock.now() - self._unrecorded_since > RECORD_AFTER:
             self.record()
+
+    def settle(self) -> None:
+        """Record what was sent, and take back what was claimed without an answer.
+
+        Raises:
+            LockUnavailable: it will be tried again before anything else is claimed.
+        """
+        self.record()
+        while self._unanswered:
+            owner, entries = self._unanswered[0]
+            self._ledger.unclaim(entries, owner)
+            del self._unanswered[0]
 
     def record(self) -> None:
         """Record what was sent.
@@ -129,7 +153,7 @@ class Claims:
         unsent = dict.fromkeys(self._granted, 0)
         self._granted = {}
         self._unrecorded = {**unsent, **self._unrecorded}
-        self.record()
+        self.settle()
 
 
 def _ceiling() -> int:

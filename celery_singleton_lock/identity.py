@@ -46,12 +46,24 @@ class _Sent(NamedTuple):
         return self.random if self.sending is None else f"{self.random}/{self.replaced}/{self.sending}"
 
 
+class _Fixed(str):
+    """A header that was chosen on purpose. One that only came along with the headers of another message is not that."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "".join(self)
+
+
 def header_for(options: Mapping[str, Any]) -> str | None:
     """The header of a message that is about to be sent with these options; None for none.
 
     What the body of a task sends is new. What a worker sends for a task that has ended, its next step, its callbacks,
     its chord's body, follows from its message, and so do its retries and replacements.
     """
+    given = (options.get("headers") or {}).get(SENT_HEADER)
+    if isinstance(given, _Fixed):
+        return str(given)
     sender = get_current_worker_task()
     if sender is None:
         return secrets.token_hex(16)
@@ -70,7 +82,7 @@ def header_for(options: Mapping[str, Any]) -> str | None:
 
 def fixed(name: str) -> str:
     """The header for a sending that several programs may make, which is one if they give it the same name."""
-    return _digest("fixed", name)
+    return _Fixed(_digest("fixed", name))
 
 
 def sending_of(request: Any) -> str:

@@ -7,12 +7,15 @@ lease is taken off as well (1 % and 2 ms, as the Redlock description has it).
 
 from __future__ import annotations
 
+import binascii
 import hashlib
+import itertools
 import json
 import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from celery_singleton_lock import cleaned, clock
@@ -36,6 +39,23 @@ _FIELDS = 9
 NOBODY = -1
 
 
+def _hash_tag(key: str) -> str | None:
+    """The part of a key that says in which slot of a cluster it is; None where all of it does."""
+    _, opened, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return tag if opened and closed and tag else None
+
+
+def _slot_of(text: str) -> int:
+    return binascii.crc_hqx(text.encode("utf-8", "surrogatepass"), 0) % 16384
+
+
+@lru_cache(maxsize=1024)
+def _tag_of_slot(slot: int) -> str:
+    """A text that is in this slot of a cluster."""
+    return next(text for text in map(str, itertools.count()) if _slot_of(text) == slot)
+
+
 class Name(str):
     """The key of a lock outside of tasks: the lock is at this very key, as that of `redis.lock.Lock` is.
 
@@ -50,7 +70,12 @@ class Name(str):
     def __new__(cls, name: str) -> Name:
         """Make it of a name."""
         made = super().__new__(cls, name)
-        made.base = name if "{" in name or "}" in name else f"{{{name}}}"
+        if _hash_tag(name) is not None:
+            made.base = name
+        elif name and "}" not in name:
+            made.base = f"{{{name}}}"
+        else:
+            made.base = f"{{{_tag_of_slot(_slot_of(name))}}}{name}"
         return made
 
 

@@ -22,6 +22,7 @@ from celery_singleton_lock import clock, ticks
 from celery_singleton_lock.claims import Claims
 from celery_singleton_lock.entry import SCHEDULED_HEADER
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.identity import SENT_HEADER, fixed
 from celery_singleton_lock.options import BeatSettings
 from celery_singleton_lock.ticks import Tick
 
@@ -123,11 +124,9 @@ class Claiming:
 
     def _send(self: Any, entry: Any, tick: Tick, producer: Any) -> None:
         options, self._was_taken = entry.options, True
-        entry.options = {
-            "task_id": tick.id_for(self._settings.name),
-            **options,
-            "headers": {**(options.get("headers") or {}), DUE_HEADER: tick.due_at, SCHEDULED_HEADER: entry.name},
-        }
+        task_id = tick.id_for(self._settings.name, self._claims.secret)
+        headers = {DUE_HEADER: tick.due_at, SCHEDULED_HEADER: entry.name, SENT_HEADER: fixed(task_id)}
+        entry.options = {"task_id": task_id, **options, "headers": {**(options.get("headers") or {}), **headers}}
         with _undisturbed():
             try:
                 super().apply_entry(entry, producer=producer)  # type: ignore[misc]

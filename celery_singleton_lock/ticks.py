@@ -44,9 +44,13 @@ class Tick:
     sets: int
     following: int | None
 
-    def id_for(self, schedule: str) -> str:
-        """The id of the task that is sent for it."""
-        return str(uuid.uuid5(_NAMESPACE, f"{schedule}\n{self.entry}\n{self.due}"))
+    def id_for(self, schedule: str, secret: str) -> str:
+        """The id of the task that is sent for it.
+
+        With a secret of the schedule, see `Ledger.secret`: whoever could tell the id in advance could send a message
+        under it, and the tick would be taken for a copy of that.
+        """
+        return str(uuid.uuid5(_NAMESPACE, f"{schedule}\n{self.entry}\n{self.due}\n{secret}"))
 
     @property
     def due_at(self) -> str:

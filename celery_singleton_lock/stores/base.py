@@ -86,6 +86,19 @@ class Ledger(Protocol):
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
         """Say which is the last run of each entry now; 0 for one that was claimed and not sent."""
 
+    def unclaim(self, entries: Sequence[str], owner: str) -> None:
+        """End what this owner has claimed of some entries, for good: a claim of its that comes later is none.
+
+        For a claim that was not answered, since it may be carried out at any time.
+        """
+
+    def secret(self) -> str:
+        """A text that only those know who can read the lock server; made by whoever asks for it first.
+
+        It is the same for all who ask at different times, until the server loses it. Two that ask at the same time for
+        one that is just being made may be told different ones by a Redlock, and are told the same when they ask again.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Written:

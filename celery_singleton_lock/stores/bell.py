@@ -7,20 +7,42 @@ stays open over several looks at the lock, so that nobody loses its place in the
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from redis.exceptions import RedisError, TimeoutError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores import calls
-from celery_singleton_lock.stores.server import Server, told
+from celery_singleton_lock.stores.server import told
 from celery_singleton_lock.stores.stream import Stream
 
 #: Seconds that a waiter sleeps at most before it looks again: a wake-up that goes to a waiter which is dead, frozen, or
 #: cannot be reached, costs the others no more.
 SLICE = 1.0
+
+
+#: Seconds until the next look when the key is about to move to another server, or has moved.
+MOVING = 0.1
+
+
+class Pole(Protocol):
+    """What a bell can hang on: a server, or what a cluster shows of a key."""
+
+    def run(self, call: calls.Call) -> Any:
+        """Run a script."""
+
+    def stream(self) -> AbstractContextManager[Stream]:
+        """A connection for this thread."""
 
 
 class RedisBell:
@@ -33,7 +55,7 @@ class RedisBell:
         behind: what the server is to do when it wakes the waiter.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Server], shown: str, behind: calls.Call | None = None) -> None:
+    def __init__(self, key: str, server_of: Callable[[], Pole], shown: str, behind: calls.Call | None = None) -> None:
         self._key = key
         self._behind = behind
         self._server_of = server_of
@@ -72,6 +94,9 @@ class RedisBell:
             self._stream = None
             with suppress(RedisError, OSError):
                 self._exits.__exit__(type(error), error, error.__traceback__)
+            if _is_elsewhere(error):
+                clock.sleep(min(timeout, MOVING))
+                return None
             raise LockUnavailable(self._shown, told(error)) from error
 
     def _heard(self, stream: Stream) -> Any:
@@ -92,6 +117,13 @@ class RedisBell:
                 # lost its place in the queue by then.
                 self._stream.send(self._behind.by_text)
         return self._stream
+
+
+def _is_elsewhere(error: Exception) -> bool:
+    """Whether the key is at another server of the cluster now, or this one is its master no more."""
+    return isinstance(error, (AskError, ClusterDownError, MovedError, TryAgainError)) or str(error).startswith(
+        "UNBLOCKED"
+    )
 
 
 def _answered(stream: Stream) -> bool:

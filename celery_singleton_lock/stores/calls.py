@@ -5,8 +5,8 @@ One key per lock, `<base>:run`, holding the owner and who that is (the slots of 
 live and all in one hash slot: `:fence` (the counter of fencing tokens), `:waiting` (who waits), `:wake` (a list that a
 release pushes to, so that exactly one waiter wakes), `:done:<message>` for each message that was carried out, and
 `:over:<owner>` for an owner that was given up, `:over:<request>` for a request that was. Beside the lock of beat's
-leader there are `:ledger` (a hash of the last run of each entry), `:claim:<entry>:` for what is being sent, and
-`:gone:<entry>:` with the last run of an entry that was just removed.
+leader there are `:ledger` (a hash of the last run of each entry), `:claim:<entry>:` for what is being sent,
+`:gone:<entry>:` with the last run of an entry that was just removed, and `:secret`, of which the ids of ticks are made.
 
 A request whose answer did not come may be carried out later, when whoever sent it has long turned away. So each request
 for a lock has a name, and what comes next says which were given up: they take nothing any more.
@@ -131,13 +131,15 @@ _ACQUIRE, _RELEASE, _RENEW = Script("now", "acquire"), Script("release"), Script
 _VOTE, _PUT_BACK, _RAISE, _WAKE = Script("now", "vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
 
 _ALIGN, _FORGET, _CLAIM, _RECORD = Script("align"), Script("forget"), Script("claim"), Script("record")
+_SECRET, _UNCLAIM = Script("secret"), Script("unclaim")
 _WRITE, _QUEUED = Script("now", "write"), Script("now", "queued", "acquire")
 _REFUSE, _SETTLE, _TAKE_BACK = Script("refuse"), Script("settle"), Script("take_back")
 
 #: The scripts that the nodes of a Redlock run.
 OF_A_NODE = (
     *(_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE),
-    *(_ALIGN, _FORGET, _CLAIM, _RECORD, _REFUSE, _SETTLE, _TAKE_BACK),
+    *(_ALIGN, _FORGET, _CLAIM, _RECORD, _SECRET, _UNCLAIM),
+    *(_REFUSE, _SETTLE, _TAKE_BACK),
 )
 
 
@@ -313,9 +315,15 @@ def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = 
     return _released(lease, owner, mark, heir, over=(owner,), wake=0, over_for=lease.ttl)
 
 
+def abandon_vote(lease: Lease) -> Call:
+    """As `release_vote`, for an acquire that was given up: whatever of it arrives later takes nothing."""
+    owner = lease.owner[:PERSON]
+    return _released(lease, owner, None, None, over=(owner,), wake=0)
+
+
 def undo_vote(lease: Lease, attempt: str) -> Call:
     """Take back one attempt, on one node of a Redlock; what is left of it comes too late from now on."""
-    return _released(lease, attempt, None, None, over=(attempt,), wake=0, over_for=lease.ttl)
+    return _released(lease, attempt, None, None, over=(attempt,), wake=0)
 
 
 def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, repeated: bool = False) -> Call:
@@ -482,13 +490,29 @@ def _treated_as(entry: Entry) -> str:
 
 def claim(key: str, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> Call:
     """See `Ledger.claim`."""
-    keys = [*_claim_keys(key, lasts), *_gone_keys(key, lasts)]
+    keys = [ledger_key(key), _over_key(key, owner), *_claim_keys(key, lasts), *_gone_keys(key, lasts)]
     return Call(_CLAIM, keys, [owner, _ms(ttl), ceiling, *_pairs(lasts)])
 
 
 def record(key: str, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> Call:
     """See `Ledger.record`."""
-    return Call(_RECORD, _claim_keys(key, lasts), [owner, _ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+    return Call(_RECORD, [ledger_key(key), *_claim_keys(key, lasts)], [owner, _ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+
+
+def unclaim(key: str, entries: Sequence[str], owner: str) -> Call:
+    """See `Ledger.unclaim`."""
+    return Call(_UNCLAIM, [_over_key(key, owner), *_claim_keys(key, entries)], [owner, _ms(OVER_TTL)])
+
+
+def secret(key: str, value: str, *, at_least: bool) -> Call:
+    """Look at the secret of a schedule; with a value, make that the secret where there is none.
+
+    Args:
+        key: what the schedule's keys begin with.
+        value: of the secret; empty to look only.
+        at_least: also where there is a smaller one.
+    """
+    return Call(_SECRET, [_beside(key, "secret")], [value, _ms(LEDGER_TTL), int(at_least)])
 
 
 def held(value: bytes, pttl: int) -> Held:
@@ -519,9 +543,9 @@ def fence_ms(ttl: float) -> int:
     return _ms(max(FENCE_TTL, 2 * ttl))
 
 
-def _claim_keys(key: str, lasts: Mapping[str, int]) -> list[str]:
+def _claim_keys(key: str, entries: Iterable[str]) -> list[str]:
     # The colon at the end: an entry may be called "x:run", and is no lock.
-    return [ledger_key(key), *(_beside(key, f"claim:{entry}:") for entry in lasts)]
+    return [_beside(key, f"claim:{entry}:") for entry in entries]
 
 
 def _gone_keys(key: str, entries: Iterable[str]) -> list[str]:

@@ -117,7 +117,7 @@ class Servers:
             self._each = [(f"the master {self._master}", Server(pool))]
         elif scheme.endswith("+cluster"):
             self._cluster = Cluster(*address.of_cluster(url, options, shown))
-            self._each = [(str(server), server) for server in self._cluster.servers()]
+            self._each = [(str(server), server) for server in self._cluster.masters()]
         else:
             servers = [Server(address.of_server(each, options, shown)) for each in url.split(";")]
             self._each = [(str(server), server) for server in servers]
@@ -163,8 +163,8 @@ class Servers:
         """A key that is on this server."""
         for number in range(_TRIAL_KEYS):
             key = f"{self._prefix}:{{doctor:{number}}}:trial"
-            with suppress(KeyError):  # Nobody has its slot.
-                if self._cluster is None or self._cluster.server_of(key) is server:
+            with suppress(ConnectionError):  # Nobody has its slot.
+                if self._cluster is None or self._cluster.master_of(key) is server:
                     return key
         raise ConnectionError("it has hardly any slots of the cluster")
 

@@ -6,15 +6,17 @@ when it is first needed, and again after a node failed or a slot had moved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from redis.crc import key_slot
 from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, TimeoutError
 
 from celery_singleton_lock.stores.address import PoolOf
-from celery_singleton_lock.stores.calls import Call
+from celery_singleton_lock.stores.calls import Call, Command
 from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.stream import Stream
 
 Address = tuple[str, int]
 
@@ -61,17 +63,51 @@ class Cluster:
             answers.update(zip(indexes, given, strict=True))
         return [self._again_if_moved(call, answers[index], step) for index, call in enumerate(calls)]
 
-    def server_of(self, key: str) -> Server:
-        """The master that has the key."""
-        return self._server(self._map()[key_slot(key.encode())])
+    def server_of(self, key: str) -> Part:
+        """Whichever master has the key."""
+        return Part(self, lambda: self._address_of(key))
 
     def slot_of(self, key: str) -> int:
         """Keys with the same slot can be named in one call."""
         return key_slot(key.encode())
 
-    def servers(self) -> Sequence[Server]:
-        """All masters."""
-        return [self._server(address) for address in sorted(set(self._map().values()))]
+    def servers(self) -> Sequence[Part]:
+        """All masters, as they are now."""
+        self._forget()
+        return [Part(self, lambda address=address: address) for address in self._masters()]  # type: ignore[misc]
+
+    def masters(self) -> Sequence[Server]:
+        """All masters themselves, which do not send on to others."""
+        return [self._server(address) for address in self._masters()]
+
+    def master_of(self, key: str) -> Server:
+        """The master that has the key, as far as is known."""
+        return self._server(self._address_of(key))
+
+    def answers(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+        """What a master answers to some commands, or, where a key is no longer there, the one that has it."""
+        try:
+            given = self._server(address).command_each(commands)
+        except (ConnectionError, TimeoutError, OSError):
+            self._forget()
+            raise
+        return [
+            self._redirected(command, address, answer) if isinstance(answer, (AskError, MovedError)) else answer
+            for command, answer in zip(commands, given, strict=True)
+        ]
+
+    @contextmanager
+    def conversation(self, address: Address, step: float | None) -> Iterator[Stream]:
+        """A connection to a master, for one thread; an error on it says where the key is now."""
+        try:
+            with self._server(address).stream(step) as stream:
+                yield stream
+        except MovedError as moved:
+            self._learn(moved, address)
+            raise
+        except (ConnectionError, TimeoutError, OSError):
+            self._forget()
+            raise
 
     def close(self) -> None:
         """Close the connections that are not in use."""
@@ -84,10 +120,9 @@ class Cluster:
             try:
                 return self._server(address).run(call, step=step, asking=asking)
             except AskError as moving:
-                address, asking = (moving.host, moving.port), True
+                address, asking = (moving.host or address[0], moving.port), True
             except MovedError as moved:
-                address, asking = (moved.host or address[0], moved.port), False
-                self._slots = {**self._slots, moved.slot_id: address}
+                address, asking = self._learn(moved, address), False
             except (ConnectionError, TimeoutError, OSError):
                 self._forget()
                 raise
@@ -103,8 +138,32 @@ class Cluster:
         except (RedisError, OSError) as error:
             return error
 
+    def _redirected(self, command: Command, address: Address, answer: Any) -> Any:
+        """What is answered where the key is now; or the error, if it cannot be found."""
+        for _ in range(REDIRECTIONS):
+            if isinstance(answer, AskError):
+                address, before = (answer.host or address[0], answer.port), [("ASKING",)]
+            elif isinstance(answer, MovedError):
+                address, before = self._learn(answer, address), []
+            else:
+                break
+            *_, answer = self._server(address).command_each([*before, command])
+        return answer
+
+    def _learn(self, moved: MovedError, asked: Address) -> Address:
+        """Where the slot is now."""
+        address = (moved.host or asked[0], moved.port)
+        self._slots = {**self._slots, moved.slot_id: address}
+        return address
+
+    def _masters(self) -> Sequence[Address]:
+        return sorted(set(self._map().values()))
+
     def _address(self, call: Call) -> Address:
-        slot, slots = key_slot(call.keys[0].encode()), self._map()
+        return self._address_of(call.keys[0])
+
+    def _address_of(self, key: str) -> Address:
+        slot, slots = key_slot(key.encode()), self._map()
         try:
             return slots[slot]
         except KeyError:
@@ -140,6 +199,42 @@ class Cluster:
                 slot: _named(master, address) for first, last, master, *_ in ranges for slot in range(first, last + 1)
             }
         raise error or ConnectionError("the cluster has no nodes")
+
+
+class Part:
+    """What a cluster shows of one key, or of one master: a key that is no longer there is followed to where it is.
+
+    Args:
+        cluster: whose part it is.
+        address: where to ask first.
+    """
+
+    def __init__(self, cluster: Cluster, address: Callable[[], Address]) -> None:
+        self._cluster = cluster
+        self._address = address
+
+    def run(self, call: Call) -> Any:
+        """Run a script where its keys are."""
+        return self._cluster.run(call)
+
+    def command(self, *command: object) -> Any:
+        """Send one command and read its answer."""
+        (answer,) = self.command_each([command])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def command_each(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands; what the server says against one stands for its answer."""
+        return self._cluster.answers(self._address(), commands)
+
+    def searched(self) -> Sequence[Part]:
+        """All masters: a search by name is sent on by none, and the key may be about to move."""
+        return self._cluster.servers()
+
+    def stream(self, step: float | None = None) -> AbstractContextManager[Stream]:
+        """A connection for this thread to the master that has the key now."""
+        return self._cluster.conversation(self._address(), step)
 
 
 def _named(node: Sequence[Any], asked: Address) -> Address:

@@ -13,13 +13,13 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.entry import Entry
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.base import Written
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.server import Reader
 
 #: Entries that are read at once.
 PAGE = 1000
 
 #: Applies a function to each server that has a part; what it returned.
-Read = Callable[[Callable[[Server], Any]], Sequence[Any]]
+Read = Callable[[Callable[[Reader], Any]], Sequence[Any]]
 
 
 class RedisJournal:
@@ -70,7 +70,7 @@ class RedisJournal:
         return dict(total)
 
 
-def _texts(server: Server, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
+def _texts(server: Reader, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
     """The elements of the stream, with their ids; since so many milliseconds."""
     start = str(since)
     while True:
@@ -83,7 +83,7 @@ def _texts(server: Server, key: str, since: int) -> Iterator[tuple[tuple[int, in
         start = f"({page[-1][0].decode()}"
 
 
-def _answer(server: Server, *command: object) -> Sequence[Any]:
+def _answer(server: Reader, *command: object) -> Sequence[Any]:
     """What there is; nothing where somebody else has put a value of another type, which the next write replaces."""
     try:
         answer: Sequence[Any] = server.command(*command)

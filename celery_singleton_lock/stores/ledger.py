@@ -6,6 +6,7 @@ majority knows of as well.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,23 @@ class RedisLedger:
         for part in self._parts(lasts):
             self._ask(calls.record(self._key, part, owner, ceiling=ceiling))
 
+    def unclaim(self, entries: Sequence[str], owner: str) -> None:
+        for start in range(0, len(entries), self._batch):
+            self._ask(calls.unclaim(self._key, entries[start : start + self._batch], owner))
+
+    def secret(self) -> str:
+        new = secrets.token_hex(16)
+        if self._quorum == 1:
+            (found,) = self._ask(calls.secret(self._key, new, at_least=False))
+            return _text(found)
+        # As with a last run, the highest of a majority counts, once a majority has it: any later one knows of it.
+        known = [_text(found) for found in self._ask(calls.secret(self._key, "", at_least=False))]
+        value = max(known) or new
+        while set(known) != {value}:
+            known = [_text(found) for found in self._ask(calls.secret(self._key, value, at_least=True))]
+            value = max(known)
+        return value
+
     def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
         gone = sorted({*self._known()} - {entry.encode() for entry in lasts})
         for start in range(0, len(gone), self._batch):
@@ -83,3 +101,7 @@ class RedisLedger:
             return None
         claimed = [pttl for kind, pttl in votes if kind == 0]
         return Refused(None, max(claimed) / 1000 if len(claimed) >= self._quorum else SPLIT)
+
+
+def _text(secret: bytes) -> str:
+    return secret.decode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -264,6 +265,7 @@ class _MemoryLedger:
         self._lasts: dict[str, int] = {}
         self._gone: dict[str, tuple[int, float]] = {}
         self._claims: dict[str, tuple[str, float]] = {}
+        self._secret = secrets.token_hex(16)
         self._mutex = Mutex()
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
@@ -298,6 +300,16 @@ class _MemoryLedger:
                     self._lasts[entry] = last
                 if self._claims.get(entry, (None, 0.0))[0] == owner:
                     del self._claims[entry]
+
+    def unclaim(self, entries: Sequence[str], owner: str) -> None:
+        with self._mutex.lock:
+            # Nothing is carried out late here.
+            for entry in entries:
+                if self._claims.get(entry, (None, 0.0))[0] == owner:
+                    del self._claims[entry]
+
+    def secret(self) -> str:
+        return self._secret
 
     def _known(self, entry: str, ceiling: int) -> int | None:
         known = self._lasts.get(entry)

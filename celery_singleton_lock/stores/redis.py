@@ -40,7 +40,7 @@ from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.piped import PipedTurn
 from celery_singleton_lock.stores.scan import entries, holds, look, sight
-from celery_singleton_lock.stores.server import STEP_TIMEOUT, Server, told
+from celery_singleton_lock.stores.server import STEP_TIMEOUT, Reader, Server, told
 from celery_singleton_lock.stores.stream import TooFewReplicas
 from celery_singleton_lock.stores.turn import AskingTurn
 
@@ -253,7 +253,7 @@ class RedisStore:
         return RedisLedger(key, ask, known, batch=calls.BATCH)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
-        def read(reading: Callable[[Server], T]) -> list[T]:
+        def read(reading: Callable[[Reader], T]) -> list[T]:
             return [self._patiently(lambda: reading(self._servers.server_of(calls.journal_key(prefix, "counts"))))]
 
         return RedisJournal(prefix, size, lambda call: self._patiently(lambda: self._servers.run(call)), read)

@@ -21,23 +21,27 @@ import random
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
+from celery.utils.log import get_logger
+from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.bell import RedisBell
-from celery_singleton_lock.stores.fan import Answers, Fan, Node
+from celery_singleton_lock.stores.fan import Answers, Fan, Node, NotAsked
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
 from celery_singleton_lock.stores.scan import entries, holds, look, sight
-from celery_singleton_lock.stores.server import Server, told
+from celery_singleton_lock.stores.server import Reader, Server, told
+from celery_singleton_lock.stores.settling import Settling
 from celery_singleton_lock.stores.turn import AskingTurn
+
+logger = get_logger(__name__)
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
@@ -45,8 +49,14 @@ TRIES, RETRY_DELAY = 3, 0.2
 #: What share of the ttl the nodes get to answer, and the seconds at least and at most.
 ANSWER_SHARE, MIN_ANSWER, MAX_ANSWER = 1 / 20, 0.05, 0.5
 
-#: Leases, or entries of beat's, in one call: it must fit into a socket's buffer, since nobody waits for a node to read.
-BATCH = 25
+#: Seconds at most for connecting to all nodes; and for waiting in vain where they are read one after the other.
+CONNECT_ALL, READ_ALL = 0.5, 3.0
+
+#: Seconds after which no new try is begun to get a majority.
+PATIENCE = 3.0
+
+#: Seconds at least for which a node is owed an undoing, or a release: what it was sent before may come as late.
+OWED = 600.0
 
 T = TypeVar("T")
 
@@ -95,6 +105,7 @@ class _Votes:
     errors: dict[int, str] = field(default_factory=dict)
     #: So many are in use on some node, where that is more than were named.
     slots: int = 0
+    unasked: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, answers: Answers, quorum: int) -> _Votes:
@@ -125,9 +136,16 @@ class _Votes:
     def _owners(self) -> Counter[str]:
         return Counter(held.owner for held in self.held.values())
 
+    @property
+    def answered(self) -> int:
+        """How many nodes have voted, or said that they do not."""
+        return len(self.granted) + len(self.held) + len(self.withheld)
+
     def _add(self, index: int, answer: Any) -> None:
         if isinstance(answer, Exception):
             self.errors[index] = told(answer)
+            if isinstance(answer, NotAsked):
+                self.unasked.add(index)
         elif answer[0] == 1:
             self.granted[index] = answer[1]
         elif answer[0] == 0:
@@ -162,6 +180,10 @@ class RedlockStore:
         self._memory = memory
         self._fans: deque[Fan] = deque()
         self._pid = os.getpid()
+        self._settling = Settling(self._settle)
+        #: Of the thread that settles.
+        self._own: deque[Fan] = deque()
+        self._is_closed = False
 
     def acquire(
         self,
@@ -181,8 +203,7 @@ class RedlockStore:
                 found = self._acquire(fan, wanted)
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
-            with suppress(LockUnavailable):
-                self.release(wanted.lease())
+            self.abandon(wanted.lease())
             raise
         if not isinstance(found, _Votes):
             return found
@@ -192,35 +213,40 @@ class RedlockStore:
         return holding
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        renewed: dict[Lease, bool] = {}
-        errors: dict[int, str] = {}
+        """See `Store.renew`; `timeout` is that of connecting, and of the answers to all."""
+        batches = [leases[start : start + calls.BATCH] for start in range(0, len(leases), calls.BATCH)]
+        undecided = set(range(len(batches)))
+
+        def is_decided(each: Sequence[Answers]) -> bool:
+            for place in list(undecided):
+                if len(self._renewed(batches[place], each[place])) == len(batches[place]):
+                    undecided.discard(place)
+            # Nor does it help to wait where most nodes have failed.
+            return not undecided or all(self._has_failed(each[place]) for place in undecided)
+
         with self._fan() as fan:
-            fan.connect(step=min(timeout, CONNECT))
-            for start in range(0, len(leases), BATCH):
-                batch = leases[start : start + BATCH]
-                renewed.update(self._renew(fan, batch, timeout, errors))
+            fan.connect(step=min(timeout, CONNECT), seconds=timeout)
+            sent_at = clock.now()
+            each = fan.ask_each([calls.renew_vote(batch) for batch in batches], is_decided, seconds=timeout)
+            renewed: dict[Lease, bool] = {}
+            for batch, answers in zip(batches, each, strict=True):
+                renewed.update(self._renewed(batch, answers))
+            for lease, ours in renewed.items():
+                if ours:
+                    lease.extend(sent_at)
+            for batch, answers in zip(batches, each, strict=True):
+                self._put_back(fan, batch, answers, renewed)
         if len(renewed) < len(leases):
-            raise self._unavailable(errors)
+            raise self._unavailable({index: told for answers in each for index, told in _errors(answers).items()})
         return [renewed[lease] for lease in leases]
 
     def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        call = calls.release_vote(lease, mark=mark, heir=heir)
+        call, answers = calls.release_vote(lease, mark=mark, heir=heir), {}
         most = len(self._nodes) - self._quorum
-
-        def is_decided(answers: Answers) -> bool:
-            ours, gone = _released(answers)
-            return ours >= self._quorum or gone > most
-
-        answers: Answers = {}
         for tries in range(TRIES):
             if tries:
                 clock.sleep(_delay())
-            with self._fan() as fan:
-                fan.connect(step=CONNECT)
-                answers = fan.ask(call, is_decided, seconds=_patience(lease.ttl), owed_for=lease.ttl)
-                if _SOMEBODY_WAITS in answers.values():
-                    # Only now: who wakes while most nodes still hold the lock would find it held.
-                    fan.tell(calls.wake(lease.key), range(len(self._nodes)), seconds=calls.WAKE_TTL)
+            answers = self._released(lease, call, is_owed=not tries)
             ours, gone = _released(answers)
             if ours + gone >= self._quorum:
                 # Gone on a repeated release: the first one worked.
@@ -228,10 +254,13 @@ class RedlockStore:
         raise self._unavailable(_errors(answers))
 
     def abandon(self, lease: Lease) -> bool | None:
+        answers: Answers = {}
         try:
-            return self.release(lease)  # Which leaves word of it on each node, also on those that do not answer now.
-        except LockUnavailable:
-            return None
+            answers = self._released(lease, calls.abandon_vote(lease), is_owed=True)
+        except Exception as error:  # noqa: BLE001 - it is owed all the same
+            logger.debug("redlock: %s: is taken back later: %s", lease.key, told(error))
+        ours, gone = _released(answers)
+        return None if ours + gone < self._quorum else ours > 0 and gone <= len(self._nodes) - self._quorum
 
     def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
         slots = limit
@@ -242,8 +271,8 @@ class RedlockStore:
                 slots = more.slots
 
     def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
-        for start in range(0, len(marks), BATCH):
-            self._majority(calls.settle(marks[start : start + BATCH]))
+        for start in range(0, len(marks), calls.BATCH):
+            self._majority(calls.settle(marks[start : start + calls.BATCH]))
 
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
@@ -284,12 +313,13 @@ class RedlockStore:
         def known() -> list[bytes]:
             return [entry for found in self._reachable(lambda server: [*entries(server, key)]) for entry in found]
 
-        return RedisLedger(key, self._majority, known, batch=BATCH, quorum=self._quorum)
+        return RedisLedger(key, self._majority, known, batch=calls.BATCH, quorum=self._quorum)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._first, self._reachable)
 
     def close(self) -> None:
+        self._is_closed = True
         while self._fans:
             self._fans.pop().close()
         for node in self._nodes:
@@ -311,22 +341,48 @@ class RedlockStore:
             else:
                 return None
             with self._fan() as fan:
-                fan.connect(step=CONNECT)
+                fan.connect(step=CONNECT, seconds=CONNECT_ALL)
                 for each in (promise, mark):
-                    fan.tell(calls.take_back(key, each), range(len(self._nodes)), seconds=mark.seconds)
+                    fan.tell(calls.take_back(key, each), range(len(self._nodes)), owed_for=PROMISED)
             if against:
                 return next((it for it in against if isinstance(it, Done)), against[0])
         raise self._unavailable({})
 
+    def _released(self, lease: Lease, call: calls.Call, *, is_owed: bool) -> dict[int, Any]:
+        """What the nodes answered to a release; those that have not are owed it, if this is the first try."""
+        most = len(self._nodes) - self._quorum
+
+        def is_decided(answers: Answers) -> bool:
+            ours, gone = _released(answers)
+            return ours >= self._quorum or gone > most or self._has_failed(answers)
+
+        with self._fan() as fan:
+            fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+            answers = fan.ask(
+                call, is_decided, seconds=_patience(lease.ttl), owed_for=max(lease.ttl, OWED) if is_owed else 0
+            )
+            if _SOMEBODY_WAITS in answers.values():
+                # Only now: who wakes while most nodes still hold the lock would find it held.
+                fan.tell(calls.wake(lease.key), range(len(self._nodes)))
+        return answers
+
+    def _has_failed(self, answers: Answers) -> bool:
+        """Whether so many nodes have failed that the others are no majority."""
+        return len(answers) - len(_given(answers)) > len(self._nodes) - self._quorum
+
     def _majority(self, call: calls.Call) -> list[Any]:
         """The answers of a majority at least."""
         errors: dict[int, str] = {}
+
+        def is_decided(given: Answers) -> bool:
+            return len(_given(given)) >= self._quorum or self._has_failed(given)
+
         for tries in range(TRIES):
             if tries:
                 clock.sleep(_delay())
             with self._fan() as fan:
-                fan.connect(step=CONNECT)
-                answers = fan.ask(call, lambda given: len(_given(given)) >= self._quorum, seconds=MAX_ANSWER)
+                fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+                answers = fan.ask(call, is_decided, seconds=MAX_ANSWER)
             if len(_given(answers)) >= self._quorum:
                 return _given(answers)
             errors = _errors(answers)
@@ -335,30 +391,44 @@ class RedlockStore:
     def _first(self, call: calls.Call) -> Any:
         """The answer of the first node that gives one."""
         errors: dict[int, str] = {}
+        until = clock.now() + READ_ALL
         for index, node in enumerate(self._nodes):
-            if not node.is_resting:
+            if not node.is_resting and (left := until - clock.now()) > 0:
                 try:
-                    return node.server.run(call)
+                    return node.server.run(call, step=min(node.server.step, left))
                 except (RedisError, OSError) as error:
-                    errors[index] = told(error)
+                    errors[index] = self._failed(node, error)
         raise self._unavailable(errors)
 
-    def _reachable(self, reading: Callable[[Server], T], *, at_least: int = 1) -> list[T]:
-        """What each node shows that answers, one after the other.
+    def _reachable(self, reading: Callable[[Reader], T], *, at_least: int = 1) -> list[T]:
+        """What each node shows that answers, one after the other; those that have failed a moment ago come last.
 
         Raises:
             LockUnavailable: fewer do than so many.
         """
         found: list[T] = []
         errors: dict[int, str] = {}
-        for index, node in enumerate(self._nodes):
+        spent = 0.0
+        for index, node in sorted(enumerate(self._nodes), key=lambda pair: pair[1].is_resting):
+            if node.is_resting and len(found) >= at_least:
+                continue  # The others say enough.
+            began = clock.now()
             try:
                 found.append(reading(node.server))
             except (RedisError, OSError) as error:
-                errors[index] = told(error)
+                errors[index] = self._failed(node, error)
+                spent += clock.now() - began
+            if spent > READ_ALL or len(errors) > len(self._nodes) - at_least:
+                break
         if len(found) < at_least:
             raise self._unavailable(errors)
         return found
+
+    def _failed(self, node: Node, error: Exception) -> str:
+        """What is told about an error; a node that did not answer is left alone for a while."""
+        if isinstance(error, (ConnectionError, TimeoutError, OSError)):
+            node.failed(error)
+        return told(error)
 
     def _agreed(self, found: Iterable[Iterable[tuple[str, Held]]]) -> Iterator[tuple[str, Held]]:
         """What a majority of the nodes shows, of what each does."""
@@ -378,10 +448,13 @@ class RedlockStore:
         """What was found; the last votes where that is not clear."""
         unclear: _Votes | None = None
         slots = wanted.limit
+        until = clock.now() + PATIENCE
         for tries in range(TRIES):
             if tries:
+                if clock.now() > until:
+                    break
                 clock.sleep(_delay())
-            fan.connect(step=CONNECT)
+            fan.connect(step=CONNECT, seconds=CONNECT_ALL)
             unclear, holders = None, []
             for slot in range(wanted.limit):
                 found = self._try(fan, wanted, slot, slots)
@@ -391,6 +464,9 @@ class RedlockStore:
                     # Others had a higher limit; what they hold counts.
                     unclear, slots = found, found.slots
                     break
+                if found.answered < self._quorum:
+                    unclear = found
+                    break  # Another slot would fare no better.
                 if (holder := found.holder) is None or not found.is_held:
                     unclear = found
                 elif wanted.is_copy(holder):
@@ -422,8 +498,9 @@ class RedlockStore:
             fence = self._fence(fan, wanted, slot, [*votes.granted.values()])
             if fence and clock.now() - sent_at < wanted.ttl / 3:
                 return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
-        maybe = [index for index in range(len(self._nodes)) if index not in votes.held | votes.withheld]
-        fan.tell(calls.undo_vote(wanted.lease(slot=slot), attempt), maybe, seconds=wanted.ttl)
+        not_granted = {*votes.held, *votes.withheld, *votes.unasked}
+        maybe = [index for index in range(len(self._nodes)) if index not in not_granted]
+        fan.tell(calls.undo_vote(wanted.lease(slot=slot), attempt), maybe, owed_for=max(wanted.ttl, OWED))
         return votes.done or votes
 
     def _is_decided(self, answers: Answers) -> bool:
@@ -450,51 +527,39 @@ class RedlockStore:
         answers = fan.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= self._quorum else None
 
-    def _renew(self, fan: Fan, batch: Sequence[Lease], timeout: float, errors: dict[int, str]) -> dict[Lease, bool]:
+    def _renewed(self, batch: Sequence[Lease], answers: Answers) -> dict[Lease, bool]:
         """Which leases are still ours and which are not; those for which that is not clear are left out."""
         most = len(self._nodes) - self._quorum
+        each = [calls.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
+        if len(each) < self._quorum:
+            return {}
+        votes = {lease: sum(ours) for lease, *ours in zip(batch, *each, strict=True)}
+        return {
+            lease: ours >= self._quorum
+            for lease, ours in votes.items()
+            if ours >= self._quorum or len(each) - ours > most
+        }
 
-        def count(answers: Answers) -> dict[Lease, bool]:
-            each = [calls.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
-            if len(each) < self._quorum:
-                return {}
-            votes = {lease: sum(ours) for lease, *ours in zip(batch, *each, strict=True)}
-            return {
-                lease: ours >= self._quorum
-                for lease, ours in votes.items()
-                if ours >= self._quorum or len(each) - ours > most
-            }
-
-        sent_at = clock.now()
-        answers = fan.ask(calls.renew_vote(batch), lambda given: len(count(given)) == len(batch), seconds=timeout)
-        errors.update(_errors(answers))
-        renewed = count(answers)
-        for lease, ours in renewed.items():
-            if ours:
-                lease.extend(sent_at)
+    def _put_back(self, fan: Fan, batch: Sequence[Lease], answers: Answers, renewed: Mapping[Lease, bool]) -> None:
+        """Give each node the leases that it lacks and a majority has, for the next time."""
         for index, answer in answers.items():
-            if isinstance(answer, list):
-                self._put_back(fan, index, batch, calls.renewed(batch, answer), renewed)
-        return renewed
-
-    def _put_back(
-        self, fan: Fan, index: int, batch: Sequence[Lease], there: Sequence[bool], renewed: Mapping[Lease, bool]
-    ) -> None:
-        """Give a node the leases that it lacks and a majority has, for the next time."""
-        lost = [
-            lease
-            for lease, ours in zip(batch, there, strict=True)
-            if not ours and renewed.get(lease) and lease.slot is not None
-        ]
-        if lost:
-            fan.tell(calls.put_back(lost), [index], seconds=min(lease.ttl for lease in lost))
+            if not isinstance(answer, list):
+                continue
+            lost = [
+                lease
+                for lease, ours in zip(batch, calls.renewed(batch, answer), strict=True)
+                if not ours and renewed.get(lease) and lease.slot is not None
+            ]
+            if lost:
+                fan.tell(calls.put_back(lost), [index])
 
     @contextmanager
     def _fan(self) -> Iterator[Fan]:
-        """A connection to each node, for this thread."""
+        """A connection to each node, for this thread; what is owed afterwards is seen to."""
         if self._pid != os.getpid():
-            # Forked: these sockets are the parent's.
-            self._fans, self._pid = deque(), os.getpid()
+            # Forked: these sockets are the parent's, and so is what it owes.
+            self._fans, self._own, self._pid = deque(), deque(), os.getpid()
+        self._is_closed = False
         try:
             fan = self._fans.pop()
         except IndexError:
@@ -503,8 +568,52 @@ class RedlockStore:
             yield fan
         except BaseException:
             fan.close()
+            self._see_to_debts()
             raise
+        is_behind = fan.rest()
         self._fans.append(fan)
+        self._see_to_debts(is_behind)
+
+    def _see_to_debts(self, is_behind: bool = False) -> None:
+        if is_behind or any(node.owes for node in self._nodes):
+            self._settling.begin()
+
+    def _settle(self) -> bool:
+        """Have the nodes hear what they are owed; whether something is left."""
+        is_behind = self._collect()
+        if any(node.owes for node in self._nodes):
+            # Not on one of the others, which somebody may need while this one waits for a node.
+            fan = self._own.pop() if self._own else Fan(self._nodes)
+            with _closed_if_it_fails(fan):
+                fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+            self._own.append(fan)
+        for _ in range(len(self._own)):
+            fan = self._own.popleft()
+            fan.collect()
+            if fan.is_behind or any(node.owes for node in self._nodes):
+                is_behind = True
+                self._own.append(fan)
+            else:
+                fan.close()
+        if self._is_closed and not is_behind:
+            self.close()
+        return is_behind
+
+    def _collect(self) -> bool:
+        """Take note of what has arrived for fans that nobody uses; whether a node is behind with one."""
+        is_behind = False
+        for _ in range(len(self._fans)):
+            try:
+                # Those that have not been used for long are on the left.
+                if not self._fans[0].has_rested:
+                    return True
+                fan = self._fans.popleft()
+            except IndexError:
+                break
+            with _closed_if_it_fails(fan):
+                is_behind |= fan.rest()
+            self._fans.append(fan)
+        return is_behind
 
     def _unavailable(self, errors: dict[int, str]) -> LockUnavailable:
         """Say what was wrong with which node; one that is not among the errors did not answer in time, or did."""
@@ -537,6 +646,15 @@ class _NodesBell(RedisBell):
 
 def _is_promise(found: Held | Done) -> bool:
     return isinstance(found, Done) and found.record.startswith(calls.PROMISE)
+
+
+@contextmanager
+def _closed_if_it_fails(fan: Fan) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        fan.close()
+        raise
 
 
 def _released(answers: Answers) -> tuple[int, int]:

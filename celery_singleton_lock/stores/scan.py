@@ -16,13 +16,13 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.lease import MARKS, Held, Mark, Sight
 from celery_singleton_lock.stores import calls
 from celery_singleton_lock.stores.calls import Command
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores.server import Reader
 
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500
 
 
-def look(server: Server, key: str, limit: int) -> list[Held]:
+def look(server: Reader, key: str, limit: int) -> list[Held]:
     """Who holds the key, also in slots beyond the limit.
 
     Raises:
@@ -33,7 +33,7 @@ def look(server: Server, key: str, limit: int) -> list[Held]:
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
-def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
+def holds(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
     """The locks whose key begins with `prefix` and a colon.
 
     Raises:
@@ -46,7 +46,7 @@ def holds(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
                 yield place.key, held
 
 
-def sight(server: Server, key: str) -> Sight:
+def sight(server: Reader, key: str) -> Sight:
     """All that there is of one key.
 
     Raises:
@@ -55,7 +55,7 @@ def sight(server: Server, key: str) -> Sight:
     done = calls.done_key(key, "")
     places: set[_Place] = set()
     marks: dict[str, int] = {}
-    for names in _named(server, f"{_literally(key)}:*"):
+    for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in server.searched()):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
         marks.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
@@ -76,7 +76,7 @@ def sight(server: Server, key: str) -> Sight:
     )
 
 
-def entries(server: Server, key: str) -> Iterator[bytes]:
+def entries(server: Reader, key: str) -> Iterator[bytes]:
     """What a ledger knows of; some perhaps more than once.
 
     Raises:
@@ -106,7 +106,7 @@ class _Place:
         return cls(key, int(slot[1:] or 0))
 
 
-def _named(server: Server, pattern: str) -> Iterator[list[str]]:
+def _named(server: Reader, pattern: str) -> Iterator[list[str]]:
     """The keys of such names, step by step; some perhaps more than once."""
     cursor = b"0"
     while True:
@@ -116,7 +116,7 @@ def _named(server: Server, pattern: str) -> Iterator[list[str]]:
             return
 
 
-def _looked_up(server: Server, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
+def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
     """Who holds each of the places, None where nobody does.
 
     Args:

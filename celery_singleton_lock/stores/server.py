@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool
@@ -42,6 +42,19 @@ def told(error: BaseException) -> str:
     """
     text = f"{type(error).__name__}: {error}".partition(" : <")[0].partition(", with args beginning with")[0]
     return cleaned.text(text)
+
+
+class Reader(Protocol):
+    """A server, or a part of a cluster, as those see it that read from it."""
+
+    def command(self, *command: object) -> Any:
+        """Send one command and read its answer."""
+
+    def command_each(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+
+    def searched(self) -> Sequence[Reader]:
+        """Where all keys are that a search by name has to look through."""
 
 
 class Server:
@@ -108,6 +121,10 @@ class Server:
         with self.stream() as stream:
             stream.send_each(commands)
             return [_read(stream) for _ in commands]
+
+    def searched(self) -> Sequence[Server]:
+        """Where all its keys are."""
+        return [self]
 
     @contextmanager
     def stream(self, step: float | None = None) -> Iterator[Stream]:

@@ -91,6 +91,8 @@ class Stream:
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
+        #: What the socket has not taken yet of what was pushed.
+        self._unsent = bytearray()
         #: How many answers will not be looked for, and how many it will be after the next one that is late.
         self._unlooked, self._late = 0, 1
 
@@ -113,6 +115,29 @@ class Stream:
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
         self.unanswered += count
+
+    def push(self, command: bytes) -> None:
+        """As `send_packed`, in non-blocking mode; what the socket does not take is sent by `flush`."""
+        self._unsent += command
+        self.unanswered += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Send of what was pushed as much as the socket takes."""
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except OSError as error:
+                said = _as_redis_py_says(error, "sending")
+                if isinstance(said, TimeoutError):
+                    return
+                raise said from error
+            del self._unsent[:sent]
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were pushed and not sent yet."""
+        return len(self._unsent)
 
     def read(self) -> Any:
         """The next answer.
@@ -176,16 +201,19 @@ class Stream:
         Raises:
             ConnectionError: after the last of them.
         """
+        received = False
         while True:
             while (answer := self._reader.gets()) is not _NOTHING:
                 self.unanswered -= 1
                 yield answer
-            if not self.unanswered:
+            if received and not self.unanswered:
                 return
             try:
+                # Also where nothing is to come: the server may have closed the connection.
                 self._receive()
             except TimeoutError:
                 return
+            received = True
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step of sending or reading may take from now on; 0: no step waits."""

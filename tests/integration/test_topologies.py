@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from celery_singleton_lock import InvalidOption, LockUnavailable, clock
+from celery_singleton_lock import InvalidOption, Lock, LockUnavailable, Semaphore, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores import Store, open_url
@@ -281,6 +281,76 @@ class TestCluster:
         assert released_ == [True]
         assert all(store.release(lease) for lease in other)
 
+    @pytest.mark.parametrize("name", ["job}", "a{", "{}x", "a{b}c", "{{a}}", "}{", "{}{a}"])
+    def test_lock_outside_of_tasks_may_have_any_name(self, cluster: Cluster, name: str) -> None:
+        client = cluster.client()
+        with Lock(client, name, timeout=TTL) as lock:
+            assert lock.owned()
+            assert client.get(name)
+            assert not Lock(client, name).acquire(blocking_timeout=0.2)
+        with Semaphore(client, name, 2, timeout=TTL), Semaphore(client, name, 2, timeout=TTL):
+            assert not Semaphore(client, name, 2).acquire(blocking=False)
+        assert client.get(name) is None
+
+    def test_everything_follows_a_slot_that_has_moved(self, cluster: Cluster, store: Store) -> None:
+        key = f"{KEY}:followed"
+        lease = taken(store, key, waiting=True)
+        store.release(lease, mark=Mark(ME.message, b"record", 60))
+        lease, ledger, journal = taken(store, key), store.ledger(key), store.journal("followed", size=10)
+        ledger.record({"x": 20}, "a", ceiling=CEILING)
+        journal.write({"runs": 1}, [], slack=0.0)
+        for moving in (key, "followed:{journal}", key):
+            cluster.migrate_slot(moving)
+            assert [held.holder for held in store.look(key)] == [ME]
+            seen = store.sight(key)
+            assert [held.holder for held in seen.holds] == [ME]
+            assert [mark.message for mark in seen.marks] == [ME.message]
+            assert [name for name, _ in store.holds(key.partition(":")[0])].count(key) == 1
+            assert ledger.align({"x": 1}, ceiling=CEILING) == {"x": 20}
+            assert journal.counts() == {"runs": 1}
+        assert store.release(lease)
+
+    def test_look_sees_a_lock_whose_slot_is_about_to_move(self, cluster: Cluster, store: Store) -> None:
+        key = f"{KEY}:looked-at"
+        lease = taken(store, key)
+        seen: list[list[Held]] = []
+
+        def during() -> None:
+            seen.extend((store.look(key), store.look(f"{key}:free")))
+            seen.append(list(store.sight(key).holds))
+
+        cluster.migrate_slot(key, during)
+        assert [[held.holder for held in holds] for holds in seen] == [[ME], [], [ME]]
+        assert store.release(lease)
+
+    @pytest.mark.parametrize("way", ["bell", "turn"])
+    def test_waiter_follows_a_slot_that_moves(self, cluster: Cluster, store: Store, way: str) -> None:
+        key = f"{KEY}:waited-for:{way}"
+        lease, got, looks = taken(store, key), [], threading.Semaphore(0)
+
+        def wait() -> None:
+            place = (
+                store.bell(key) if way == "bell" else store.turn(key, owner, ttl=TTL, holder=other, since=clock.now())
+            )
+            with place:
+                found = acquire_by(store, key, owner, other)
+                while not isinstance(found, Lease):
+                    looks.release()
+                    woken = place.wait(30.0)
+                    found = woken if way == "turn" else acquire_by(store, key, owner, other)
+                got.append(found)
+
+        owner, other = new_owner(), Holder("another task")
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        looks.acquire()
+        for _ in range(2):
+            cluster.migrate_slot(key)
+        assert store.release(lease)
+        waiter.join(30)
+        assert len(got) == 1
+        assert store.release(got[0])
+
     def test_free_lock_can_be_taken_when_its_slot_has_moved(self, cluster: Cluster, store: Store) -> None:
         leases: list[Lease] = []
         taking = threading.Thread(target=lambda: leases.append(taken(store, "free:{job:2}")))
@@ -336,6 +406,14 @@ class TestCluster:
     def test_no_node_is_said(self) -> None:
         with pytest.raises(LockUnavailable, match="Connection"):
             acquire(open_url("redis+cluster://127.0.0.1:1"))
+
+
+#: Of the times of beat's entries.
+CEILING = 1_000_000
+
+
+def acquire_by(store: Store, key: str, owner: str, holder: Holder) -> object:
+    return store.acquire(key, owner, ttl=TTL, holder=holder, waiting=True)
 
 
 def acquire_or_none(store: Store) -> object:

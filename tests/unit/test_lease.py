@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from redis.crc import key_slot
 
 from celery_singleton_lock import LockLost, clock
-from celery_singleton_lock.lease import OWNER_LENGTH, Holder, Lease, new_owner, unheld
+from celery_singleton_lock.lease import OWNER_LENGTH, Holder, Lease, Name, new_owner, unheld
 
 TTL = 10.0
 
@@ -77,3 +80,29 @@ def test_foreign_holder_is_unknown(text: bytes) -> None:
 def test_clock_does_not_go_back() -> None:
     readings = [clock.now() for _ in range(1000)]
     assert readings == sorted(readings)
+
+
+def slot_of(key: str) -> int:
+    return key_slot(key.encode())
+
+
+@given(st.one_of(st.text("{}ab:", max_size=12), st.text()))
+@example("job}")
+@example("a{")
+@example("{}x")
+@example("a{b}c")
+@example("{{a}}")
+@example("}{a}")
+@example("{}{a}")
+@example("a{}{b}")
+@example("")
+def test_keys_beside_a_lock_are_in_the_slot_of_its_name(name: str) -> None:
+    """By the rule of Redis Cluster: what is between the first brace and the one that closes it, if that is anything."""
+    beside = {slot_of(f"{Name(name).base}:{what}") for what in ("fence", "wake", "over:{a}", "run:1", "done:}{")}
+    assert beside == {slot_of(name)}
+
+
+@given(st.text("{}a0", max_size=8))
+def test_name_is_within_what_the_keys_beside_it_begin_with(name: str) -> None:
+    """So that no two names share them."""
+    assert name in Name(name).base

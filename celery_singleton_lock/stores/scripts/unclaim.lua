@@ -1,0 +1,10 @@
+-- KEYS over, claim...  ARGV owner, over ms
+-- -> 1
+-- Ends the owner's claims; what it has asked for and comes only now claims nothing any more.
+for i = 2, #KEYS do
+  if redis.call('GET', KEYS[i]) == ARGV[1] then
+    redis.call('DEL', KEYS[i])
+  end
+end
+redis.call('SET', KEYS[1], 1, 'PX', ARGV[2])
+return 1

@@ -1,0 +1,59 @@
+"""A thread that exists while a lock server is owed something: an undoing, or a release, that it has not answered.
+
+What was given up must not stay behind as a hold that nobody knows of: the process that gave it up may ask for nothing
+more, and then nobody else would say so when the server answers again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks at what is still owed.
+LOOK_AFTER = 0.25
+
+
+class Settling:
+    """Calls `settle` again and again while there is something left to do.
+
+    No mutex: a fork may come at any time, and in the child nobody would unlock it. Should two threads run for a moment,
+    they do no harm.
+
+    Args:
+        settle: does what can be done now, within a second or so; whether something is left.
+    """
+
+    def __init__(self, settle: Callable[[], bool]) -> None:
+        self._settle = settle
+        self._wanted = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """See to what is owed from now on."""
+        # Before the look at the thread, which looks here last: so one of the two goes on.
+        self._wanted = True
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-settling", daemon=True)
+            with suppress(RuntimeError):  # The interpreter is about to end.
+                thread.start()
+
+    def _run(self) -> None:
+        while self._wanted:
+            self._wanted = False
+            try:
+                self._wanted |= self._settle()
+            except Exception:
+                logger.exception("what a lock server is owed could not be sent; trying again")
+                self._wanted = True
+            if self._wanted:
+                clock.sleep(LOOK_AFTER)
+            else:
+                self._thread = None
