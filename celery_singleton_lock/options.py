@@ -74,7 +74,7 @@ def _is_seconds(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= cleaned.MAX_COUNT
 
 
 def _one_of(*names: str) -> _Rule:
@@ -93,7 +93,7 @@ _DONE_TTL = _Rule(
     lambda value: _is_seconds(value) and 0 <= value <= MAX_DONE_TTL, f"a number of seconds from 0 to {MAX_DONE_TTL:g}"
 )
 _COUNT = _Rule(
-    lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
+    lambda value: value is None or _is_count(value),
     "a whole number, 0 or more, or None for no bound",
 )
 _LIMIT = _Rule(

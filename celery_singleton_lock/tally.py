@@ -89,7 +89,8 @@ class Tally:
         """Count an entry and keep it for the journal; its times are this host's."""
         if self._journal is None:
             return
-        entry = entry.cleaned()
+        # Its times are ours, on a clock that began with this host: those of before may be negative.
+        entry = entry.cleaned()._replace(began=entry.began, ended=entry.ended)
         with self._mutex:
             for count, by in metrics.of(entry):
                 self._counts[self._bounded(count)] += by

@@ -132,7 +132,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             args, kwargs, rest, options: as Celery's.
             singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that is used instead of
                 the arguments), `ttl`, `wait`, `at_least_for` (seconds), `on_conflict`, `conflict_retries`,
-                `on_lock_lost`, `on_unavailable`. It travels in the message's headers.
+                `on_lock_lost`, `on_unavailable`. It travels in the message's headers, from which workers take what the
+                setting `singleton_lock_accept` says.
 
         Raises:
             InvalidOption: `singleton_lock` is not allowed; nothing was sent.

@@ -31,6 +31,7 @@ IN_WORDS = {
     "singleton_lock_beat_name": "the app's name",
     "singleton_lock_transport_options": "`{}`; the broker's `master_name` and `sentinel_kwargs` with a broker's "
     "Sentinels",
+    "singleton_lock_accept": "all but `disable`",
     "lock_name": "the task's name",
 }
 

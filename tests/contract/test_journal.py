@@ -7,7 +7,7 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import Entry
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Journal, Store
+from celery_singleton_lock.stores.base import MAX_LABELS, Journal, Store
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "contract:1:{report:1}"
@@ -34,6 +34,24 @@ def test_counts_add_up(journal: Journal) -> None:
     journal.write({"a": 1, "b|ünï": 2}, [], slack=0.0)
     journal.write({"a": 10}, [], slack=0.0)
     assert journal.counts() == {"a": 11, "b|ünï": 2}
+
+
+def test_only_the_latest_of_the_counts_that_messages_name_are_kept(journal: Journal) -> None:
+    """The others are added to one that is common to them, so that nothing is lost."""
+    names = [f"label {number}" for number in range(MAX_LABELS + 50)]
+    journal.write({"a": 7}, [], slack=0.0)
+    for start in range(0, len(names), 100):
+        part = names[start : start + 100]
+        journal.write(dict.fromkeys(part, 2), [], slack=0.0, coarse=dict.fromkeys(part, "other"))
+    journal.write({names[-1]: 1}, [], slack=0.0, coarse={names[-1]: "other"})
+    counts = journal.counts()
+    assert len(counts) == MAX_LABELS + 2
+    assert counts["a"] == 7
+    assert counts["other"] == 100
+    assert counts[names[-1]] == 3
+    assert sum(counts.values()) == 7 + 2 * len(names) + 1
+    journal.write({names[0]: 1}, [], slack=0.0, coarse={names[0]: "other"})
+    assert journal.counts()[names[0]] == 1, "it counts anew"
 
 
 def test_tells_the_servers_time(journal: Journal) -> None:

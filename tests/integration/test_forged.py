@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from celery_singleton_lock import SingletonTask, cleaned, metrics
+from celery_singleton_lock import SingletonTask, cleaned, metrics, remote
 from celery_singleton_lock.cli.line import Line
 from celery_singleton_lock.contrib.prometheus import LockCollector
+from celery_singleton_lock.doctor.workers import of_workers
 from celery_singleton_lock.entry import SCHEDULED_HEADER
 from celery_singleton_lock.keys import key_of_text
 from celery_singleton_lock.lease import Holder, Lease, new_owner
@@ -281,3 +282,37 @@ class TestRedis:
             client.expire(f"{PREFIX}:{{journal}}:refused", 60)
             client.expire(f"{PREFIX}:{{journal}}:counts", 60)
         assert_harmless(say_all(shop))
+
+    def test_a_user_who_may_only_read_is_enough_to_look(
+        self, shop_on: Callable[..., Shop], own_redis: RedisServer
+    ) -> None:
+        """As `docs/security.md` has it."""
+        with own_redis.client() as client:
+            client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", f"~{PREFIX}:*", "+@read")
+            client.set(f"{PREFIX}:1:{{job:x}}:run", new_owner() + Holder("id", node="n").dumps(60.0), px=60_000)
+        shop = shop_on(own_redis, singleton_lock_backend=own_redis.url.replace("redis://", "redis://watcher:secret@"))
+        for words in (["list"], ["stats"], ["show", f"{PREFIX}:1:{{job:{'0' * 32}}}"]):
+            assert ask(shop, *words).exit_code == 0
+        registry = CollectorRegistry()
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(shop.conf)
+        registry.register(LockCollector(Runtime.of(app)))
+        assert 'singleton_lock_held_now{lock="job"} 1.0' in generate_latest(registry).decode()
+
+
+class TestOthers:
+    @given(
+        anything | st.dictionaries(st.sampled_from(["version", "enabled", "backend", "prefix"]), anything, min_size=4)
+    )
+    def test_any_answer_of_a_worker_can_be_judged(self, told: object) -> None:
+        own = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
+        standing = remote._known(told)
+        peer = remote.Peer("n", frozenset({"t"}), frozenset(), standing)
+        for finding in of_workers([peer], ["t"], own):
+            assert len(finding.text) < 2000
+            assert cleaned.printable(finding.text).isprintable()
+
+    @given(st.lists(anything))
+    def test_any_list_of_tasks_can_be_sorted_out(self, told: list[Any]) -> None:
+        for names in remote._sorted_out(told):
+            assert all(len(name.encode()) <= cleaned.MAX_BYTES for name in names)

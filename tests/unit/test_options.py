@@ -1,15 +1,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from celery.local import Proxy
+from hypothesis import given
 
-from celery_singleton_lock import InvalidOption, SingletonTask
-from celery_singleton_lock.options import Options, Settings, check_call, options_for
+from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
+from celery_singleton_lock.options import (
+    ACCEPTABLE,
+    CALL_KEYS,
+    MAX_ASKED,
+    SETTINGS,
+    Options,
+    Settings,
+    accepted,
+    check_accepted,
+    check_call,
+    options_for,
+    problems,
+)
+from tests.unit.test_cleaned import anything
 
 REDIS = "redis://localhost:1/0"
 
@@ -158,6 +176,105 @@ class TestCall:
     def test_key_is_a_text(self, key: object) -> None:
         with pytest.raises(InvalidOption, match="key"):
             check_call({"key": key}, "t")
+
+
+class Odd:
+    """A value that raises whatever is done with it."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+#: Some are numbers to Python, or to numpy; none is what a setting may be.
+ODD = [10**400, -(10**400), 10**5000, float("nan"), Decimal("NaN"), Decimal(30), Fraction(1, 3), 1j, b"30", [[]], Odd()]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("name", [*SETTINGS])
+def test_odd_values_are_clear_errors(name: str, value: object) -> None:
+    """A ttl of 10**400 raised OverflowError."""
+    found = [*problems(app(**{name: value}))]
+    assert found
+    for error in found:
+        assert name in str(error)
+        assert "allowed" in str(error)
+        assert len(str(error)) < 1000
+
+
+@given(anything)
+def test_any_call_is_checked(value: object) -> None:
+    for call in (value, {"ttl": value}, {"key": value}, {"on_conflict": value}, {"at_least_for": value, "wait": value}):
+        with suppress(InvalidOption):
+            check_call(call, "t")
+
+
+class TestAccept:
+    def task(self, **conf: Any) -> Any:
+        return app(**conf).task(base=SingletonTask, name="shop.bill", shared=False)(body(lambda tenant: None))
+
+    def test_by_default_all_but_to_switch_the_lock_off(self) -> None:
+        assert settings().accept == {*CALL_KEYS} == {*ACCEPTABLE} - {"disable"}
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            ("all", {*ACCEPTABLE}),
+            ("none", set()),
+            ([], set()),
+            (["wait", "disable"], {"wait", "disable"}),
+            (("key",), {"key"}),
+        ],
+    )
+    def test_is_a_word_or_a_list(self, value: object, expected: set[str]) -> None:
+        assert settings(singleton_lock_accept=value).accept == expected
+
+    @pytest.mark.parametrize("value", ["key", "All", ["keys"], [1], 3, True, {"key": 1}, None.__class__])
+    def test_anything_else_is_refused(self, value: object) -> None:
+        with pytest.raises(InvalidOption, match=r"singleton_lock_accept is .* allowed: 'all', 'none'"):
+            settings(singleton_lock_accept=value)
+
+    @pytest.mark.parametrize("call", [False, {"key": "x"}, {"wait": 1.0}])
+    def test_the_error_names_setting_and_way_out(self, call: Any) -> None:
+        task = self.task(singleton_lock_accept="none")
+        with pytest.raises(
+            InvalidOption, match=r"setting singleton_lock_accept lets them take nothing: add '\w+' to it"
+        ):
+            check_accepted(call, accepted(task.app.conf), task)
+
+    def test_seconds_are_bounded_unless_the_task_says_more(self) -> None:
+        task = self.task()
+        for name in ("ttl", "wait", "at_least_for"):
+            check_accepted({name: MAX_ASKED}, settings().accept, task)
+            with pytest.raises(InvalidOption, match=f"lock_{name} on the task"):
+                check_accepted({name: MAX_ASKED + 1}, settings().accept, task)
+        task.lock_ttl = 7200
+        check_accepted({"ttl": 7200.0}, settings().accept, task)
+        of_app = self.task(singleton_lock_wait=1e9)
+        check_accepted({"wait": 1e9}, settings().accept, of_app)
+
+    def test_is_refused_before_sending(self) -> None:
+        with pytest.raises(InvalidOption, match="singleton_lock_accept"):
+            self.task().apply_async((7,), singleton_lock=False)
+
+    def test_a_message_cannot_say_that_it_was_not_sent(self) -> None:
+        task = self.task(singleton_lock_backend="memory://")
+        request = Context(is_eager=True, headers={"singleton_lock": False}, delivery_info={})
+        with pytest.raises(InvalidOption, match="singleton_lock_accept"):
+            task.lock_options(request)
+        applied = Context(is_eager=True, headers={"singleton_lock": False}, delivery_info={"is_eager": True})
+        assert task.lock_options(applied) is None
+
+    def test_a_key_of_any_length_is_a_digest(self) -> None:
+        task = self.task(singleton_lock_backend="memory://")
+        request = Context(headers={"singleton_lock": {"key": "x\ud800" * 100_000}}, delivery_info={})
+        _, key = task.lock_of(request, (7,), {})
+        assert len(key) < 100
+        assert cleaned.key(key) == key
 
 
 class TestTaskAttributes:

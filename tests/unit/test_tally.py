@@ -14,7 +14,7 @@ import pytest
 from celery_singleton_lock import clock, metrics, signals, tally
 from celery_singleton_lock.entry import LOST, Entry
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.stores.base import Written
+from celery_singleton_lock.stores.base import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.tally import MOST, Tally
 from celery_singleton_lock.warner import Warner
@@ -41,12 +41,19 @@ class Book:
         self.fails = False
         self.writes = 0
 
-    def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, slack: float) -> Written:
+    def write(
+        self,
+        counts: Mapping[str, int],
+        entries: Sequence[Entry],
+        *,
+        slack: float,
+        coarse: Mapping[str, str] | None = None,
+    ) -> Written:
         self.writes += 1
         if self.fails:
             raise LockUnavailable("book", "closed")
         assert slack < 0.5
-        return self.inner.write(counts, entries, slack=slack)._replace_now(clock.wall() + self.ahead)
+        return self.inner.write(counts, entries, slack=slack, coarse=coarse)._replace_now(clock.wall() + self.ahead)
 
     def entries(self) -> list[Entry]:
         return list(self.inner.entries(since=0.0))
@@ -125,6 +132,20 @@ def test_many_are_all_counted_and_the_latest_kept(book: Book, told: Tally) -> No
     told.write()
     assert [entry.fence for entry in book.entries()] == list(range(250, MOST + 250))
     assert book.counts()["runs", "report", "SUCCESS"] == MOST + 250
+
+
+def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, told: Tally) -> None:
+    book.fails = True
+    for number in range(tally.MOST_COUNTS + 100):
+        told.add(refusal()._replace(scheduled=f"entry {number}"))
+    assert len(told._counts) <= tally.MOST_COUNTS + 2
+    book.fails = False
+    told.write()
+    counts = book.counts()
+    ticks = {count: value for count, value in counts.items() if count.name == "refused_ticks"}
+    assert len(ticks) <= MAX_LABELS + 1
+    assert sum(ticks.values()) == tally.MOST_COUNTS + 100, "none is lost"
+    assert counts["refused_ticks", "report", metrics.OTHER] >= 100
 
 
 def test_threads_lose_nothing(book: Book, told: Tally) -> None:
