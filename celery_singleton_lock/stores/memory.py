@@ -21,6 +21,10 @@ from celery_singleton_lock.stores.turn import AskingTurn
 OVER = 60.0
 
 
+#: Seconds from being refused to waiting, and from a release to a claim of its wake-up.
+CLAIMED_WITHIN = 1.0
+
+
 @dataclass(slots=True)
 class _Entry:
     owner: str
@@ -42,6 +46,9 @@ class MemoryStore:
         self._over: dict[tuple[str, str], float] = {}
         self._mutex = Mutex()
         self._waiting: dict[str, deque[_MemoryBell]] = {}
+        #: When somebody was last refused that is about to wait, and when a release has found nobody waiting yet.
+        self._refused: dict[str, float] = {}
+        self._unclaimed: dict[str, float] = {}
         self._ledgers: dict[str, _MemoryLedger] = {}
         self._journals: dict[str, _MemoryJournal] = {}
 
@@ -71,6 +78,8 @@ class MemoryStore:
                 kept_in = _slot_of(heir_of(holder), live)
                 slot = _slot_for(holder, live, limit, kept_in)
                 if slot is None:
+                    if waiting:
+                        self._refused[key] = sent_at
                     return _blocker(holder, live, sent_at)
                 if kept_in is not None:
                     del live[kept_in]
@@ -144,7 +153,11 @@ class MemoryStore:
         """Put a waiter at the end, if it is not in the queue."""
         with self._mutex.lock:
             waiting = self._waiting.setdefault(bell.key, deque())
-            if bell not in waiting and not bell.woken.is_set():
+            if bell in waiting or bell.woken.is_set():
+                return
+            if clock.now() - self._unclaimed.pop(bell.key, 0.0) < CLAIMED_WITHIN:
+                bell.woken.set()  # The lock was freed between the look and this.
+            else:
                 waiting.append(bell)
 
     def leave(self, bell: _MemoryBell) -> None:
@@ -200,6 +213,8 @@ class MemoryStore:
     def _wake(self, key: str) -> None:
         if waiting := self._waiting.get(key):
             waiting.popleft().woken.set()
+        elif key in self._refused and clock.now() - self._refused.pop(key) < CLAIMED_WITHIN:
+            self._unclaimed[key] = clock.now()
 
     def _renew(self, lease: Lease) -> bool:
         live = self._live(lease.key)
