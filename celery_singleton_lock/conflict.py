@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 import celery
 from celery import states
 from celery.exceptions import Ignore, Reject, TaskRevokedError
+from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -107,7 +108,7 @@ def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPoli
 def _raise(task: Any, conflict: LockConflict) -> NoReturn:
     if not _shares_id(task, conflict):
         raise conflict
-    _record(task, conflict, states.FAILURE, store_result=False)
+    _record(task, conflict, states.FAILURE, task_id=uuid())
     raise Ignore(str(conflict))
 
 
@@ -120,7 +121,7 @@ def _reject(task: Any, conflict: LockConflict) -> NoReturn:
 def _skip(task: Any, conflict: LockConflict) -> NoReturn:
     if not _shares_id(task, conflict):
         revoke(task, Skipped(f"skipped: {conflict}"))
-    _record(task, TaskRevokedError(f"skipped: {conflict}"), states.REVOKED, store_result=False)
+    _record(task, TaskRevokedError(f"skipped: {conflict}"), states.REVOKED, task_id=uuid())
     raise Ignore(f"skipped: {conflict}")
 
 
@@ -129,16 +130,23 @@ def _shares_id(task: Any, conflict: LockConflict) -> bool:
     return conflict.task_id is not None and conflict.task_id == task.request.id and not task.request.is_eager
 
 
-def _record(task: Any, error: Exception, state: str, *, store_result: bool = True) -> None:
-    """Give the execution a final state, and with it the rest of its chain, and its part in a chord."""
+def _record(task: Any, error: Exception, state: str, *, task_id: str | None = None) -> None:
+    """Give the execution a final state, and with it the rest of its chain, and its part in a chord.
+
+    Args:
+        task: whose `request` it is.
+        error: why.
+        state: which.
+        task_id: to store it under; by default the execution's own.
+    """
     request = task.request
     if request.id is None:
         return
     task.backend.mark_as_failure(
-        request.id,
+        task_id or request.id,
         error,
         request=request,
-        store_result=store_result and not ignores_result(task, request),
+        store_result=not ignores_result(task, request),
         call_errbacks=state == states.FAILURE,
         state=state,
     )

@@ -7,9 +7,7 @@ result and sends callbacks and the chain's next step in case that had not happen
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,14 +32,11 @@ SETTLING = 10.0
 #: All was sent: callbacks, chain, result.
 SETTLED = "SETTLED"
 
-#: Parts of a record's first line, at least.
+#: Parts of a record's first line.
 _FIELDS = 3
 
 #: States of a message that has nothing more to tell anybody.
 _SILENT = (SETTLED, states.RETRY, states.IGNORED)
-
-#: Those after which another message goes on.
-_GOES_ON = (states.RETRY, states.IGNORED)
 
 
 class Outcome(NamedTuple):
@@ -50,70 +45,34 @@ class Outcome(NamedTuple):
     Attributes:
         state: Celery's, or SETTLED.
         content: the return value or exception (see `kept`); None when that is not kept.
-        followers: see `followers_of`; None where that is not known.
     """
 
     state: str
     content: bytes | None = None
-    followers: str | None = ""
 
     def dumps(self, seconds: float) -> bytes:
         """The record of a mark that lives for so long."""
-        return _head(self.state, seconds, self.content is not None, self.followers) + (self.content or b"")
+        return _head(self.state, seconds, self.content is not None) + (self.content or b"")
 
 
 @lru_cache(maxsize=100)
-def _head(state: str, seconds: float, has_content: bool, followers: str | None) -> bytes:
-    return json.dumps([state, seconds, has_content, followers]).encode() + b"\n"
-
-
-def settled(seconds: float, followers: str) -> bytes:
-    """The record of a message of which all was sent, to these followers."""
-    return Outcome(SETTLED, followers=followers).dumps(seconds)
-
-
-def followers_of(request: Any) -> str:
-    """A name for the tasks that wait for this message's end, by their ids; '' where there are none.
-
-    Two messages may be one sending as far as can be known, and belong to two canvases: an id that another program uses
-    again. The tasks that wait for the second one must not wait for ever.
-    """
-    if not (request.chain or request.chord or request.callbacks or request.errbacks):
-        return ""
-    ids = sorted({*_ids_in([request.chain, request.chord, request.callbacks, request.errbacks])})
-    return hashlib.blake2b(json.dumps(ids).encode(), digest_size=8).hexdigest()
-
-
-def _ids_in(part: Any) -> Iterator[str]:
-    if isinstance(part, Mapping):
-        for name, value in part.items():
-            if name == "task_id":
-                yield str(value)
-            else:
-                yield from _ids_in(value)
-    elif isinstance(part, (list, tuple)):
-        for value in part:
-            yield from _ids_in(value)
+def _head(state: str, seconds: float, has_content: bool) -> bytes:
+    return json.dumps([state, seconds, has_content]).encode() + b"\n"
 
 
 def succeeded(task: Any, request: Any, value: Any) -> Outcome:
     """The body returned `value`."""
-    return Outcome(states.SUCCESS, _content(task, request, value, states.SUCCESS), followers_of(request))
+    return Outcome(states.SUCCESS, _content(task, request, value, states.SUCCESS))
 
 
 def failed(task: Any, request: Any, error: Exception) -> Outcome:
     """The message of `request` ended with `error`."""
-    return Outcome(states.FAILURE, _content(task, request, error, states.FAILURE), followers_of(request))
+    return Outcome(states.FAILURE, _content(task, request, error, states.FAILURE))
 
 
 def refused(task: Any, request: Any, policy: ConflictPolicy, error: Exception) -> Outcome:
     """The message of `request` was not carried out, and never will be."""
-    return failed(task, request, error) if policy == "raise" else revoked(request)
-
-
-def revoked(request: Any) -> Outcome:
-    """The message of `request` was revoked, has expired, or was skipped."""
-    return Outcome(states.REVOKED, followers=followers_of(request))
+    return failed(task, request, error) if policy == "raise" else Outcome(states.REVOKED)
 
 
 def ended_by(task: Any, request: Any, error: BaseException) -> Outcome | None:
@@ -158,20 +117,22 @@ def answer(task: Any, done: Done, given_up: str | None = None) -> Any:
     """
     request = task.request
     outcome, age = loads(done)
-    if outcome.followers in (None, followers_of(request)) or outcome.state in _GOES_ON:
-        if outcome.state in _SILENT or not _is_awaited(task, request) or _is_recorded(task, given_up):
-            logger.info("task %s[%s] is already done (%s); this copy is dropped", *_named(task), outcome.state)
-            raise Ignore("already done")
-        if age < SETTLING:
-            logger.info("task %s[%s] is already done; a copy looks later whether that was stored", *_named(task))
-            requeue.put_back(task, reason="copy", delay=SETTLING - age, given_up=given_up)
-        reason = "its result was not stored"
-    else:
-        reason = "other tasks wait for it now"
-    logger.warning("task %s[%s] is already done, but %s; its recorded end is told again", *_named(task), reason)
+    if outcome.state in _SILENT or not _is_awaited(task, request) or _is_recorded(task, given_up):
+        logger.info("task %s[%s] is already done (%s); this copy is dropped", *_named(task), outcome.state)
+        raise Ignore("already done")
+    if age < SETTLING:
+        logger.info("task %s[%s] is already done; a copy looks later whether that was stored", *_named(task))
+        requeue.put_back(task, reason="copy", delay=SETTLING - age, given_up=given_up)
+    logger.warning(
+        "task %s[%s] is already done (%s), but its result was not stored; its recorded end is told again",
+        *(*_named(task), outcome.state),
+    )
     if outcome.state == states.REVOKED:
         conflict.revoke(task, Ignore("revoked or skipped before"))
-    return _end(task, outcome)
+    end = _recorded(task, outcome)
+    if outcome.state == states.SUCCESS:
+        return end
+    raise end if isinstance(end, Exception) else ResultLost(task.name, task.request.id, MAX_CONTENT)
 
 
 def loads(done: Done) -> tuple[Outcome, float]:
@@ -179,10 +140,10 @@ def loads(done: Done) -> tuple[Outcome, float]:
     head, _, content = done.record.partition(b"\n")
     fields = cleaned.array(head)
     if fields is None or len(fields) < _FIELDS:
-        return Outcome(states.SUCCESS, followers=None), SETTLING
-    state, seconds, has_content, *followers = fields
-    waiting = cleaned.text(followers[0]) if followers else None
-    outcome = Outcome(cleaned.text(state), content if has_content else None, waiting)
+        return Outcome(states.SUCCESS), SETTLING
+    # What a later version may add stands behind.
+    state, seconds, has_content = fields[:_FIELDS]
+    outcome = Outcome(cleaned.text(state), content if has_content else None)
     return outcome, max(cleaned.seconds(seconds) - done.remaining, 0.0)
 
 
@@ -190,28 +151,6 @@ def _content(task: Any, request: Any, value: Any, state: str) -> bytes | None:
     if not _is_awaited(task, request):
         return None
     return (kept.dumps if state == states.SUCCESS else kept.dumps_error)(value, MAX_CONTENT)
-
-
-def _end(task: Any, outcome: Outcome) -> Any:
-    """The recorded return value; or raise the recorded exception."""
-    if outcome.state == SETTLED:
-        return _stored(task)
-    end = _recorded(task, outcome)
-    if outcome.state == states.SUCCESS:
-        return end
-    raise end if isinstance(end, Exception) else ResultLost(task.name, task.request.id, MAX_CONTENT)
-
-
-def _stored(task: Any) -> Any:
-    """The end that the result backend has; the record has none any more."""
-    try:
-        meta = task.backend.get_task_meta(task.request.id) if can_be_asked(task, task.request) else {}
-    except Exception as error:
-        raise ResultLost(task.name, task.request.id, MAX_CONTENT) from error
-    if meta.get("status") == states.SUCCESS:
-        return meta.get("result")
-    end = meta.get("result")
-    raise end if isinstance(end, Exception) else ResultLost(task.name, task.request.id, MAX_CONTENT)
 
 
 def _recorded(task: Any, outcome: Outcome) -> Any:

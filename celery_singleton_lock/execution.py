@@ -222,7 +222,7 @@ class Execution:
         """A message that was delivered again comes here although it has expired; see `request`."""
         delivered_again = (self._request.delivery_info or {}).get("redelivered")
         if delivered_again and conflict.has_expired(self._request):
-            outcome = done.revoked(self._request)
+            outcome = done.Outcome(states.REVOKED)
             with suppress(LockUnavailable):  # It is repeated until it is answered.
                 self._store.release(lease, mark=self._mark(outcome))
             self._settle_after(outcome)
@@ -439,13 +439,11 @@ class Execution:
     def _settle_after(self, outcome: done.Outcome) -> None:
         """Have the record say that all was sent, when it was."""
         if self._is_remembered and done.needs_settling(self._task, self._request, outcome):
-            # Now: Celery takes the chain apart as it sends its next step.
-            followers = done.followers_of(self._request)
-            self._request.singleton_settle = lambda: self._settle(followers)
+            self._request.singleton_settle = self._settle
 
-    def _settle(self, followers: str) -> None:
+    def _settle(self) -> None:
         """All that follows on the message was sent."""
-        mark = Mark(self._holder.message, done.settled(self._done_ttl, followers), self._done_ttl)
+        mark = mark_of(self._holder, done.Outcome(done.SETTLED), self._done_ttl)
         if done.can_be_asked(self._task, self._request):
             self._settling.add(self._key, mark)
             return

@@ -6,7 +6,8 @@ it stands in its canvas (root and parent), and by a random header that is new fo
 follows from it: a redelivered, put-back or retried copy, a replacement, and the next steps that a worker sends when a
 task has ended. So the step that two copies of one message send is one, and a step of a chain that is sent again is not.
 
-A message without the header, from a program that does not have this package, is named by the rest.
+A message without the header, from a program that does not have this package, is named by the rest; to that belong the
+ids of the tasks that wait for it: those of a canvas that is sent again are new, and must not wait for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from celery._state import get_current_worker_task
@@ -92,7 +93,8 @@ def sending_of(request: Any) -> str:
         return sent.sending
     # A retry of a message without a parent gets its own id for that.
     parent = request.parent_id if request.parent_id != request.id else None
-    return _digest(sent.random if sent is not None else None, request.id, request.root_id, parent)
+    random = sent.random if sent is not None else None
+    return _digest(random, request.id, request.root_id, parent, _followers_of(request))
 
 
 def replaced(request: Any) -> int:
@@ -105,6 +107,25 @@ def record_name(task: str, task_id: object, sending: str) -> str:
     """A name for what is remembered of a message of this task, whose beginning people know."""
     shown = task_id if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else "-"
     return f"{shown}:{_digest(task, sending)[:16]}"
+
+
+def _followers_of(request: Any) -> list[str]:
+    """The ids of the tasks that wait for this one's end."""
+    if not (request.chain or request.chord or request.callbacks or request.errbacks):
+        return []
+    return sorted({*_ids_in([request.chain, request.chord, request.callbacks, request.errbacks])})
+
+
+def _ids_in(part: Any) -> Iterator[str]:
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            if name == "task_id":
+                yield str(value)
+            else:
+                yield from _ids_in(value)
+    elif isinstance(part, (list, tuple)):
+        for value in part:
+            yield from _ids_in(value)
 
 
 def _sent(request: Any) -> _Sent | None:

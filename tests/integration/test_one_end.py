@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
-from celery.result import AsyncResult
+from celery.result import AsyncResult, GroupResult
 
 from celery_singleton_lock import clock, done
 from celery_singleton_lock.testing import RedisServer
@@ -27,12 +27,13 @@ def again(shop: Shop, task: str, *args: Any, **options: Any) -> AsyncResult:
     return shop.send(task, *args, **options)
 
 
-def final(shop: Shop, result: AsyncResult | None) -> list[str]:
+def final(shop: Shop, result: Any) -> list[str]:
     """The states of a result and of all before it, once they are final."""
-    found = []
+    found: list[str] = []
     while result is not None:
-        until(lambda result=result: shop.state_of(result) in READY, LIMIT)
-        found.append(shop.state_of(result))
+        for each in result.results if isinstance(result, GroupResult) else [result]:
+            until(lambda each=each: shop.state_of(each) in READY, LIMIT)
+            found.append(shop.state_of(each))
         result = result.parent
     return found
 
