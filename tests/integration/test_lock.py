@@ -365,9 +365,10 @@ class TestWaiting:
         lock = Lock(client, NAME)
         lock.acquire()
         threads = self.queue(lambda: Lock(client, NAME), 10, client, got)
-        before = client.info("stats")["total_commands_processed"]
+        before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         clock.sleep(1.5)
-        assert client.info("stats")["total_commands_processed"] - before <= 10, "each looks at most once meanwhile"
+        asked = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+        assert asked <= 20, "each looks once a second, in case that a wake-up went to one that is frozen"
         lock.release()
         for thread in threads:
             thread.join()

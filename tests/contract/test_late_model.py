@@ -1,0 +1,234 @@
+"""Random histories in which requests arrive late, again, or never: nobody is ever beside another, and nothing is stuck.
+
+The server is a real one; what lies between is played here. Each request of a delivery is kept, and may be delivered to
+the server at any later moment, as if it had lain in a socket until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from redis.exceptions import TimeoutError
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.stores import calls, open_url
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.testing import RedisServer
+
+KEY = "late-model:{job:1}"
+TTL = 300.0
+SENDERS = st.integers(0, 2)
+
+
+class Wire:
+    """What lies between a store and its server: loses what it is told to, and keeps all for later."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._run = store._servers.run
+        #: How the next requests fare: "lost" never arrives (yet), "unheard" arrives and its answer does not.
+        self.fates: list[str] = []
+        self.late: list[calls.Call] = []
+        store._servers.run = self.run  # type: ignore[method-assign]
+
+    def run(self, call: calls.Call, **options: Any) -> Any:
+        fate = self.fates.pop(0) if self.fates else "well"
+        if fate == "lost":
+            self.late.append(call)
+            raise TimeoutError("lost")
+        answer = self._run(call, **options)
+        if fate == "unheard":
+            raise TimeoutError("unheard")
+        return answer
+
+    def deliver(self, index: int) -> None:
+        """Carry out what was lost."""
+        self._run(self.late.pop(index % len(self.late)))
+
+
+@dataclass
+class Delivery:
+    """One delivery of a message; after it has given up, a copy of the message names its owner."""
+
+    sender: int
+    message: int = 0
+    copy: int = 0
+    owner: str = field(default_factory=new_owner)
+    lease: Lease | None = None
+    given_up: list[str] = field(default_factory=list)
+    #: Whether the release of the message before was answered.
+    heard: bool = False
+
+    @property
+    def holder(self) -> Holder:
+        return Holder("task", since=float(self.copy), sending=f"message-{self.sender}-{self.message}")
+
+
+FATES = st.lists(st.sampled_from(["lost", "unheard", "well"]), max_size=3)
+
+
+class LateHistories(RuleBasedStateMachine):
+    server: RedisServer
+
+    @initialize(limit=st.sampled_from([1, 1, 2]))
+    def begin(self, limit: int) -> None:
+        self.server.flush()
+        store = open_url(self.server.url_of(0))
+        assert isinstance(store, RedisStore)
+        self.store, self.limit = store, limit
+        self.wire = Wire(store)
+        # Paid by a rule, not by a thread.
+        self.owed: dict[Any, Callable[[float], calls.Call]] = {}
+        store._debts.owe = lambda name, make, *, seconds: self.owed.__setitem__(name, make)  # type: ignore[method-assign]
+        self.deliveries = [Delivery(sender) for sender in range(3)]
+        self.fence = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            for sender in range(3):
+                self.release(sender, [])
+            self.settle_everything()
+            self.store.close()
+
+    @rule(sender=SENDERS, fates=FATES, limit=st.integers(1, 2), once=st.booleans())
+    def acquire(self, sender: int, fates: list[str], limit: int, once: bool) -> None:
+        it, limit = self.deliveries[sender], min(limit, self.limit)
+        if it.lease is not None:
+            return
+        self.wire.fates = fates
+        try:
+            found = self.ask(it.owner, it.holder, limit=limit, once=once, given_up=it.given_up)
+        except LockUnavailable:
+            found = None
+        self.wire.fates = []
+        if isinstance(found, Lease):
+            others = sum(other.lease is not None for other in self.deliveries)
+            assert others < limit, "beside another"
+            assert found.fence > self.fence
+            it.lease, self.fence = found, found.fence
+        else:
+            assert not isinstance(found, Done)
+            self.put_back(it)
+
+    @rule(sender=SENDERS)
+    def deliver_a_message_again(self, sender: int) -> None:
+        """While it is carried out, and when it was."""
+        it = self.deliveries[sender]
+        if it.lease is not None:
+            assert isinstance(self.ask(new_owner(), it.holder, limit=self.limit), Held)
+        if it.message and it.heard:
+            before = replace(it.holder, sending=f"message-{sender}-{it.message - 1}")
+            assert isinstance(self.ask(new_owner(), before, limit=self.limit), Done)
+
+    def ask(self, owner: str, holder: Holder, **more: Any) -> Lease | Held | Done:
+        return self.store.acquire(KEY, owner, ttl=TTL, holder=holder, **{"once": True, **more})
+
+    def put_back(self, it: Delivery) -> None:
+        """The delivery is over; a copy comes, under a new owner."""
+        lease = Lease(KEY, it.owner, ttl=TTL, fence=0, sent_at=clock.now(), limit=self.limit)
+        self.store.abandon(lease)
+        it.given_up = [*it.given_up, it.owner][-3:]
+        it.copy, it.owner = it.copy + 1, new_owner()
+
+    @rule(sender=SENDERS, fates=FATES)
+    def release(self, sender: int, fates: list[str]) -> None:
+        it = self.deliveries[sender]
+        if it.lease is None:
+            return
+        self.wire.fates = fates
+        try:
+            assert self.store.release(it.lease, mark=Mark(it.holder.message, b"record", 60.0)), "it was taken away"
+            it.heard = True
+        except LockUnavailable:
+            it.heard = False
+        self.wire.fates = []
+        it.message, it.owner, it.lease, it.given_up = it.message + 1, new_owner(), None, []
+
+    @rule(sender=SENDERS)
+    def refuse(self, sender: int) -> None:
+        it = self.deliveries[sender]
+        if it.lease is not None:
+            mark = Mark(it.holder.message, b"refused", 60.0)
+            assert self.store.refuse(KEY, it.holder, mark, limit=self.limit) is not None, "it runs"
+
+    @precondition(lambda self: self.wire.late)
+    @rule(index=st.integers(0, 20))
+    def deliver(self, index: int) -> None:
+        self.wire.deliver(index)
+
+    @precondition(lambda self: self.owed)
+    @rule()
+    def pay(self) -> None:
+        for name, make in [*self.owed.items()]:
+            self.wire.run(make(0.0))
+            del self.owed[name]
+
+    @rule()
+    def settle_everything(self) -> None:
+        """The server is well for a while: what nobody runs under is free then."""
+        if self.owed:
+            self.pay()
+        while self.wire.late:
+            self.wire.deliver(0)
+        running = {it.lease.owner for it in self.deliveries if it.lease is not None}
+        assert {held.owner for held in self.store.look(KEY, limit=self.limit)} == running
+
+    @invariant()
+    def who_runs_has_the_lock(self) -> None:
+        if hasattr(self, "store"):
+            leases = [it.lease for it in self.deliveries if it.lease is not None]
+            assert self.store.renew(leases, timeout=5.0) == [True] * len(leases)
+
+
+@pytest.fixture
+def histories(redis_server: RedisServer) -> Iterator[type[LateHistories]]:
+    class Histories(LateHistories):
+        server = redis_server
+
+    yield Histories
+    redis_server.flush()
+
+
+def play(histories: type[LateHistories], examples: int, **more: Any) -> None:
+    bounds = {"deadline": None, "suppress_health_check": [*HealthCheck], **more}
+    run_state_machine_as_test(histories, settings=settings(max_examples=examples, stateful_step_count=30, **bounds))
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_singleton_lock.stores.redis._BACKOFF.compute", lambda failures: 0.0)
+
+
+def test_nobody_is_beside_another(histories: type[LateHistories]) -> None:
+    play(histories, 60)
+
+
+@pytest.mark.parametrize("broken", ["undone", "late", "given_up"])
+def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """Without what undoes an acquire, what voids the earlier tries of one, or what a copy says of its predecessor."""
+    acquire = calls.acquire
+    if broken == "undone":
+        monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
+    elif broken == "late":
+        monkeypatch.setattr(calls, "acquire", lambda *place, late, **how: acquire(*place, late=(), **how))
+    else:
+        monkeypatch.setattr(calls, "acquire", lambda *place, given_up, **how: acquire(*place, given_up=(), **how))
+        monkeypatch.setattr(RedisStore, "abandon", lambda *_: None)
+        monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
+    with pytest.raises(AssertionError):
+        # The first one is enough; it need not be short.
+        play(histories, 300, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)
