@@ -17,12 +17,14 @@ from hypothesis.stateful import (
 )
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.claims import Claims
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Ledger, Refused, Store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.ticks import Tick
 from tests.servers import until
 
 KEY = "contract:{beat:1}"
@@ -290,6 +292,23 @@ def test_foreign_value_is_an_error_and_stays(redis_server: RedisServer) -> None:
         assert align(store.ledger(KEY), x=7) == {"x": 7}
     store.close()
     redis_server.flush()
+
+
+def test_claim_that_a_silent_server_carries_out_later_delays_nobody(own_redis: RedisServer) -> None:
+    store = open_url(own_redis.url, {"socket_timeout": 0.2})
+    beats = [Claims(store.ledger(KEY), ttl=600.0, may_send=lambda: True) for _ in range(2)]
+    tick = Tick("x", 10, 20, 20, None)
+    assert beats[0].take({"other": tick}) == {}
+    own_redis.pause()
+    with pytest.raises(LockUnavailable):
+        beats[0].take({"x": tick})
+    with pytest.raises(LockUnavailable):
+        beats[0].settle()
+    own_redis.resume()
+    beats[0].settle()
+    assert beats[1].take({"x": tick}) == {}
+    assert beats[0].take({"x": tick})["x"].remaining > 0
+    store.close()
 
 
 def test_redlock_goes_on_with_a_majority(redis_server: RedisServer) -> None:
