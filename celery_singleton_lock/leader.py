@@ -6,6 +6,7 @@ lead for ever. The others wait, and are woken when it resigns.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack
 
 from celery.utils.log import get_logger
@@ -20,6 +21,9 @@ logger = get_logger(__name__)
 
 #: Seconds between two tries while the lock server does not answer.
 RETRY_AFTER = 1.0
+
+#: Owners that are known as given up, the last ones; the store undoes what each has asked for.
+GIVEN_UP = 8
 
 #: Seconds after which one that waits looks again, whatever it was told: less than a wake-up is waited for. The program
 #: around it sees in between whether it is to stop.
@@ -44,6 +48,8 @@ class Leadership:
         self._ttl = ttl
         self._holder = holder
         self._owner = new_owner()
+        #: Owners that have asked without an answer, and may get the lease when the server wakes up.
+        self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
         self._lease: Lease | None = None
         #: How often it has become the leader.
         self.term = 0
@@ -81,6 +87,7 @@ class Leadership:
         """Lead no more, so that another one can at once."""
         lease, self._lease, self._owner = self._lease, None, new_owner()
         self._stop_waiting()
+        self._take_back()
         if lease is None:
             return
         try:
@@ -107,7 +114,17 @@ class Leadership:
 
     def _lose(self, reason: str) -> None:
         logger.warning("beat: leads schedule %s no more: %s", self._name, reason)
+        if self._lease is not None and reason != GONE:
+            # A renewal that was not answered may be carried out later, and keep the others waiting.
+            self._given_up.append(self._lease.owner)
         self._lease, self._owner = None, new_owner()
+
+    def _take_back(self) -> None:
+        """See to it, if the server answers, that nobody waits for what this one has asked for and given up."""
+        while self._given_up:
+            given_up = Lease(self._key, self._given_up.pop(), ttl=self._ttl, fence=0, sent_at=clock.now())
+            if self._store.abandon(given_up) is None:
+                return
 
     def _try(self) -> bool:
         """Try to become the leader, unless it is known that another one is."""
@@ -130,7 +147,19 @@ class Leadership:
         return True
 
     def _ask(self) -> Lease | Held:
-        found = self._store.acquire(self._key, self._owner, ttl=self._ttl, holder=self._holder, waiting=True)
+        try:
+            found = self._store.acquire(
+                *(self._key, self._owner),
+                ttl=self._ttl,
+                holder=self._holder,
+                waiting=True,
+                given_up=tuple(self._given_up),
+            )
+        except BaseException:
+            self._given_up.append(self._owner)
+            self._owner = new_owner()
+            raise
+        self._given_up.clear()
         assert isinstance(found, (Lease, Held))  # noqa: S101 - it did not ask for records
         return found
 

@@ -39,6 +39,8 @@ class RedisLedger:
         self._known = known
         self._batch = batch
         self._quorum = quorum
+        #: As far as it is known.
+        self._secret = ""
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         self._forget_all_but(lasts)
@@ -70,16 +72,17 @@ class RedisLedger:
             self._ask(calls.unclaim(self._key, entries[start : start + self._batch], owner))
 
     def secret(self) -> str:
-        new = secrets.token_hex(16)
         if self._quorum == 1:
-            (found,) = self._ask(calls.secret(self._key, new, at_least=False))
-            return _text(found)
+            (found,) = self._ask(calls.secret(self._key, self._secret or secrets.token_hex(16), at_least=False))
+            self._secret = _text(found)
+            return self._secret
         # As with a last run, the highest of a majority counts, once a majority has it: any later one knows of it.
-        known = [_text(found) for found in self._ask(calls.secret(self._key, "", at_least=False))]
-        value = max(known) or new
-        while set(known) != {value}:
-            known = [_text(found) for found in self._ask(calls.secret(self._key, value, at_least=True))]
-            value = max(known)
+        # What is known here is told to all nodes: those that have lost it have it again.
+        value, known = self._secret, {""}
+        while known != {value} or not value:
+            known = {_text(found) for found in self._ask(calls.secret(self._key, value, at_least=True))}
+            value = max(known) or secrets.token_hex(16)
+        self._secret = value
         return value
 
     def _forget_all_but(self, lasts: Mapping[str, int]) -> None:

@@ -17,11 +17,15 @@ from hypothesis.stateful import (
 )
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.claims import Claims
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Ledger, Refused, Store
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.ticks import Tick
+from tests.servers import until
 
 KEY = "contract:{beat:1}"
 TTL = 5.0
@@ -103,6 +107,77 @@ def test_claim_ends_with_its_ttl(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10, "a", ttl=SHORT) is None
     clock.sleep(1.5 * SHORT)
     assert claim(ledger, "x", 10, "b") is None
+
+
+def test_claim_that_is_taken_back_is_free_at_once(ledger: Ledger) -> None:
+    assert claim(ledger, "x", 10, "a") is None
+    assert claim(ledger, "y", 10, "b") is None
+    ledger.unclaim(["x", "y", "z"], "a")
+    assert claim(ledger, "x", 10, "c") is None
+    assert claim(ledger, "y", 10, "c") is not None, "of another"
+
+
+def test_claim_that_comes_after_it_was_taken_back_is_none(store: Store, ledger: Ledger) -> None:
+    """A server that has been silent carries out what it was asked in any order."""
+    if isinstance(store, MemoryStore):
+        pytest.skip("nothing is late there")
+    ledger.unclaim(["x"], "a")
+    assert claim(ledger, "x", 10, "a") is not None
+    assert claim(ledger, "x", 10, "b") is None
+
+
+def test_secret_is_the_same_for_all(store: Store, ledger: Ledger) -> None:
+    secret = ledger.secret()
+    assert len(secret) == 32
+    assert {store.ledger(KEY).secret() for _ in range(3)} == {secret}
+    assert store.ledger("contract:{beat:2}").secret() != secret
+
+
+def test_secret_that_many_ask_for_at_first_is_one(store: Store) -> None:
+    start, before, after = threading.Barrier(8), [], []
+
+    def ask() -> None:
+        ledger = store.ledger(KEY)
+        start.wait()
+        before.append(ledger.secret())
+        start.wait()
+        after.append(ledger.secret())
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(after)) == 1
+    assert after[0] in before
+
+
+def test_secret_outlives_a_minority_of_the_nodes(redis_server: RedisServer) -> None:
+    store = open_url(";".join(redis_server.url_of(number) for number in range(5)), {"restart_delay": False})
+    ledger = store.ledger(KEY)
+    secret = ledger.secret()
+    for lost in ((0, 1), (2, 3), (4, 0)):
+        clients = [redis_server.client(number) for number in range(5)]
+        until(lambda: all(client.exists(f"{KEY}:secret") for client in clients), "those that lost it have it again")  # noqa: B023
+        for number in lost:
+            clients[number].flushdb()
+        assert store.ledger(KEY).secret() == secret
+        assert ledger.secret() == secret
+    store.close()
+    redis_server.flush()
+
+
+def test_secret_that_is_lost_is_another_one_unless_somebody_knows_it(redis_server: RedisServer, store: Store) -> None:
+    if isinstance(store, MemoryStore):
+        pytest.skip("nothing is lost there")
+    ledger = store.ledger(KEY)
+    secret = ledger.secret()
+    redis_server.flush()
+    assert ledger.secret() == secret
+    redis_server.flush()
+    new = store.ledger(KEY).secret()
+    assert new != secret
+    assert ledger.secret() == store.ledger(KEY).secret()
 
 
 def test_what_was_sent_is_refused_and_told(ledger: Ledger) -> None:
@@ -217,6 +292,23 @@ def test_foreign_value_is_an_error_and_stays(redis_server: RedisServer) -> None:
         assert align(store.ledger(KEY), x=7) == {"x": 7}
     store.close()
     redis_server.flush()
+
+
+def test_claim_that_a_silent_server_carries_out_later_delays_nobody(own_redis: RedisServer) -> None:
+    store = open_url(own_redis.url, {"socket_timeout": 0.2})
+    beats = [Claims(store.ledger(KEY), ttl=600.0, may_send=lambda: True) for _ in range(2)]
+    tick = Tick("x", 10, 20, 20, None)
+    assert beats[0].take({"other": tick}) == {}
+    own_redis.pause()
+    with pytest.raises(LockUnavailable):
+        beats[0].take({"x": tick})
+    with pytest.raises(LockUnavailable):
+        beats[0].settle()
+    own_redis.resume()
+    beats[0].settle()
+    assert beats[1].take({"x": tick}) == {}
+    assert beats[0].take({"x": tick})["x"].remaining > 0
+    store.close()
 
 
 def test_redlock_goes_on_with_a_majority(redis_server: RedisServer) -> None:

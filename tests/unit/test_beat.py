@@ -5,17 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import celery
 import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler, Service
+from celery.signals import before_task_publish
 
-from celery_singleton_lock import InvalidOption, clock
+from celery_singleton_lock import InvalidOption, SingletonTask, clock, ticks
 from celery_singleton_lock.beat import ExclusiveScheduler
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.identity import SENT_HEADER, fixed
 from celery_singleton_lock.leader import Leadership
 from celery_singleton_lock.lease import Holder
 from celery_singleton_lock.runtime import Runtime
@@ -256,6 +258,99 @@ def test_lock_server_that_does_not_answer_is_told_once(
     assert len(Recorder.sent) == before
     run(scheduler, lambda: len(Recorder.sent) > before)
     assert "answers again" in caplog.text
+
+
+def unanswered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Carries it out, and nobody hears of it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        function(*args, **kwargs)
+        raise LockUnavailable("redis://x")
+
+    return call
+
+
+def test_claim_without_an_answer_delays_nobody(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = {"singleton_lock_beat_mode": "shared", "singleton_lock_beat_ttl": 600.0}
+    first, second = (make(beat_schedule=every(3600, "a"), **conf) for _ in range(2))
+    first.tick()
+    second.tick()
+    ledger = first._claims._ledger
+    age(first, 3601)
+    age(second, 3601)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "claim", unanswered(ledger.claim))
+        assert first.tick() == 1.0
+    assert ledger._claims, "it is claimed all the same"
+    first.close()
+    assert not ledger._claims
+    run(second, lambda: Recorder.sent)
+    first.tick()
+    assert len(Recorder.sent) == 1
+
+
+def test_claim_without_an_answer_is_taken_back_also_where_another_leads(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (make(beat_schedule=every(3600, "a")) for _ in range(2))
+    first.tick()
+    ledger = first._claims._ledger
+    age(first, 3601)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "claim", unanswered(ledger.claim))
+        first.tick()
+    first._leadership.resign()
+    second.tick()
+    assert second._leadership.holds
+    first.tick()
+    run(second, lambda: Recorder.sent)
+
+
+def test_id_of_a_tick_cannot_be_told_in_advance(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler = make(beat_schedule=every(0.05, "a"))
+    run(scheduler, lambda: len(Recorder.sent) == 1)
+    (task_id, headers), secret = Recorder.sent[0], scheduler._claims._ledger.secret()
+    due = ticks.micros(datetime.fromisoformat(headers["singleton_lock_due"]))
+    tick = ticks.Tick("a", 0, due, due, None)
+    assert tick.id_for("unit", secret) == task_id
+    assert tick.id_for("unit", "") != task_id
+
+
+def test_both_of_two_that_send_a_tick_name_its_sending_the_same(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler = make(beat_schedule=every(0.05, "a"))
+    run(scheduler, lambda: len(Recorder.sent) == 2)
+    assert [headers[SENT_HEADER] for _, headers in Recorder.sent] == [fixed(task_id) for task_id, _ in Recorder.sent]
+
+
+def test_task_of_ours_keeps_that_name_when_it_is_sent(make: Callable[..., ExclusiveScheduler]) -> None:
+    scheduler, sent = make(beat_schedule=every(0.05, "a")), []
+
+    @scheduler.app.task(base=SingletonTask, name="task.a")
+    def task() -> None: ...
+
+    before_task_publish.connect(lambda headers=None, **_: sent.append(headers), weak=False, sender="task.a")
+    run(scheduler, lambda: sent)
+    assert sent[0][SENT_HEADER] == fixed(sent[0]["id"])
+    task.apply_async(headers=dict(sent[0]))
+    assert sent[1][SENT_HEADER] != sent[0][SENT_HEADER], "headers that were copied are another sending"
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["it ends", "it goes on"])
+def test_candidate_without_an_answer_keeps_nobody_from_leading(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    store = MemoryStore()
+    first, second = (Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=pid)) for pid in (1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "acquire", unanswered(store.acquire))
+        with pytest.raises(LockUnavailable):
+            first.lead(0)
+    assert store.look("k"), "it leads, and does not know"
+    if goes_on:
+        assert first.lead(0)
+    else:
+        first.resign()
+        assert second.lead(0)
 
 
 def test_disabled_locks_mean_the_wrapped_scheduler_alone(make: Callable[..., ExclusiveScheduler]) -> None:
