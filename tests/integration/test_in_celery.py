@@ -19,7 +19,6 @@ from tests.integration.conftest import POOLS, Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-
 #: Runs one task at a time, so that none meets a held lock.
 SOLO = pytest.param("solo", marks=pytest.mark.slow)
 
