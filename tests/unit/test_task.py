@@ -562,7 +562,7 @@ def test_odd_headers_are_as_odd_as_with_celerys_own_task(app: Celery, headers: A
 def test_call_options_are_not_lost_in_odd_headers(app: Celery, way: str) -> None:
     task = app.task(body(lambda: 1), base=SingletonTask)
     with pytest.raises(InvalidOption, match="headers of a call"):
-        getattr(task, way)(headers=123, singleton_lock=False)
+        getattr(task, way)(headers=123, singleton_lock={"wait": 1})
 
 
 def test_every_command_has_its_method(app: Celery) -> None:
