@@ -62,7 +62,8 @@ def header_for(options: Mapping[str, Any]) -> str | None:
     What the body of a task sends is new. What a worker sends for a task that has ended, its next step, its callbacks,
     its chord's body, follows from its message, and so do its retries and replacements.
     """
-    given = (options.get("headers") or {}).get(SENT_HEADER)
+    headers = options.get("headers")  # Others may not be headers at all, as Celery then says.
+    given = headers.get(SENT_HEADER) if isinstance(headers, Mapping) else None
     if isinstance(given, _Fixed):
         return str(given)
     sender = get_current_worker_task()

@@ -53,14 +53,14 @@ def carry_out(task: Any, sender: Any, function: Callable[..., Any], args: Any, k
     lock = task.lock_of(request, args, kwargs)
     stack = _state._task_stack  # type: ignore[attr-defined]
     stack.push(task)
-    task.push_request(request)
+    task.request_stack.push(request)
     try:
         if lock is None:
             return bodies.value_of(task.name, function(*args, **kwargs))
         options, key = lock
         return _Call(task, _for_item(options), key, partial(function, *args, **kwargs)).carry_out()
     finally:
-        task.pop_request()
+        task.request_stack.pop()
         stack.pop()
 
 

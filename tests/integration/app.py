@@ -332,3 +332,15 @@ def moving(self: Any, job: str, to: str) -> str:
 def shouting(self: Any, job: str) -> str:
     with recording.run(job, self.request.id, self.lock.fence):
         return job.upper()
+
+
+def slow_key(arguments: dict[str, Any]) -> str:
+    """A callable of the user's that takes its time, and says where it is called."""
+    recording.mark("key", str(os.getpid()))
+    time.sleep(arguments["key_takes"])
+    return str(arguments["job"])
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=slow_key, lock_name="slow-key")
+def slowly_keyed(self: Any, job: str, key_takes: float, seconds: float) -> str:
+    return _work(self, job, seconds)

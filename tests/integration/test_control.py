@@ -31,13 +31,11 @@ def key_of(shop: Shop) -> str:
 
 def inspected(shop: Shop, node: str = "one@test") -> Any:
     inspect = shop.app.control.inspect(destination=[node], timeout=LIMIT, limit=1)
-    return inspect._request("locks")[node]
+    return inspect.locks()[node]
 
 
 def released(shop: Shop, key: str, node: str = "one@test") -> dict[str, str]:
-    (reply,) = shop.app.control.broadcast(
-        "release_lock", {"key": key}, destination=[node], reply=True, timeout=LIMIT, limit=1
-    )
+    (reply,) = shop.app.control.release_lock(key, destination=[node], reply=True, timeout=LIMIT, limit=1)
     told: dict[str, str] = reply[node]
     return told
 

@@ -14,6 +14,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 from pydantic import BaseModel
 
+import celery_singleton_lock.remote  # noqa: F401 - registers its command
 from celery_singleton_lock import (
     InvalidKey,
     InvalidOption,
@@ -541,3 +542,31 @@ class TestRequests:
         key = task.s().set(singleton_lock={"key": "tenant:7"}).apply_async().get()
         assert key == task.lock_key_of() or "tenant" not in key
         assert key != task.lock_key_of()
+
+
+@pytest.mark.parametrize("headers", [123, "ab", ["a"], None, {}, [("a", 1)]])
+@pytest.mark.parametrize("way", ["apply", "apply_async"])
+def test_odd_headers_are_as_odd_as_with_celerys_own_task(app: Celery, headers: Any, way: str) -> None:
+    def outcome(task: Any) -> Any:
+        try:
+            return getattr(task, way)(headers=headers).state
+        except (TypeError, ValueError, AttributeError) as error:
+            return repr(error)
+
+    ours = app.task(body(lambda: 1), base=SingletonTask, name=f"ours{next(_numbers)}")
+    stock = app.task(body(lambda: 1), base=Task, name=f"stock{next(_numbers)}")
+    assert outcome(ours) == outcome(stock)
+
+
+@pytest.mark.parametrize("way", ["apply", "apply_async"])
+def test_call_options_are_not_lost_in_odd_headers(app: Celery, way: str) -> None:
+    task = app.task(body(lambda: 1), base=SingletonTask)
+    with pytest.raises(InvalidOption, match="headers of a call"):
+        getattr(task, way)(headers=123, singleton_lock={"wait": 1})
+
+
+def test_every_command_has_its_method(app: Celery) -> None:
+    """As two of Celery's own tests ask for."""
+    assert callable(app.control.inspect().locks)
+    assert callable(app.control.inspect().singleton_lock)
+    assert callable(app.control.release_lock)

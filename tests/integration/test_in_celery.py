@@ -1,0 +1,129 @@
+"""What others see of exclusive tasks: the worker's main process, `map` and `chunks`, those who watch events."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import states
+from celery.events.state import State
+from celery.exceptions import Reject, TaskRevokedError
+
+from celery_singleton_lock import LockConflict
+from tests.integration.conftest import POOLS, Shop, until
+from tests.patience import LIMIT
+from tests.recording import overlaps
+
+#: Runs one task at a time, so that none meets a held lock.
+SOLO = pytest.param("solo", marks=pytest.mark.slow)
+
+
+def test_key_is_made_where_the_task_runs_and_nowhere_else(shop: Shop) -> None:
+    """The main process knows it all the same: it frees the lock of a child that is killed."""
+    (worker,) = shop.start("one", concurrency=2)
+    shop.conf["singleton_lock_ttl"] = 60.0
+    shop.send("slowly_keyed", "report", 0.7, 60.0)
+    (first, run) = shop.record.wait_for(starts=2)
+    assert (first.job, run.job) == ("key", "report")
+    shop.app.control.revoke(["something"])  # Whatever the consumer does meanwhile.
+    until(lambda: shop.held())
+    os.kill(run.pid, signal.SIGKILL)
+    until(lambda: not shop.held())
+    until(lambda: "freed for a process that ended" in worker.log)
+    keyed = {each.pid for each in shop.record.runs("key")}
+    assert keyed == {run.pid}
+    assert worker.process.pid not in keyed
+
+
+def test_slow_key_delays_nobody_else(shop: Shop) -> None:
+    shop.start("one", concurrency=2)
+    slow = shop.send("slowly_keyed", "slow", 2.0, 0.05)
+    until(lambda: shop.record.runs("key"))
+    assert [shop.send("exclusive", "report", 0.01).get(timeout=LIMIT) for _ in range(5)] == ["report"] * 5
+    assert shop.record.runs("slow") == [], "all of them ended while the key was being made"
+    assert slow.get(timeout=LIMIT) == "slow"
+
+
+def send_starmap(shop: Shop, task: str, *items: tuple[Any, ...]) -> Any:
+    """As `task.starmap(items).delay()`, and as each part of `task.chunks(items, n).delay()`."""
+    return shop.app.send_task("celery.starmap", kwargs={"task": dict(shop.sign(task)), "it": [*items]})
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_items_of_a_map_are_exclusive(shop: Shop, pool: str) -> None:
+    shop.start("one", "two", pool=pool)
+    holding = shop.send("waiting", "report", 1.0)
+    shop.record.wait_for(starts=1)
+    maps = [send_starmap(shop, "waiting", ("report", 0.1), ("report", 0.1)) for _ in range(2)]
+    assert [result.get(timeout=LIMIT) for result in maps] == [["report"] * 2] * 2
+    assert holding.get(timeout=LIMIT) == "report"
+    runs = shop.record.runs("report")
+    assert len(runs) == 5
+    assert overlaps(runs) == []
+    until(lambda: shop.held() == [])
+
+
+def test_item_that_meets_a_held_lock_ends_its_map(shop: Shop) -> None:
+    shop.start("one", concurrency=2)
+    holding = shop.send("exclusive", "held", 60.0)
+    shop.record.wait_for(starts=1)
+    result = send_starmap(shop, "exclusive", ("first", 0.01), ("held", 0.01), ("third", 0.01))
+    with pytest.raises(LockConflict, match=holding.id):
+        result.get(timeout=LIMIT)
+    assert len(shop.record.runs("held")) == 1
+    assert shop.record.runs("third") == []
+
+
+@contextmanager
+def watching(shop: Shop) -> Iterator[State]:
+    """What Flower and `celery events` make of the events of a cluster."""
+    state, ready, done = State(), threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with shop.app.connection() as connection:
+            receiver = shop.app.events.Receiver(connection, handlers={"*": state.event})
+            with receiver.consumer_context(wakeup=False) as (own, _, _):
+                ready.set()
+                while not done.is_set():
+                    try:
+                        own.drain_events(timeout=0.5)
+                    except TimeoutError:
+                        continue
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    try:
+        assert ready.wait(LIMIT)
+        yield state
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("pool", [pool for pool in POOLS if pool != SOLO])
+def test_who_watches_sees_the_state_that_is_stored(shop: Shop, pool: str) -> None:
+    with watching(shop) as seen:
+        shop.start("one", pool=pool, arguments=("-E",))
+        running = shop.send("exclusive", "report", 300.0)
+        shop.record.wait_for(starts=1)
+        copies = {
+            policy: shop.send("exclusive", "report", singleton_lock={"on_conflict": policy})
+            for policy in ("skip", "raise", "reject")
+        }
+        ends = {"skip": states.REVOKED, "raise": states.FAILURE, "reject": states.FAILURE}
+        for policy, copy in copies.items():
+            with pytest.raises((TaskRevokedError, LockConflict, Reject)):
+                copy.get(timeout=LIMIT)
+            until(lambda: shop.state_of(copy) == seen.tasks[copy.id].state == ends[policy])  # noqa: B023
+        waiting = shop.send("exclusive", "report", singleton_lock={"on_conflict": "retry"})
+        until(lambda: waiting.id in seen.tasks)
+        assert seen.tasks[running.id].state == states.STARTED
+        shop.app.control.revoke(running.id, terminate=True, signal="KILL")
+        if pool == "prefork":
+            assert waiting.get(timeout=LIMIT) == "report"
+            until(lambda: seen.tasks[waiting.id].state == states.SUCCESS)

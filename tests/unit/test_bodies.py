@@ -1,0 +1,105 @@
+"""Asynchronous functions as exclusive tasks: refused, since they return before they have run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from pydantic import BaseModel
+
+from celery_singleton_lock import InvalidOption, SingletonTask
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery(f"bodies{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
+
+
+def bound(app: Celery, function: Callable[..., Any], **options: Any) -> Any:
+    task = app.task(function, base=SingletonTask, shared=False, name=f"job{next(_numbers)}", **options)
+    app.finalize()
+    return app.tasks[task.name]
+
+
+async def work(x: int) -> int:
+    return x + 1
+
+
+async def generated(x: int) -> AsyncIterator[int]:
+    yield x
+
+
+class Callable_:
+    __name__, __module__ = "callable", "tests"
+
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+@pytest.mark.parametrize("function", [work, generated], ids=["coroutine", "generator"])
+def test_async_function_is_refused_when_bound(app: Celery, function: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidOption, match=r"is an `async def`.*asyncio\.run"):
+        bound(app, function)
+
+
+def test_method_of_a_class_is_refused_as_well(app: Celery) -> None:
+    class Job(SingletonTask):
+        name = f"job{next(_numbers)}"
+
+        async def run(self, x: int) -> int:
+            return x
+
+    with pytest.raises(InvalidOption, match="async def"):
+        app.register_task(Job())
+
+
+@pytest.mark.parametrize("run", [functools.partial(work, 1), Callable_()], ids=["partial", "object"])
+def test_what_is_called_like_a_function_is_refused_as_well(app: Celery, run: Any) -> None:
+    class Job(SingletonTask):
+        name = f"job{next(_numbers)}"
+
+    Job.run = staticmethod(run)
+    with pytest.raises(InvalidOption, match="async def"):
+        app.register_task(Job())
+
+
+def test_task_of_all_arguments_with_async_key(app: Celery) -> None:
+    """A function that only hands on what an asynchronous one gave is found when it runs."""
+
+    def handing_on(x: int) -> Any:
+        return work(x)
+
+    task = bound(app, handing_on)
+    with pytest.raises(InvalidOption, match="returned 'coroutine', which is yet to run"):
+        task.apply((1,)).get()
+
+
+def test_wrapped_by_pydantic(app: Celery) -> None:
+    class Order(BaseModel):
+        number: int
+
+    async def bill(order: Order) -> int:
+        return order.number
+
+    with pytest.raises(InvalidOption, match="asyncio"):
+        bound(app, bill, pydantic=True).apply(({"number": 1},)).get()
+
+
+def test_plain_function_around_an_async_one_is_the_way(app: Celery) -> None:
+    @functools.wraps(work)
+    def job(x: int) -> int:
+        return asyncio.run(work(x))
+
+    assert bound(app, job).apply((1,)).get() == 2
+
+
+def test_plain_task_of_celery_is_not_our_concern(app: Celery) -> None:
+    app.task(work, shared=False, name=f"job{next(_numbers)}")
+    app.finalize()

@@ -1,0 +1,208 @@
+"""`map`, `starmap` and `chunks` of an exclusive task: each call is exclusive."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+
+from celery_singleton_lock import LockConflict, LockUnavailable, SingletonTask, clock, requeue
+from celery_singleton_lock.lease import Holder, Lease, new_owner
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
+from tests.patience import LIMIT
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=[SingletonTask, None], ids=["everywhere", "for one task"])
+def app(request: pytest.FixtureRequest) -> Celery:
+    """Celery's own tasks are of our class as well where the app's are."""
+    options = {"task_cls": request.param} if request.param else {}
+    made = Celery(f"i{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://", **options)
+    made.conf.singleton_lock_prefix = made.main
+    return made
+
+
+def make(app: Celery, seen: list[Any] | None = None, function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    @app.task(base=SingletonTask, bind=True, shared=False, **options)
+    def job(self: Any, x: int, y: int = 0) -> Any:
+        if seen is not None:
+            seen.append((x, y, self.lock.held, self.lock.key == self.lock_key_of(x, y)))
+        return x + y if function is None else function(x)
+
+    return job
+
+
+def hold(app: Celery, task: Any, *args: Any) -> Lease:
+    store = Runtime.of(app).store
+    found = store.acquire(task.lock_key_of(*args), new_owner(), ttl=60, holder=Holder("other"))
+    assert isinstance(found, Lease)
+    return found
+
+
+def held(app: Celery) -> list[str]:
+    return [key for key, _ in Runtime.of(app).store.holds(app.main)]
+
+
+def test_each_item_is_called_under_its_own_lock(app: Celery) -> None:
+    seen: list[Any] = []
+    task = make(app, seen)
+    assert task.map([1, 2, 1]).apply().get() == [1, 2, 1]
+    assert task.starmap([(1, 2), (3, 4)]).apply().get() == [3, 7]
+    assert [it[:2] for it in seen] == [(1, 0), (2, 0), (1, 0), (1, 2), (3, 4)]
+    assert all(it[2:] == (True, True) for it in seen)
+    assert held(app) == []
+
+
+def test_chunks_are_exclusive(app: Celery) -> None:
+    seen: list[Any] = []
+    task = make(app, seen)
+    results = task.chunks([(5, 6), (7, 8), (9, 0)], 2).group().apply()
+    assert [result.get() for result in results] == [[11, 15], [9]]
+    assert all(it[2:] == (True, True) for it in seen)
+
+
+def test_item_whose_lock_is_held_fails_the_map(app: Celery) -> None:
+    seen: list[Any] = []
+    task = make(app, seen)
+    hold(app, task, 2)
+    result = task.map([1, 2, 3]).apply()
+    assert result.state == "FAILURE"
+    assert isinstance(result.result, LockConflict)
+    assert result.result.task_id == "other"
+    assert [it[0] for it in seen] == [1], "and those after it are not called either"
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "reject", lambda task, conflict: "skip"])
+def test_nothing_pretends_to_be_a_result(app: Celery, policy: Any) -> None:
+    task = make(app, on_conflict=policy)
+    hold(app, task, 1)
+    with pytest.raises(LockConflict):
+        task.map([1]).apply().get()
+
+
+def test_item_waits_as_lock_wait_says(app: Celery) -> None:
+    task = make(app, lock_wait=60)
+    lease = hold(app, task, 1)
+    threading.Timer(0.1, Runtime.of(app).store.release, (lease,)).start()
+    assert task.map([1]).apply().get() == [1]
+
+
+def test_item_waits_until_its_lock_is_free_where_a_message_would_be_put_back(app: Celery) -> None:
+    task = make(app, on_conflict="retry")
+    lease = hold(app, task, 1)
+    threading.Timer(0.1, Runtime.of(app).store.release, (lease,)).start()
+    assert task.map([1]).apply().get() == [1]
+
+
+def test_within_an_exclusive_task_there_is_an_end_to_waiting(app: Celery) -> None:
+    inner = make(app, on_conflict="retry", name=f"inner{next(_numbers)}")
+    hold(app, inner, 1)
+    outer = make(app, function=lambda x: inner.map([x]).apply().get(), name=f"outer{next(_numbers)}")
+    with pytest.raises(LockConflict):
+        outer.apply((1,)).get()
+
+
+def test_item_of_the_holder_itself_does_not_run_beside_it(app: Celery) -> None:
+    task = make(app, on_conflict="retry", lock_key=[], function=lambda x: task.map([x]).apply().get())
+    with pytest.raises(LockConflict):
+        task.apply((1,)).get()
+
+
+def test_call_within_an_item_is_a_plain_one(app: Celery) -> None:
+    seen: list[Any] = []
+    inner = make(app, seen, name=f"inner{next(_numbers)}")
+    outer = make(app, function=inner, name=f"outer{next(_numbers)}")
+    assert outer.map([1]).apply().get() == [1]
+    assert seen == [(1, 0, False, False)]
+
+
+def test_direct_call_after_a_map_is_a_plain_one(app: Celery) -> None:
+    seen: list[Any] = []
+    task = make(app, seen)
+    task.map([1]).apply()
+    task(2)
+    assert seen[-1] == (2, 0, False, False)
+
+
+def test_item_that_fails_frees_its_lock(app: Celery) -> None:
+    def fail(x: int) -> None:
+        raise ValueError(x)
+
+    task = make(app, function=fail)
+    with pytest.raises(ValueError, match="1"):
+        task.map([1, 2]).apply().get()
+    assert held(app) == []
+
+
+def test_item_waits_for_the_lock_server(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requeue, "FIRST_DELAY", 0.01)
+    acquire, tries = MemoryStore.acquire, []
+
+    def failing(self: Any, *args: Any, **options: Any) -> Any:
+        tries.append(args)
+        if len(tries) < 3:
+            raise LockUnavailable("k", "no answer")
+        return acquire(self, *args, **options)
+
+    monkeypatch.setattr(MemoryStore, "acquire", failing)
+    assert make(app).map([1]).apply().get() == [1]
+    assert len(tries) == 3
+
+
+def test_item_fails_where_the_task_says_so(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Any, *args: Any, **options: Any) -> Any:
+        raise LockUnavailable("k", "no answer")
+
+    monkeypatch.setattr(MemoryStore, "acquire", failing)
+    with pytest.raises(LockUnavailable):
+        make(app, on_unavailable="raise").map([1]).apply().get()
+    assert make(app, on_unavailable="run", name=f"runs{next(_numbers)}").map([1]).apply().get() == [1]
+
+
+def test_what_the_function_raises_is_not_taken_for_the_lock_servers_silence(app: Celery) -> None:
+    calls = []
+
+    def fail(x: int) -> None:
+        calls.append(x)
+        raise LockUnavailable("its own", "no answer")
+
+    with pytest.raises(LockUnavailable, match="its own"):
+        make(app, function=fail).map([1]).apply().get()
+    assert calls == [1]
+
+
+def test_two_maps_do_not_overlap(app: Celery) -> None:
+    inside, most, mutex = 0, 0, threading.Lock()
+
+    def work(x: int) -> None:
+        nonlocal inside, most
+        with mutex:
+            inside, most = inside + 1, max(most, inside + 1)
+        clock.sleep(0.01)
+        with mutex:
+            inside -= 1
+
+    task = make(app, function=work, on_conflict="retry", lock_key=[])
+    app.finalize()
+    threads = [threading.Thread(target=task.map(range(5)).apply) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert most == 1
+
+
+def test_retry_in_an_item_is_as_celery_has_it(app: Celery) -> None:
+    @app.task(bind=True, base=Task, shared=False, name=f"plain{next(_numbers)}")
+    def plain(self: Any, x: int) -> None:
+        raise self.retry(countdown=0)
+
+    task = make(app, function=lambda x: task.retry(countdown=0))
+    assert task.map([1]).apply().state == plain.map([1]).apply().state
+    assert held(app) == []
