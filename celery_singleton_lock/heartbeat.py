@@ -218,7 +218,9 @@ class Heartbeat:
             return False
         asked = lease.asked_for(ttl)
         try:
-            (ours,) = self._store.renew([asked], timeout=step_of([lease, asked]))
+            # Not as short a step as in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
+            step = min(MAX_STEP, max(lease.good_for, ttl) / 3)
+            (ours,) = self._store.renew([asked], timeout=step)
         except BaseException:
             # Interrupted, too: it may have been carried out, or will be.
             lease.doubt(ttl, asked.acquired_at)

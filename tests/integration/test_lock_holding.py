@@ -498,7 +498,7 @@ class TestFork:
         while not over.is_set():
             # So short that renewals are under way, and that it may end on a slow machine.
             lock = Lock(Redis(port=port), f"{number}", timeout=0.1)
-            with suppress(NotOwned), lock:
+            with suppress(NotOwned, Unavailable), lock:
                 lock.reacquire()
 
     def write_the_journal(self, port: int, over: threading.Event, number: int) -> None:
