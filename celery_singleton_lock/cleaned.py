@@ -19,6 +19,9 @@ MAX_BYTES = 255
 #: Bytes of a key: of its prefix, of a lock's name, and of a digest. None that is made here has more.
 MAX_KEY_BYTES = 600
 
+#: Bytes of a line that people are shown: an explanation may be long, but not a key of megabytes.
+MAX_LINE_BYTES = 20_000
+
 #: Hex digits by which a text that was cut is told from others with the same beginning.
 _DIGITS = 16
 
@@ -45,6 +48,11 @@ def text(value: object, *, most: int = MAX_BYTES) -> str:
 def text_or_none(value: object) -> str | None:
     """The same; None stays None."""
     return None if value is None else text(value)
+
+
+def line(value: object) -> str:
+    """A line of an operator's terminal."""
+    return text(value, most=MAX_LINE_BYTES)
 
 
 def key(value: object) -> str:

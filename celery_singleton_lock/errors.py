@@ -29,7 +29,8 @@ class LockConflict(SingletonLockError):
 
     Attributes:
         key: the key of the lock.
-        task_id: the id of the task that holds it; None when the holder did not say.
+        task_id: the id of the task that holds it, as far as that may be shown: its first 255 bytes; None when the
+            holder did not say.
         remaining: seconds until the holder's lease ends unless it renews it.
     """
 

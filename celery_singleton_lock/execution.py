@@ -412,7 +412,8 @@ class Execution:
         own = self._holder
         its = (holder.task_id, holder.node, holder.since) if holder is not None else (None, None, 0.0)
         times = (self._began, clock.now(), clock.now() - self._began)
-        limit, scheduled = self._options.limit, cleaned.headers(self._request).get(SCHEDULED_HEADER) or ""
+        limit, entry = self._options.limit, cleaned.headers(self._request).get(SCHEDULED_HEADER)
+        scheduled = cleaned.text(entry) if entry else ""
         self._tally.add(
             Entry(
                 kind,

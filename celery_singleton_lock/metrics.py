@@ -88,7 +88,7 @@ FREE_LABELS, OTHER = ("refused_ticks",), "(other)"
 
 def dumps(count: Key) -> str:
     """The name of a count in the journal."""
-    return json.dumps(count, ensure_ascii=False)
+    return json.dumps([cleaned.text(part) for part in count], ensure_ascii=False)
 
 
 def coarse(count: Key) -> Key | None:

@@ -89,8 +89,6 @@ class Tally:
         """Count an entry and keep it for the journal; its times are this host's."""
         if self._journal is None:
             return
-        # Its times are ours, on a clock that began with this host: those of before may be negative.
-        entry = entry.cleaned()._replace(began=entry.began, ended=entry.ended)
         with self._mutex:
             for count, by in metrics.of(entry):
                 self._counts[self._bounded(count)] += by
@@ -182,7 +180,8 @@ class Tally:
 
 
 def _at(entry: Entry, offset: float) -> Entry:
-    return entry._replace(began=entry.began + offset, ended=entry.ended + offset)
+    # Cleaned here, and not in the way of the task: what of it is a sender's was bounded when the entry was made.
+    return entry._replace(began=entry.began + offset, ended=entry.ended + offset).cleaned()
 
 
 #: All of this process, for the child of a fork to begin anew with.

@@ -35,12 +35,12 @@ def runtime_of(ctx: click.Context) -> Iterator[Runtime]:
             raise click.ClickException("memory:// locks are in each process of its own, and cannot be seen from here")
         yield runtime
     except SingletonLockError as error:
-        raise click.ClickException(cleaned.printable(str(error))) from error
+        raise click.ClickException(cleaned.line(str(error))) from error
 
 
 def say(text: str, *, err: bool = False) -> None:
     """One line for people, whatever is in it."""
-    click.echo(cleaned.printable(text), err=err)
+    click.echo(cleaned.line(text), err=err)
 
 
 def say_json(fields: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **
         runtime = Runtime.of(app)
         explanations = [_explained(app, runtime, words) for words in _calls(call)]
     except (InvalidKey, InvalidOption) as error:
-        raise click.ClickException(cleaned.printable(str(error))) from error
+        raise click.ClickException(cleaned.line(str(error))) from error
     for explanation in explanations:
         held, unknown = _holders(runtime, explanation)
         if as_json:

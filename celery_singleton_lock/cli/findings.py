@@ -27,8 +27,8 @@ def show(found: Sequence[Finding], *, subject: str | None = None) -> None:
         about = "" if finding.subject == subject else f"{finding.subject}: "
         indent = "  " if subject else ""
         severity = click.style(f"{finding.severity:<8}", fg=_COLOURS[finding.severity])
-        click.echo(f"{indent}{severity} {cleaned.printable(about + finding.text)}")
-        click.echo(f"{indent}{'':<8} -> {cleaned.printable(finding.remedy)}")
+        click.echo(f"{indent}{severity} {cleaned.line(about + finding.text)}")
+        click.echo(f"{indent}{'':<8} -> {cleaned.line(finding.remedy)}")
 
 
 def dump(found: Sequence[Finding]) -> None:
