@@ -22,6 +22,9 @@ from tests.stalling import KINDS, Place, StallingProxy
 #: Of the locks, in seconds.
 TTL = 600.0
 
+#: Of the locks that are renewed while a test looks on, in seconds.
+RENEWED_TTL = 24.0
+
 #: Seconds after the end of a stall in which everything has ended: more than any of our own delays, on a busy machine.
 SOON = 60.0
 
@@ -155,6 +158,25 @@ def test_stall_at_each_command(proxied: Shop, proxy: StallingProxy, pool: str, s
     assert stalls(proxied, proxy, list(KINDS), ["front", "within", "behind"], [seconds]) == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["front", "within", "behind"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_stall_at_a_renewal(proxied: Shop, proxy: StallingProxy, pool: str, place: Place) -> None:
+    """Over before the last third of the lease, in which tasks are stopped."""
+    proxied.start("one", pool=pool, concurrency=SLOTS)
+    warm(proxied)
+    call = {"ttl": RENEWED_TTL}
+    tasks = ("exclusive", "late") if pool != "solo" else ("late",)
+    results = {task: proxied.send(task, task, RENEWED_TTL / 2, singleton_lock=call) for task in tasks}
+    for task in tasks:
+        proxied.record.wait_for(starts=1, job=task)
+    proxy.stall("RENEW", place, RENEWED_TTL / 4)
+    assert proxy.struck.wait(LIMIT)
+    assert not_as_promised(proxied, results, proxy.back_at) == []
+    assert run_twice(proxied) == []
+    assert proxied.record.runs("lost") == []
+
+
 def stalls(
     shop: Shop, proxy: StallingProxy, kinds: list[str], places: list[Place], lengths: list[float]
 ) -> dict[str, object]:
@@ -166,6 +188,7 @@ def stalls(
     seen = set(proxy.seen)
     assert {"ACQUIRE", "RELEASE"} <= seen
     found: dict[str, object] = {}
+    not_met: set[str] = set()
     for name, kind, place, seconds in (
         (f"{kind} {place} {seconds:g}", kind, place, seconds)
         for kind in kinds
@@ -175,11 +198,14 @@ def stalls(
     ):
         proxy.stall(kind, place, seconds)
         results = send_all(shop, name, 0.05)
-        proxy.struck.wait(5)
-        proxy.disarm()
+        if not proxy.struck.wait(5):
+            proxy.disarm()
+            not_met.add(kind)
         wrong = not_as_promised(shop, results, proxy.back_at)
         if wrong:
             found[name] = wrong
+    print(f"{sorted(seen)} were stalled, but not always {sorted(not_met)}")
+    assert not not_met & {"ACQUIRE", "RELEASE"}
     if twice := run_twice(shop):
         found["run twice"] = twice
     if met := overlaps(shop.record.runs()):
