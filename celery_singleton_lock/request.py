@@ -110,11 +110,13 @@ class SingletonRequest(_Request):  # type: ignore[misc]
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A time limit is over; for a hard one, Celery kills the child after this."""
+        told = False
         try:
             super().on_timeout(soft, timeout)
+            told = True
         finally:
             if not soft:
-                self._record(TimeLimitExceeded(timeout))
+                self._record(TimeLimitExceeded(timeout), told=told)
                 if (children := children_of.get(self.app)) is not None:
                     children.doomed(self.worker_pid)
 
@@ -127,10 +129,13 @@ class SingletonRequest(_Request):  # type: ignore[misc]
             return super().on_failure(exc_info, send_failed_event, return_ok)
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
+        told = False
         try:
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+            found = super().on_failure(exc_info, send_failed_event, return_ok)
+            told = True
+            return found
         finally:
-            self._record(error)
+            self._record(error, told=told)
 
     def reject(self, requeue: bool = False) -> None:
         """Give the message back: to its queue, or to a dead-letter exchange."""
@@ -166,27 +171,34 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         self.send_event("task-revoked", terminated=False, signum=None, expired=expired)
         task_revoked.send(self.task, request=self._context, terminated=False, signum=None, expired=expired)
 
-    def _record(self, error: BaseException) -> None:
-        """Record what Celery has made of the loss of the child, if that is the end of the message."""
+    def _record(self, error: BaseException, *, told: bool) -> None:
+        """Record what Celery has made of the loss of the child, if that is the end of the message.
+
+        Args:
+            error: how the child was lost.
+            told: whether the result was stored, and what follows sent.
+        """
         seconds = Runtime.of(self.app).settings.done_ttl
         outcome = self._outcome(error)
         if not seconds or outcome is None:
             return
         if (lease := self.lease()) is not None:
-            self._leave_mark(lease, outcome, seconds)
+            self._leave_mark(lease, outcome, seconds, told)
         else:
-            aside.do(partial(self._leave_mark_aside, outcome, seconds))
+            aside.do(partial(self._leave_mark_aside, outcome, seconds, told))
 
-    def _leave_mark_aside(self, outcome: done.Outcome, seconds: float) -> None:
+    def _leave_mark_aside(self, outcome: done.Outcome, seconds: float, told: bool) -> None:
         if (lease := self._expected_lease(self._owner)) is not None:
-            self._leave_mark(lease, outcome, seconds)
+            self._leave_mark(lease, outcome, seconds, told)
 
-    def _leave_mark(self, lease: Lease, outcome: done.Outcome, seconds: float) -> None:
-        mark = mark_of(holder_of(self.task, self._context), outcome, seconds)
+    def _leave_mark(self, lease: Lease, outcome: done.Outcome, seconds: float, told: bool) -> None:
+        holder, runtime = holder_of(self.task, self._context), Runtime.of(self.app)
         # Under an owner that holds nothing: the child may still be cleaning up.
         lease.owner = new_owner()
         with suppress(LockUnavailable):
-            Runtime.of(self.app).store.release(lease, mark=mark)
+            runtime.store.release(lease, mark=mark_of(holder, outcome, seconds))
+        if told:
+            runtime.settling.add(lease.key, mark_of(holder, done.Outcome(done.SETTLED), seconds))
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""
