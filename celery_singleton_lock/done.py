@@ -29,35 +29,34 @@ MAX_CONTENT = 4096
 #: Seconds after the end of the body in which its own process may still be sending callbacks and storing the result.
 SETTLING = 10.0
 
-#: All was sent: callbacks, chain, result.
-SETTLED = "SETTLED"
-
 #: Parts of a record's first line.
-_FIELDS = 3
+_FIELDS = 4
 
 #: States of a message that has nothing more to tell anybody.
-_SILENT = (SETTLED, states.RETRY, states.IGNORED)
+_SILENT = (states.RETRY, states.IGNORED)
 
 
 class Outcome(NamedTuple):
     """How a message ended.
 
     Attributes:
-        state: Celery's, or SETTLED.
+        state: Celery's.
         content: the return value or exception (see `kept`); None when that is not kept.
+        settled: whether all was sent: callbacks, chain, result.
     """
 
     state: str
     content: bytes | None = None
+    settled: bool = False
 
     def dumps(self, seconds: float) -> bytes:
         """The record of a mark that lives for so long."""
-        return _head(self.state, seconds, self.content is not None) + (self.content or b"")
+        return _head(self.state, seconds, self.content is not None, self.settled) + (self.content or b"")
 
 
 @lru_cache(maxsize=100)
-def _head(state: str, seconds: float, has_content: bool) -> bytes:
-    return json.dumps([state, seconds, has_content]).encode() + b"\n"
+def _head(state: str, seconds: float, has_content: bool, settled: bool) -> bytes:
+    return json.dumps([state, seconds, has_content, settled]).encode() + b"\n"
 
 
 def succeeded(task: Any, request: Any, value: Any) -> Outcome:
@@ -117,8 +116,10 @@ def answer(task: Any, done: Done, given_up: str | None = None) -> Any:
     """
     request = task.request
     outcome, age = loads(done)
-    if outcome.state in _SILENT or not _is_awaited(task, request) or _is_recorded(task, given_up):
-        logger.info("task %s[%s] is already done (%s); this copy is dropped", *_named(task), outcome.state)
+    is_over = outcome.settled or outcome.state in _SILENT
+    if is_over or not _is_awaited(task, request) or _is_recorded(task, given_up):
+        state = f"{outcome.state}, settled" if outcome.settled else outcome.state
+        logger.info("task %s[%s] is already done (%s); this copy is dropped", *_named(task), state)
         raise Ignore("already done")
     if age < SETTLING:
         logger.info("task %s[%s] is already done; a copy looks later whether that was stored", *_named(task))
@@ -142,8 +143,8 @@ def loads(done: Done) -> tuple[Outcome, float]:
     if fields is None or len(fields) < _FIELDS:
         return Outcome(states.SUCCESS), SETTLING
     # What a later version may add stands behind.
-    state, seconds, has_content = fields[:_FIELDS]
-    outcome = Outcome(cleaned.text(state), content if has_content else None)
+    state, seconds, has_content, settled = fields[:_FIELDS]
+    outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True)
     return outcome, max(cleaned.seconds(seconds) - done.remaining, 0.0)
 
 

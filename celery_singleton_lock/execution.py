@@ -162,7 +162,7 @@ class Execution:
         except LockUnavailable as error:
             self._put_back_for(error)
         if copy is None:
-            self._settle_after(outcome)
+            self._settle_after(outcome, mark.seconds)
         return copy
 
     @property
@@ -437,14 +437,15 @@ class Execution:
             return None
         return mark_of(self._holder, outcome, self._done_ttl)
 
-    def _settle_after(self, outcome: done.Outcome) -> None:
-        """Have the record say that all was sent, when it was."""
+    def _settle_after(self, outcome: done.Outcome, seconds: float | None = None) -> None:
+        """Have the record, which lives for `seconds`, say that all was sent, when it was."""
         if self._is_remembered and done.needs_settling(self._task, self._request, outcome):
-            self._request.singleton_settle = self._settle
+            settled = done.Outcome(outcome.state, settled=True)
+            mark = mark_of(self._holder, settled, self._done_ttl if seconds is None else seconds)
+            self._request.singleton_settle = lambda: self._settle(mark)
 
-    def _settle(self) -> None:
+    def _settle(self, mark: Mark) -> None:
         """All that follows on the message was sent."""
-        mark = mark_of(self._holder, done.Outcome(done.SETTLED), self._done_ttl)
         if done.can_be_asked(self._task, self._request):
             self._settling.add(self._key, mark)
             return

@@ -198,7 +198,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         with suppress(LockUnavailable):
             runtime.store.release(lease, mark=mark_of(holder, outcome, seconds))
         if told:
-            runtime.settling.add(lease.key, mark_of(holder, done.Outcome(done.SETTLED), seconds))
+            runtime.settling.add(lease.key, mark_of(holder, done.Outcome(outcome.state, settled=True), seconds))
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -155,11 +156,12 @@ class TestShow:
         assert (line["task_id"], line["node"], line["pid"]) == (second.id, worker.name, run.pid)
         assert (told["fence"], told["waiters"]) == (run.fence, 0)
         (done,) = told["done"]
-        assert (done["message"], done["state"]) == (f"{first.id}:0.0", "SUCCESS")
+        assert re.fullmatch(f"{first.id}:[0-9a-f]{{16}}:0.0", done["message"])
+        assert done["state"] == "SUCCESS"
         for_people = ask(shop, "show", f"{told['key']}:run").stdout
         assert f"held by  task {second.id} on {worker.name} (pid {run.pid})" in for_people
         assert f"fence    {run.fence}" in for_people
-        assert f"done     message {first.id}:0.0: SUCCESS" in for_people
+        assert f"done     message {done['message']}: SUCCESS" in for_people
         worker.kill()
         until(lambda: "; that process is over" in ask(shop, "show", told["key"]).stdout)
 

@@ -176,7 +176,11 @@ class TestWithoutResultBackend:
         again(mute, "late", "report", task_id="x", link=mute.sign("mark"))
         mute.record.wait_for(starts=1, job="mark")
         again(mute, "late", "report", task_id="x", link=mute.sign("mark"))
-        until(lambda: any("is already done (SETTLED); this copy is dropped" in worker.log for worker in mute.workers))
+        until(
+            lambda: any(
+                "is already done (SUCCESS, settled); this copy is dropped" in worker.log for worker in mute.workers
+            )
+        )
         clock.sleep(0.5)
         assert len(mute.record.runs("report")) == 1
         assert len(mute.record.runs("mark")) == 1

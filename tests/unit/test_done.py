@@ -286,7 +286,7 @@ class TestForeignRecords:
 
     @pytest.mark.parametrize(
         "record",
-        [b"", b"x", b"[]", b"null\n", b'["SUCCESS"]', b'["SUCCESS", "x", true]\n1', b'["SUCCESS", 1, true]\n\xff{'],
+        [b"", b"x", b"[]", b"null\n", b'["SUCCESS"]', b'["SUCCESS", "x", true]\n1', b'["SUCCESS", 1, true, false]\n\xff{'],
     )
     def test_are_a_clear_error(self, app: Celery, record: bytes) -> None:
         task, _ = make(app, lambda: 1)
@@ -303,7 +303,7 @@ class TestForeignRecords:
         task.push_request(id=id_for(task), headers={})
         try:
             with pytest.raises(ResultLost):
-                done.answer(task, Done(b'["FAILURE", 1, true]\n' + content, 0.0))
+                done.answer(task, Done(b'["FAILURE", 1, true, false]\n' + content, 0.0))
         finally:
             task.pop_request()
 
@@ -312,7 +312,7 @@ class TestForeignRecords:
         task.push_request(id=id_for(task), headers={})
         try:
             with pytest.raises(ResultLost):
-                done.answer(task, Done(b'["SUCCESS", 1, true]\n\x80\x04K\x01.', 0.0))
+                done.answer(task, Done(b'["SUCCESS", 1, true, false]\n\x80\x04K\x01.', 0.0))
         finally:
             task.pop_request()
 
