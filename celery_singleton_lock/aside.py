@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
@@ -26,6 +28,11 @@ class Aside:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.begin()
+        _all.add(self)
+
+    def begin(self) -> None:
+        """Start with nothing: at first, and in the child of a fork, whose work and thread are the parent's."""
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -58,3 +65,16 @@ class Aside:
                     self._thread = None
                     return None
         return self._next()
+
+
+#: All of this process, for the child of a fork to begin anew with.
+_all: weakref.WeakSet[Aside] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for aside in _all:
+        aside.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

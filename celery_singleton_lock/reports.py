@@ -140,4 +140,5 @@ def _after_fork() -> None:
     _mutex, _expected = threading.Lock(), WeakValueDictionary()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

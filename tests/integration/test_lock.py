@@ -285,6 +285,21 @@ class TestSemaphore:
         with Lock(client, NAME), Semaphore(client, NAME, 2):
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
 
+    def test_lower_limit_counts_those_who_hold_it(self, client: Redis) -> None:
+        """In a rolling deploy: those who came under the higher limit count, wherever they are."""
+        made = [Semaphore(client, NAME, 5, timeout=30) for _ in range(5)]
+        assert all(one.acquire(blocking=False) for one in made)
+        late = Semaphore(client, NAME, 2, timeout=30)
+        for left in (4, 3, 2):
+            made[4 - left].release()
+            assert not late.acquire(blocking=False), f"{left} hold it"
+        made[3].release()
+        assert late.acquire(blocking=False)
+        assert late.owned()
+        assert made[4].owned()
+        late.release()
+        made[4].release()
+
     def test_limit_is_checked(self, client: Redis) -> None:
         with pytest.raises(ValueError, match="limit of semaphore"):
             Semaphore(client, NAME, 0)

@@ -1,0 +1,80 @@
+"""What another thread holds when a process forks is free in the child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock.aside import Aside
+from celery_singleton_lock.heartbeat import _pulse
+from celery_singleton_lock.keepers import _making
+from celery_singleton_lock.lease import Lease, new_owner
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.runtime import _opening
+from celery_singleton_lock.stores.memory import MemoryStore
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+@pytest.mark.parametrize("mutex", [Mutex(), _making, _opening], ids=["any", "keepers", "runtime"])
+def test_mutex_is_free(mutex: Mutex) -> None:
+    def use() -> None:
+        with mutex.lock:
+            pass
+
+    assert child_ends(lambda: mutex.lock, use)
+
+
+def test_heartbeat_is_free() -> None:
+    _pulse.prepare()
+
+    assert child_ends(lambda: _pulse.changed, lambda: _pulse.changed.acquire())
+
+
+def test_what_is_done_aside_is_free() -> None:
+    aside, done = Aside("aside"), threading.Event()
+
+    def use() -> None:
+        aside.do(done.set)
+        assert done.wait(LIMIT)
+
+    assert child_ends(lambda: aside._mutex, use)
+
+
+def test_memory_is_free() -> None:
+    store = MemoryStore()
+    lease = Lease("k", new_owner(), ttl=1.0, fence=1, sent_at=0.0)
+    assert child_ends(lambda: store._mutex.lock, lambda: store.renew([lease], timeout=1.0))
+
+
+def child_ends(lock: Callable[[], object], use: Callable[[], object]) -> bool:
+    """Whether a child ends that uses what another thread holds as it is forked."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock():  # type: ignore[attr-defined]
+            held.set()
+            over.wait(LIMIT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(LIMIT)
+    try:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                signal.alarm(30)  # One that hangs is killed.
+                use()
+                status = 0
+            finally:
+                os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        over.set()
+        thread.join()
