@@ -286,7 +286,7 @@ class TestForeignRecords:
 
     @pytest.mark.parametrize(
         "record",
-        [b"", b"x", b"[]", b"null\n", b'["SUCCESS"]', b'["SUCCESS", "x", true]\n1', b'["SUCCESS", 1, true, false]\n\xff{'],
+        [b"", b"x", b"[]", b"null\n", b'["SUCCESS"]', b'["SUCCESS", "x", true]\n1', b'["SUCCESS", 1, true, 0]\n\xff{'],
     )
     def test_are_a_clear_error(self, app: Celery, record: bytes) -> None:
         task, _ = make(app, lambda: 1)
