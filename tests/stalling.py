@@ -63,6 +63,8 @@ class StallingProxy(LossyProxy):
                     data = data[len(data) // 2 :]
                 if place != "behind":
                     self._wait(is_reply)
+                if is_reply and self._delay:
+                    clock.sleep(self._delay)
                 sink.sendall(data)
         for one in (source, sink):
             with suppress(OSError):

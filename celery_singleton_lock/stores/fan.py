@@ -253,6 +253,11 @@ class Fan:
             for sent in unanswered
         )
 
+    @property
+    def is_owing(self) -> bool:
+        """Whether a node has not answered what it is owed, however short a time."""
+        return any(sent.until > clock.now() for unanswered in self._unanswered for sent in unanswered)
+
     def close(self) -> None:
         """Close all connections; what the nodes are owed is left to other ones."""
         for index in range(len(self._nodes)):

@@ -590,7 +590,8 @@ class RedlockStore:
         for _ in range(len(self._own)):
             fan = self._own.popleft()
             fan.collect()
-            if fan.is_behind or any(node.owes for node in self._nodes):
+            # Closed any sooner, it would take what is under way with it.
+            if fan.is_owing or any(node.owes for node in self._nodes):
                 is_behind = True
                 self._own.append(fan)
             else:

@@ -471,6 +471,49 @@ class TestForgetfulNodes:
         assert store.renew([lease], timeout=0.5) == [False]
 
 
+class TestFences:
+    def test_they_grow_when_nodes_come_back_with_older_data(self, nodes: Nodes, store: RedlockStore) -> None:
+        store.release(taken(store))
+        for server in nodes.servers:
+            server.client().save()
+        fences = []
+        for first in range(5):
+            for _ in range(20):
+                lease = taken(store)
+                fences.append(lease.fence)
+                store.release(lease)
+            for index in range(3):
+                nodes.servers[(first + index) % 5].restart()
+            until(lambda: released(store, acquire_or_none(store)), "they are connected to again")
+        assert fences == sorted(set(fences))
+
+    def test_they_grow_over_changing_majorities_when_the_clock_stands_still(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Then it is the counters alone that count, and any later majority knows of the highest."""
+        monkeypatch.setattr(clock, "wall", lambda: 1000.0)
+        fences = []
+        for first in range(10):
+            down = [nodes.servers[(first + index) % 5] for index in range(2)]
+            for server in down:
+                server.pause()
+            found: list[object] = []
+            # Those that were silent a moment ago are left alone for a while.
+            until(lambda: found.append(acquire_or_none(store)) or isinstance(found[-1], Lease), "it is had")  # noqa: B023
+            fences.append(found[-1].fence)
+            until(lambda: released(store, found[-1]), "it is freed")  # noqa: B023
+            for server in down:
+                server.resume()
+        assert fences == sorted(set(fences))
+
+
+def released(store: RedlockStore, lease: object) -> bool:
+    try:
+        return isinstance(lease, Lease) and store.release(lease)
+    except LockUnavailable:
+        return False
+
+
 def renewed(store: RedlockStore, lease: Lease) -> bool:
     try:
         return store.renew([lease], timeout=0.5) == [True]
