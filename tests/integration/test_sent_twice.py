@@ -121,11 +121,24 @@ QUICK = (
 )
 
 
+class _Named:
+    """The tasks of a family to a program that has no code of them."""
+
+    def __init__(self, app: Celery, name: str) -> None:
+        self._app, self._name = app, name
+
+    def __getattr__(self, name: str) -> _Named:
+        return _Named(self._app, f"{self._name}.{name}")
+
+    def signature(self, args: Any, kwargs: Any, *, immutable: bool) -> Any:
+        return self._app.signature(self._name, args=args, kwargs=kwargs, immutable=immutable)
+
+
 class Sender:
     """Sends the shapes, and knows what ran."""
 
-    def __init__(self, app: Celery, record: Redis) -> None:
-        self.app, self._record = app, record
+    def __init__(self, app: Celery, record: Redis, *, by_name: bool = False) -> None:
+        self.app, self._record, self._by_name = app, record, by_name
         self._made: dict[tuple[str, str], Any] = {}
         self._results: dict[tuple[str, str], list[AsyncResult]] = {}
 
@@ -135,7 +148,8 @@ class Sender:
             self._results.setdefault((family, name), []).append(made.apply_async())
 
     def _object(self, family: str, name: str) -> Any:
-        shape, tasks = SHAPES[name], getattr(self.app, family)
+        shape = SHAPES[name]
+        tasks = _Named(self.app, family) if self._by_name else getattr(self.app, family)
 
         def step(called: str, *args: Any, of: Any = None, immutable: bool = False, **more: Any) -> Any:
             named = {"tag": name, "name": called, **more}
@@ -197,7 +211,7 @@ def _shown(value: Any) -> str:
 
 
 @contextmanager
-def sending(redis: RedisServer, directory: Path, pool: str) -> Iterator[Sender]:
+def sending(redis: RedisServer, directory: Path, pool: str, *, by_name: bool = False) -> Iterator[Sender]:
     """One worker of this pool, and who sends to it.
 
     On a server that outlives the test: what is left of results asks for it when it is collected.
@@ -214,7 +228,11 @@ def sending(redis: RedisServer, directory: Path, pool: str) -> Iterator[Sender]:
     )
     with Redis.from_url(redis.url_of(3)) as record, worker:
         worker.wait_until_ready()
-        yield Sender(canvas_app.make(conf, record), record)
+        app = canvas_app.make(conf, record)
+        if by_name:
+            app = Celery("sender", set_as_current=False)
+            app.conf.update(conf)
+        yield Sender(app, record, by_name=by_name)
     redis.flush()
 
 
@@ -269,3 +287,11 @@ def test_each_shape_that_is_sent_again_runs_again(redis_server: RedisServer, tmp
 def test_each_shape_that_is_sent_while_it_runs_runs_again(redis_server: RedisServer, tmp_path: Path, pool: str) -> None:
     with sending(redis_server, tmp_path, pool) as sender:
         assert compare(sender, "wide", overlapping(tuple(SHAPES)), at_once=True) == {}
+
+
+@pytest.mark.slow
+def test_canvas_of_a_program_without_our_code_runs_again(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Its messages have nothing random about them but their ids; what it has frozen is one message."""
+    names = tuple(name for name in SHAPES if "frozen" not in name and name not in ("chunks", "partial"))
+    with sending(redis_server, tmp_path, "prefork", by_name=True) as sender:
+        assert compare(sender, "own", names, at_once=False) == {}
