@@ -213,10 +213,12 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_singleton_lock.stores.redis._BACKOFF.compute", lambda failures: 0.0)
 
 
-def test_nobody_is_beside_another(histories: type[LateHistories]) -> None:
-    play(histories, 60)
+@pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_nobody_is_beside_another(histories: type[LateHistories], examples: int) -> None:
+    play(histories, examples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["undone", "late", "given_up"])
 def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """Without what undoes an acquire, what voids the earlier tries of one, or what a copy says of its predecessor."""
