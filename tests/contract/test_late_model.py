@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -231,6 +232,7 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
         monkeypatch.setattr(calls, "acquire", lambda *place, given_up, **how: acquire(*place, given_up=(), **how))
         monkeypatch.setattr(RedisStore, "abandon", lambda *_: None)
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
-    with pytest.raises(AssertionError):
+    # Owners are random, so that a history which was found may not be found again.
+    with pytest.raises((AssertionError, FlakyFailure)):
         # The first one is enough; it need not be short.
         play(histories, 300, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)
