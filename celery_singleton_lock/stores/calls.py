@@ -89,7 +89,9 @@ class Script:
 
     def __init__(self, *names: str) -> None:
         folder = files(__package__).joinpath("scripts")
-        self.text = b"".join(folder.joinpath(f"{name}.lua").read_bytes() for name in names)
+        lines = [line.strip() for name in names for line in folder.joinpath(f"{name}.lua").read_bytes().splitlines()]
+        # Without comments: a server reads and hashes the text each time that a waiter is woken.
+        self.text = b"\n".join(line for line in lines if line and not line.startswith(b"--"))
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
 
@@ -226,10 +228,11 @@ def acquire(
         replicas: see `Call`.
     """
     slots = max(slots, limit)
-    keys = [fence_key(key), waiting_key(key), done_key(key, holder.message)]
-    keys += [run_key(key, slot) for slot in range(slots)]
+    keys = [fence_key(key), waiting_key(key), done_key(key, holder.message), run_key(key)]
+    keys += [run_key(key, slot) for slot in range(1, slots)]
     keys += [slots_key(key), _over_key(key, owner), _over_key(key, request), wake_key(key)]
-    keys += [_over_key(key, name) for name in (*late, *given_up)]
+    if late or given_up:
+        keys += [_over_key(key, name) for name in (*late, *given_up)]
     heir = heir_of(holder) if holder.attempt > FIRST else ""
     sending = _beginning_of_copies(holder) if slots > 1 else ""
     waiter = (_ms(WAITING_TTL), _ms(clock.wall())) if waiting else (0, 0)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -213,10 +214,12 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_singleton_lock.stores.redis._BACKOFF.compute", lambda failures: 0.0)
 
 
-def test_nobody_is_beside_another(histories: type[LateHistories]) -> None:
-    play(histories, 60)
+@pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_nobody_is_beside_another(histories: type[LateHistories], examples: int) -> None:
+    play(histories, examples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["undone", "late", "given_up"])
 def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """Without what undoes an acquire, what voids the earlier tries of one, or what a copy says of its predecessor."""
@@ -229,6 +232,7 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
         monkeypatch.setattr(calls, "acquire", lambda *place, given_up, **how: acquire(*place, given_up=(), **how))
         monkeypatch.setattr(RedisStore, "abandon", lambda *_: None)
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
-    with pytest.raises(AssertionError):
+    # Owners are random, so that a history which was found may not be found again.
+    with pytest.raises((AssertionError, FlakyFailure)):
         # The first one is enough; it need not be short.
         play(histories, 300, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)

@@ -114,7 +114,11 @@ if waiting_ms ~= '0' then
 end
 -- The time in microseconds is above every fence given before the counter was lost (restart, flush, expiry), or went back
 -- (a restart with older data, a replica that has missed the last ones).
-local number = math.max(redis.call('INCR', fence), tonumber(ARGV[12]) or now(request))
+local counted = redis.call('GET', fence) or '0'
+if not tonumber(counted) then
+  return redis.error_reply('ERR the counter of fencing tokens is not an integer: ' .. fence)
+end
+local number = math.max(tonumber(counted) + 1, tonumber(ARGV[12]) or now(request))
 redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
 redis.call('SET', KEYS[4 + slot], owner .. holder, 'PX', ttl)
 if slot > 0 then
