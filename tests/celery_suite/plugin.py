@@ -45,13 +45,13 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Before Celery's fixtures look for threads: that of a heartbeat ends a second after the last task of a worker.
+    """Before Celery's fixtures look for threads: ours end by themselves, some a moment after the last task of a worker.
 
     Unit tests use one task id again and again, each for another message: the lock server forgets it.
     """
     if _forget is not None and "/unit/" in item.nodeid:
         for thread in threading.enumerate():
-            if thread.name == "singleton-lock-heartbeat":
+            if thread.name.startswith("singleton-lock-"):
                 thread.join(PATIENCE)
         _forget()
 
@@ -63,12 +63,14 @@ def _make_exclusive(url: str) -> None:
     from celery import Celery
     from redis import Redis
 
-    from celery_singleton_lock import SingletonTask
+    from celery_singleton_lock import SingletonTask, heartbeat, settling
     from celery_singleton_lock.options import Settings
 
     global _forget
     _forget = Redis.from_url(url).flushdb
     Celery.task_cls = SingletonTask
+    # Each of hundreds of tests waits for the ends of our threads: that they come sooner changes nothing else.
+    heartbeat.LINGER, settling.WRITE_AFTER = 0.05, 0.02
     from_app = Settings.from_app
 
     def on_the_server(app: Any, **_: Any) -> Settings:
