@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 # Most tests wait for something most of the time.
 JOBS ?= 4
 
-.PHONY: help setup demo compose-demo test lint test-all smoke versions docs bench coverage clean
+.PHONY: help setup demo compose-demo test lint test-all smoke celery-suite versions docs bench coverage clean
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
 	@echo "make test-all  the slow ones too"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
+	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
@@ -49,6 +50,10 @@ test-all: .venv/.dev
 
 smoke: .venv/.smoke
 	$(PYTEST) tests/smoke
+
+# Slow, and so not in CI: what came of it is in tests/celery_suite/README.md.
+celery-suite: .venv/.dev
+	$(BIN)/python -m tests.celery_suite $(CELERY_SUITE)
 
 versions: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions

@@ -46,6 +46,7 @@ pygments_dark_style = "native"
 _BESIDE = {
     "CHANGELOG.md": "site/changelog.md",
     "benchmarks/results/README.md": "site/benchmarks.md",
+    "tests/celery_suite/README.md": "site/celery-suite.md",
     "examples/README.md": "site/examples.md",
     "examples/django": "site/examples.md",
     "examples/testing": "site/examples.md",

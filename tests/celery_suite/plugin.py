@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ OUTCOMES = "CELERY_SUITE_OUTCOMES"
 
 #: URL of the lock server; where it is not set, tasks are Celery's own.
 LOCKS = "CELERY_SUITE_LOCKS"
+
+#: Seconds that our threads have to end by themselves.
+PATIENCE = 10
 
 #: By test; the last try counts.
 _outcomes: dict[str, str] = {}
@@ -38,11 +43,16 @@ def pytest_sessionfinish() -> None:
     Path(os.environ[OUTCOMES]).write_text(json.dumps(_outcomes))
 
 
-@pytest.fixture(autouse=True)
-def nothing_remembered(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Unit tests use one task id again and again, each for another message: the lock server forgets it."""
-    yield
-    if _forget is not None and "/unit/" in request.node.nodeid:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Before Celery's fixtures look for threads: ours end by themselves, some a moment after the last task of a worker.
+
+    Unit tests use one task id again and again, each for another message: the lock server forgets it.
+    """
+    if _forget is not None and "/unit/" in item.nodeid:
+        for thread in threading.enumerate():
+            if thread.name.startswith("singleton-lock-"):
+                thread.join(PATIENCE)
         _forget()
 
 
@@ -53,16 +63,19 @@ def _make_exclusive(url: str) -> None:
     from celery import Celery
     from redis import Redis
 
-    from celery_singleton_lock import SingletonTask
+    from celery_singleton_lock import SingletonTask, heartbeat, settling
     from celery_singleton_lock.options import Settings
 
     global _forget
     _forget = Redis.from_url(url).flushdb
     Celery.task_cls = SingletonTask
+    # Each of hundreds of tests waits for the ends of our threads: that they come sooner changes nothing else.
+    heartbeat.LINGER, settling.WRITE_AFTER = 0.05, 0.02
     from_app = Settings.from_app
 
     def on_the_server(app: Any, **_: Any) -> Settings:
         # Celery's unit tests have their broker in memory, and with it would be the locks.
-        return from_app(app, backend=url)
+        # No journal: its thread writes a few seconds after a task, and Celery's tests allow for no thread that stays.
+        return replace(from_app(app, backend=url), journal=0)
 
     setattr(Settings, "from_app", on_the_server)  # noqa: B010 - which is no class method

@@ -34,7 +34,7 @@ Outcomes = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of the installed Celery, below `build/`."""
+    """The tests of the installed Celery, beside what else is made for this project."""
 
     place: Path
     version: str
@@ -42,7 +42,7 @@ class Suite:
     @classmethod
     def ready(cls) -> Suite:
         """Get them, with all that they need; what is there already is taken."""
-        suite = cls(ROOT / "build" / "celery-suite" / version("celery"), version("celery"))
+        suite = cls(ROOT / ".venv" / "celery-suite" / version("celery"), version("celery"))
         if not (suite.place / "ready").exists():
             shutil.rmtree(suite.place, ignore_errors=True)
             suite._get_tests()
