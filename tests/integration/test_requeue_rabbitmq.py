@@ -136,7 +136,7 @@ def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
             broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
             task_queues=copies.queues(queue, exchange_type=exchange_type, queue_type=queue_type),
             task_default_queue=queue,
-            singleton_lock_ttl=10.0,  # Of a gevent pool the heartbeat is a greenlet: it may be late while a broker starts.
+            singleton_lock_ttl=10.0,  # A broker that starts leaves a gevent pool's heartbeat little time.
         )
         shop.app.conf.broker_url = rabbitmq.url
         (worker,) = shop.start("one", pool=pool, concurrency=8, arguments=("-Q", queue))
