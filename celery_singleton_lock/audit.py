@@ -189,7 +189,7 @@ def _of_consumer_timeout(task: Any, options: Options) -> Iterator[Finding]:
     limit = min((one for one in limits if one), default=None)
     if not (task.acks_late and is_rabbitmq(task.app.conf)):
         return
-    if options.wait >= CONSUMER_TIMEOUT or (limit is not None and limit + options.wait >= CONSUMER_TIMEOUT):
+    if options.wait >= CONSUMER_TIMEOUT or (limit is not None and limit >= CONSUMER_TIMEOUT):
         longer = f"lock_wait {options.wait:g} s" if options.wait >= CONSUMER_TIMEOUT else f"a time limit of {limit:g} s"
         yield Finding(
             *("warning", task.name),
