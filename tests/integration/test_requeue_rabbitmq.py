@@ -142,7 +142,7 @@ def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
             singleton_lock_ttl=10.0,  # A broker that starts leaves a gevent pool's heartbeat little time.
         )
         shop.app.conf.broker_url = rabbitmq.url
-        (worker,) = shop.start("one", pool=pool, concurrency=8, arguments=("-Q", queue))
+        (worker,) = shop.start("one", pool=pool, concurrency=12, arguments=("-Q", queue))
         running = shop.send("late", "report", 15.0)
         shop.record.wait_for(starts=1)
         proxy.cut()
