@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -136,7 +137,9 @@ def test_message_of_the_first_protocol_is_kept_as_it_is(app: Celery, serializer:
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_message_of_the_first_protocol_has_its_times_in_the_body(app: Celery, serializer: str) -> None:
-    request = receive(app, protocol=1, serializer=serializer, task={"expires": "2090-01-01T00:00:00+00:00"})
+    request = receive(
+        app, protocol=1, serializer=serializer, task={"expires": datetime(2090, 1, 1, tzinfo=timezone.utc)}
+    )
     sent = copy(request, expires=False, eta="2080-01-01T00:00:00+00:00")
     body = loads(
         sent.body,
