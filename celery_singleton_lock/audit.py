@@ -14,7 +14,7 @@ from typing import Any
 
 from celery.utils.imports import symbol_by_name
 
-from celery_singleton_lock.broker import visibility_timeout
+from celery_singleton_lock.broker import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
 from celery_singleton_lock.finding import Finding, worst_first
 from celery_singleton_lock.options import Options, Settings, options_for, raw_attribute
@@ -76,7 +76,9 @@ def audit_tasks(app: Any, settings: Settings, *, pool: str) -> list[Audited]:
 
 def audit_app(app: Any, settings: Settings) -> list[Finding]:
     """What was found about the app as a whole, worst first."""
-    return worst_first([*_app_wide(app, settings), *_of_shared_names(app, settings), *_of_beat(app)])
+    return worst_first(
+        [*_app_wide(app, settings), *_of_shared_names(app, settings), *_of_beat(app), *_of_broadcasts(app)]
+    )
 
 
 def warnings(app: Any, settings: Settings, *, pool: str) -> list[Finding]:
@@ -172,6 +174,35 @@ def _of_delivery(task: Any, options: Options) -> Iterator[Finding]:
             f"lock_wait {options.wait:g} s is not below the broker's visibility timeout of {visibility:g} s: a message "
             "that waits for its lock is delivered again meanwhile",
             "lower lock_wait, or set on_conflict='retry', which waits in the queue",
+        )
+
+    yield from _of_consumer_timeout(task, options)
+
+
+def _of_consumer_timeout(task: Any, options: Options) -> Iterator[Finding]:
+    """What RabbitMQ does to a worker that keeps a message unacknowledged for too long: it closes the connection."""
+    limits = [
+        task.time_limit,
+        task.soft_time_limit,
+        *(task.app.conf[f"task_{name}time_limit"] for name in ("", "soft_")),
+    ]
+    limit = min((one for one in limits if one), default=None)
+    if not (task.acks_late and is_rabbitmq(task.app.conf)):
+        return
+    if options.wait >= CONSUMER_TIMEOUT or (limit is not None and limit >= CONSUMER_TIMEOUT):
+        longer = f"lock_wait {options.wait:g} s" if options.wait >= CONSUMER_TIMEOUT else f"a time limit of {limit:g} s"
+        yield Finding(
+            *("warning", task.name),
+            f"acks_late with {longer} on RabbitMQ, which closes the connection of a worker that keeps a message "
+            f"unacknowledged for longer than its consumer_timeout ({CONSUMER_TIMEOUT:g} s by default)",
+            "raise consumer_timeout in rabbitmq.conf (or x-consumer-timeout of the queue), or split the task",
+        )
+    elif limit is None:
+        yield Finding(
+            *("note", task.name),
+            "acks_late without a time limit on RabbitMQ, which closes the connection of a worker that keeps a message "
+            f"unacknowledged for longer than its consumer_timeout ({CONSUMER_TIMEOUT:g} s by default)",
+            "set a time limit below it, or raise it in rabbitmq.conf",
         )
 
 
@@ -317,6 +348,20 @@ def _of_beat(app: Any) -> Iterator[Finding]:
             f"it is {_scheduler(app.conf)}: two beats would send each tick twice, and the second run of "
             f"{_some([*map(str, entries)])} would follow the first",
             "start beat with -S exclusive where more than one may run",
+        )
+
+
+def _of_broadcasts(app: Any) -> Iterator[Finding]:
+    """Queues whose messages every worker gets, on a broker that does not say which queue a message comes from."""
+    queues = app.amqp.queues.consume_from
+    fanout = [name for name, queue in queues.items() if queue.exchange is not None and queue.exchange.type == "fanout"]
+    if fanout and not is_rabbitmq(app.conf):
+        others = sorted(name for name in queues if name not in fanout) or [str(app.conf.task_default_queue)]
+        yield Finding(
+            *("warning", f"task_queues {_some(fanout)}"),
+            "every worker gets what is sent there; a message that has to wait for its lock cannot go back to one "
+            f"worker alone on this broker, and goes to the queue {others[0]}, where any worker may take it",
+            "send exclusive tasks to other queues, or use RabbitMQ",
         )
 
 

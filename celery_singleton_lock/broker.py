@@ -12,6 +12,9 @@ _VISIBILITY: Mapping[str, float] = {
     **dict.fromkeys(("sqs", "pgmq", "slmq"), 1800.0),
 }
 
+#: Seconds after which RabbitMQ closes the connection of a worker that has not acknowledged a message, by default.
+CONSUMER_TIMEOUT = 1800.0
+
 #: Seconds that a message of ours waits at most on RabbitMQ: far below any `consumer_timeout`.
 MAX_DELAY_AMQP = 256.0
 

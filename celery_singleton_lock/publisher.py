@@ -91,14 +91,14 @@ class Publisher:
                 self._do_without(error)  # The others may well answer.
                 raise
 
-    def prepare(self) -> None:
-        """Have RabbitMQ make what messages wait in, when a worker starts.
+    def prepare(self) -> str | None:
+        """Have RabbitMQ make what messages wait in, when a worker starts; why it does not, if that is so.
 
         A quorum queue of RabbitMQ's is lost with what is in it, if the server is killed within half a second after it
         was made (seen: 3.10): one that is used is to be older than that.
         """
         if not self._speaks_amqp:
-            return
+            return None
         line = None
         try:
             line = _Line(self._app)
@@ -106,11 +106,13 @@ class Publisher:
                 line.exchange_for(seconds)
         except _Refused as error:
             self._do_without(error)
+            return str(error)
         except Exception as error:  # noqa: BLE001 - py-amqp has many; it is made when it is needed
             logger.debug("nothing is prepared for messages to wait in: %r", error)
         finally:
             if line is not None:
                 line.close()
+        return None
 
     def _do_without(self, error: Exception) -> None:
         self._eta_until = clock.now() + _REFUSED_FOR

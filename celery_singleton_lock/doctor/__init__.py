@@ -13,6 +13,7 @@ from typing import Any
 
 from celery_singleton_lock import clock, remote
 from celery_singleton_lock.audit import exclusive_tasks, has_exclusive_beat, warnings
+from celery_singleton_lock.broker import is_rabbitmq
 from celery_singleton_lock.doctor.keys import of_keys
 from celery_singleton_lock.doctor.servers import described, of_servers, of_watchers, unreachable
 from celery_singleton_lock.doctor.workers import of_workers
@@ -21,6 +22,8 @@ from celery_singleton_lock.finding import Finding, worst_first
 from celery_singleton_lock.keys import key_of_beat, key_of_text
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.options import BeatSettings, Settings
+from celery_singleton_lock.original import DELAYED
+from celery_singleton_lock.publisher import Publisher
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Store
 from celery_singleton_lock.stores.checkup import MAX_KEYS, Servers, no_answer
@@ -69,6 +72,7 @@ def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
             seen += leaders
             findings += found
     findings += warnings(app, settings, pool=pool)
+    findings += _of_broker(app)
     peers, found = _asked(app, timeout)
     seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in peers]
     findings += found
@@ -108,6 +112,17 @@ def _of_beat(app: Any, settings: Settings, store: Store) -> tuple[list[str], lis
         text = f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent"
         return [], [Finding("warning", "beat", text, "start one: celery beat -S exclusive")]
     return [f"beat: {leader.node} (pid {leader.pid}) leads the schedule {beat.name}" for leader in leaders], []
+
+
+def _of_broker(app: Any) -> Iterator[Finding]:
+    """Whether RabbitMQ lets messages wait that are put back."""
+    if is_rabbitmq(app.conf) and (why := Publisher.of(app).prepare()) is not None:
+        yield Finding(
+            *("warning", "broker"),
+            f"RabbitMQ gives no queue {DELAYED}.* to wait in ({why}): workers hold the messages that are put back, "
+            "each in a place that another task could have",
+            f"let the workers' user configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
+        )
 
 
 def _asked(app: Any, timeout: float) -> tuple[list[remote.Peer], list[Finding]]:

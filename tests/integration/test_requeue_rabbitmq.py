@@ -12,6 +12,7 @@ from celery import Celery
 from kombu import Queue
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.doctor import diagnose
 from celery_singleton_lock.original import Original
 from celery_singleton_lock.publisher import Publisher
 from celery_singleton_lock.testing import RedisServer
@@ -121,6 +122,8 @@ def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
     (worker,) = shop.workers
     assert "gives no queue singleton_lock.delay.*" in worker.log
     assert "cannot be put back" not in worker.log
+    (finding,) = (one for one in diagnose(shop.app, pool="prefork", timeout=1.0).findings if one.subject == "broker")
+    assert "RabbitMQ gives no queue singleton_lock.delay.* to wait in" in finding.text
 
 
 @pytest.mark.slow
@@ -136,9 +139,10 @@ def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
             broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
             task_queues=copies.queues(queue, exchange_type=exchange_type, queue_type=queue_type),
             task_default_queue=queue,
+            singleton_lock_ttl=10.0,  # A broker that starts leaves a gevent pool's heartbeat little time.
         )
         shop.app.conf.broker_url = rabbitmq.url
-        (worker,) = shop.start("one", pool=pool, concurrency=8, arguments=("-Q", queue))
+        (worker,) = shop.start("one", pool=pool, concurrency=12, arguments=("-Q", queue))
         running = shop.send("late", "report", 15.0)
         shop.record.wait_for(starts=1)
         proxy.cut()

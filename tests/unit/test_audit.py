@@ -8,6 +8,8 @@ import pytest
 from celery import Celery
 from celery.concurrency import prefork, solo, thread
 from celery.worker.request import Request
+from kombu import Queue
+from kombu.common import Broadcast
 
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
 from celery_singleton_lock.audit import audit_app, audit_tasks, pool_name, warnings
@@ -17,6 +19,7 @@ from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SH
 from celery_singleton_lock.options import MIN_TTL, Settings
 
 REDIS = {"broker_url": "redis://localhost:6379/0"}
+RABBITMQ = {"broker_url": "amqp://localhost", "singleton_lock_backend": "redis://localhost"}
 
 
 def bill(tenant_id: int, month: int) -> None: ...
@@ -73,6 +76,9 @@ def test_nothing_is_said_about_a_plain_task() -> None:
         ({"autoretry_for": (LockUnavailable,)}, {}, "warning", "autoretry_for has LockUnavailable"),
         ({"reject_on_worker_lost": True}, {}, "warning", "does nothing without acks_late"),
         ({"acks_late": True, "lock_wait": 3600}, {}, "warning", "delivered again meanwhile"),
+        ({"acks_late": True, "lock_wait": 1800}, RABBITMQ, "warning", "consumer_timeout"),
+        ({"acks_late": True, "time_limit": 1800}, RABBITMQ, "warning", "a time limit of 1800 s on RabbitMQ"),
+        ({"acks_late": True}, RABBITMQ, "note", "consumer_timeout"),
         (
             {"acks_late": True, "lock_wait": 40},
             {"broker_transport_options": {"visibility_timeout": 30}},
@@ -305,3 +311,10 @@ def test_verdict_is_that_of_the_worst() -> None:
         app = with_task(options)
         (audited,) = audit_tasks(app, Settings.from_app(app), pool="prefork")
         assert audited.verdict == verdict
+
+
+@pytest.mark.parametrize(("broker", "found"), [("redis://localhost", 1), ("amqp://localhost", 0)])
+def test_broadcast_is_named_where_a_copy_cannot_go_back_to_one_worker(broker: str, found: int) -> None:
+    app = with_task({}, {**RABBITMQ, "broker_url": broker, "task_queues": [Broadcast("all"), Queue("usual")]})
+    findings = [finding for finding in of_app(app) if "goes to the queue usual" in finding.text]
+    assert len(findings) == found

@@ -1,0 +1,157 @@
+"""What a copy of a message has, and what it must not have."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.message import Message
+from kombu.serialization import dumps, loads
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.original import PUT_BACK_HEADER, Copy, original_of
+from celery_singleton_lock.request import SingletonRequest
+
+ACCEPTED = {"application/json", "application/x-python-serialize"}
+
+HEADER = {"retries": 0, "conflict": 1}
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery("original", set_as_current=False, broker="memory://", backend="cache+memory://")
+
+    @app.task(base=SingletonTask, shared=False, name="job")
+    def job(*args: Any) -> None: ...
+
+    return app
+
+
+def receive(app: Celery, *, serializer: str = "json", protocol: int = 2, **parts: Any) -> Any:
+    """The request that a task's process gets of a message."""
+
+    made = app.amqp.task_protocols[protocol]("the id", "job", (1,), **parts.pop("task", {}))
+    content_type, content_encoding, body = dumps(made.body, serializer=serializer)
+    message = Message(
+        body=body,
+        headers={**made.headers, **parts.pop("headers", {})},
+        properties={**made.properties, **parts.pop("properties", {})},
+        delivery_info={"exchange": "", "routing_key": "celery", **parts.pop("delivery_info", {})},
+        content_type=content_type,
+        content_encoding=content_encoding,
+        accept=ACCEPTED,
+        **parts,
+    )
+    if protocol == 2:
+        return SingletonRequest(message, app=app, task=app.tasks["job"], hostname="worker@host")._context
+    from celery.worker.strategy import proto1_to_proto2
+
+    decoded, headers, _, _ = proto1_to_proto2(message, message.decode())
+    return SingletonRequest(
+        message, app=app, task=app.tasks["job"], hostname="worker@host", body=decoded, headers=headers, decoded=True
+    )._context
+
+
+def copy(request: Any, *, expires: bool = True, eta: str | None = None) -> Copy:
+    original = original_of(request)
+    assert original is not None
+    return original.copy(HEADER, expires=expires, eta=eta, accept=["json", "pickle"])
+
+
+def test_has_the_headers_of_others_and_not_those_of_one_delivery(app: Celery) -> None:
+    ours = {"queue": "singleton_lock.delay.4", "reason": "expired", "count": 1}
+    theirs = {"queue": "failed", "reason": "rejected", "count": 2}
+    headers = {
+        "traceparent": "00-1",
+        "CC": ["another queue"],
+        "x-death": [ours, theirs],
+        "x-first-death-queue": "singleton_lock.delay.4",
+        "x-first-death-reason": "expired",
+        "x-first-death-exchange": "singleton_lock.delay.4",
+        "x-last-death-queue": "failed",
+        "x-delivery-count": 3,
+        "redelivered": True,
+    }
+    request = receive(app, headers=headers)
+    assert "x-first-death-queue" not in request.headers
+    sent = copy(request).headers
+    assert {name: sent[name] for name in headers if name in sent} == {
+        "traceparent": "00-1",
+        "x-death": [theirs],
+        "x-last-death-queue": "failed",
+    }
+
+
+def test_says_how_the_first_was_sent(app: Celery) -> None:
+    """What its task retries goes the way that it always went."""
+    first = receive(app, delivery_info={"exchange": "reports", "routing_key": "report.daily"})
+    sent = copy(first).headers
+    second = receive(app, headers=sent)
+    assert (second.delivery_info["exchange"], second.delivery_info["routing_key"]) == ("reports", "report.daily")
+    assert copy(second).headers[PUT_BACK_HEADER] == {**HEADER, "exchange": "reports", "routing_key": "report.daily"}
+
+
+@pytest.mark.parametrize(
+    "forged", [None, "x", {"exchange": 1, "routing_key": "x"}, {"exchange": "x" * 256, "routing_key": ""}]
+)
+def test_nonsense_about_its_way_is_not_believed(app: Celery, forged: object) -> None:
+    request = receive(app, headers={PUT_BACK_HEADER: forged})
+    assert (request.delivery_info["exchange"], request.delivery_info["routing_key"]) == ("", "celery")
+
+
+def test_properties_are_kept_but_for_those_of_one_delivery(app: Celery) -> None:
+    kept = {"reply_to": "answers", "message_id": "7", "app_id": "shop", "type": "t", "timestamp": 5, "delivery_mode": 1}
+    left_out = {"delivery_tag": "x", "body_encoding": "base64", "MessageDeduplicationId": "x", "DelaySeconds": 3}
+    sent = copy(receive(app, properties={**kept, **left_out, "priority": 7, "user_id": "web"}))
+    assert sent.properties == {**kept, "correlation_id": "the id"}
+    assert (sent.priority, sent.user) == (7, "web")
+
+
+@pytest.mark.parametrize(("expires", "kept"), [(None, "60000"), ("2090-01-01T00:00:00+00:00", None)])
+def test_broker_drops_it_for_its_age_only_where_no_worker_would(
+    app: Celery, expires: str | None, kept: str | None
+) -> None:
+    request = receive(app, task={"expires": expires}, properties={"expiration": "60000"})
+    assert copy(request).properties.get("expiration") == kept
+    assert copy(request).headers["expires"] == expires
+
+
+def test_of_what_has_begun_does_not_expire(app: Celery) -> None:
+    request = receive(app, task={"expires": "2090-01-01T00:00:00+00:00"}, properties={"expiration": "60000"})
+    sent = copy(request, expires=False)
+    assert sent.headers["expires"] is None
+    assert "expiration" not in sent.properties
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_message_of_the_first_protocol_is_kept_as_it_is(app: Celery, serializer: str) -> None:
+    request = receive(app, protocol=1, serializer=serializer, headers={"traceparent": "00-1"})
+    original = original_of(request)
+    assert original is not None
+    assert copy(request).body == original.body
+    assert copy(request).headers.keys() == {"traceparent", PUT_BACK_HEADER}
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_message_of_the_first_protocol_has_its_times_in_the_body(app: Celery, serializer: str) -> None:
+    request = receive(
+        app, protocol=1, serializer=serializer, task={"expires": datetime(2090, 1, 1, tzinfo=timezone.utc)}
+    )
+    sent = copy(request, expires=False, eta="2080-01-01T00:00:00+00:00")
+    body = loads(
+        sent.body,
+        sent.content_type,
+        sent.content_encoding,
+        accept=ACCEPTED,
+    )
+    assert (body["eta"], body["expires"], body["id"]) == ("2080-01-01T00:00:00+00:00", None, "the id")
+
+
+def test_no_sender_can_write_what_the_message_was(app: Celery) -> None:
+    forged = {"singleton_lock_original": ["body", "", "", {}, "", "", "elsewhere", True]}
+    original = original_of(receive(app, properties=forged))
+    assert original is not None
+    assert (original.queue, json.loads(original.body)[0]) == ("celery", [1])
