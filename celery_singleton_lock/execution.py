@@ -25,7 +25,7 @@ from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
-from celery_singleton_lock import cleaned, clock, conflict, done, identity, process, requeue, signals
+from celery_singleton_lock import cleaned, clock, conflict, done, identity, process, reports, requeue, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
 from celery_singleton_lock.errors import Aborted, LockConflict, LockLost, LockUnavailable, SingletonLockError
@@ -103,10 +103,8 @@ class Execution:
             LockUnavailable: with `on_unavailable="raise"`.
             LockLost: the lease was lost and the body was stopped.
         """
-        try:
-            found = self._ask_until_free()
-        except LockUnavailable as error:
-            self._go_on_without(error)
+        found = self._found()
+        if found is None:
             record_started(self._task)
             return body()
         if isinstance(found, Lease):
@@ -114,18 +112,37 @@ class Execution:
             return self._run(found, body)
         return self._end(found)
 
-    def _go_on_without(self, error: LockUnavailable) -> None:
-        """No answer: return to run without a lock, or end.
+    def _found(self) -> Lease | Held | Done | None:
+        """What the lock server says of the lock; None to run without one, where it says nothing.
 
         What was asked for may still be granted, when the server goes on: it is given up, here and by the copy.
         """
-        self._store.abandon(self._hold())
-        if self._options.on_unavailable == "run":
-            logger.warning("%s runs without a lock: %s", self, error)
-            return
-        if self._options.on_unavailable == "raise" or self._request.is_eager:
-            raise error
-        self._put_back_for(error)
+        failures = 0
+        while True:
+            try:
+                return self._ask_until_free()
+            except LockUnavailable as error:
+                self._store.abandon(self._hold())
+                if self._options.on_unavailable == "run":
+                    logger.warning("%s runs without a lock: %s", self, error)
+                    return None
+                if self._options.on_unavailable == "raise" or self._request.is_eager:
+                    raise
+                logger.warning("%s is put back: %s", self, error)
+                requeue.try_to_put_back(self._task, reason="unavailable", given_up=self._owner)
+            # Neither the lock server nor the broker answers: the message waits here, where it is not lost.
+            self._ask_as_another()
+            clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
+            failures += 1
+
+    def _ask_as_another(self) -> None:
+        """Ask under another owner from now on: a copy that may be on its way takes for free what this one has."""
+        self._given_up = (*self._given_up, self._owner)
+        self._owner, self._left = new_owner(), None
+        delivered_as = (self._request.delivery_info or {}).get(OWNER)
+        if delivered_as is not None:
+            ttl, limit = self._options.ttl, self._options.limit
+            reports.report(delivered_as, self._key, ttl=ttl, limit=limit, asks_as=self._owner)
 
     def _put_back_for(self, error: LockUnavailable) -> NoReturn:
         logger.warning("%s is put back: %s", self, error)

@@ -33,27 +33,29 @@ class Report:
     """The lock that an execution is about to ask for.
 
     Attributes:
-        owner: under which it asks.
+        owner: that the main process gave the delivery.
         key: of the lock.
         ttl: seconds that each renewal is good for.
         limit: how many may hold the key at once.
+        asks_as: the owner under which it asks: the same, or another where that one was given up.
     """
 
     owner: str
     key: str
     ttl: float
     limit: int
+    asks_as: str
 
     def dumps(self) -> bytes:
         """As a line."""
-        return json.dumps([self.owner, self.key, self.ttl, self.limit]).encode() + b"\n"
+        return json.dumps([self.owner, self.key, self.ttl, self.limit, self.asks_as]).encode() + b"\n"
 
     @classmethod
     def loads(cls, line: bytes) -> Report | None:
         """Read a line; None for one that is not whole."""
         try:
-            owner, key, ttl, limit = json.loads(line)
-            return cls(str(owner), str(key), float(ttl), int(limit))
+            owner, key, ttl, limit, asks_as = json.loads(line)
+            return cls(str(owner), str(key), float(ttl), int(limit), str(asks_as))
         except (ValueError, TypeError):
             return None
 
@@ -116,9 +118,9 @@ def expect(owner: str, delivery: Delivery) -> None:
     _expected[owner] = delivery
 
 
-def report(owner: str, key: str, *, ttl: float, limit: int) -> None:
-    """Say which lock is asked for next, under this owner."""
-    channel, made = _channel, Report(owner, key, ttl, limit)
+def report(owner: str, key: str, *, ttl: float, limit: int, asks_as: str | None = None) -> None:
+    """Say which lock the delivery with this owner asks for next, under that owner or another."""
+    channel, made = _channel, Report(owner, key, ttl, limit, asks_as or owner)
     if (delivery := _expected.get(owner)) is not None and (channel is None or channel.pid == os.getpid()):
         delivery.report = made
     elif channel is not None and channel.pid != os.getpid():

@@ -84,7 +84,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         found = self.report
         if found is None:
             return None
-        return Lease(found.key, self._owner, ttl=found.ttl, fence=0, sent_at=clock.now(), limit=found.limit)
+        return Lease(found.key, found.asks_as, ttl=found.ttl, fence=0, sent_at=clock.now(), limit=found.limit)
 
     @property
     def is_stopped_when_lost(self) -> bool:

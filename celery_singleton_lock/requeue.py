@@ -42,8 +42,7 @@ _OWNER = re.compile(r"[0-9a-f]{32}")
 def put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
-    While the broker does not take it, the message is kept here and sent again. Whether a try that failed has reached
-    the broker is not known, so that this delivery never goes on to run the task itself.
+    While the broker does not take it, the message is kept here and sent again.
 
     Args:
         task: whose `request` is the message.
@@ -54,20 +53,29 @@ def put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up:
     Raises:
         Ignore: it was sent.
     """
+    failures = 0
+    while True:
+        try_to_put_back(task, reason=reason, delay=delay, given_up=given_up)
+        clock.sleep(back_off(failures))
+        failures += 1
+
+
+def try_to_put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> None:
+    """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
+
+    The copy may be on its way. It takes for free what the owner holds that was given up, so this delivery must not ask
+    under that one again.
+    """
     request = task.request
     if delay is None:
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
-    failures = 0
     delay = max(min(delay, longest_delay(task.app.conf)), 0.0)
-    while True:
-        try:
-            _send(task, reason, delay, _header(request, reason, given_up))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
-            logger.warning("task %s[%s] cannot be put back: %r", task.name, cleaned.text(request.id), error)
-            clock.sleep(back_off(failures))
-            failures += 1
-        else:
-            raise Ignore(f"put back, due in {delay:.1f} s")
+    try:
+        _send(task, reason, delay, _header(request, reason, given_up))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
+        logger.warning("task %s[%s] cannot be put back: %r", task.name, cleaned.text(request.id), error)
+        return
+    raise Ignore(f"put back, due in {delay:.1f} s")
 
 
 def put_back_count(request: Any, reason: Reason) -> int:

@@ -45,7 +45,7 @@ def test_child_says_its_key(channel: None) -> None:
     first, second = Delivery(), Delivery()
     in_child(lambda: reports.report(second.owner, "kéy", ttl=30.0, limit=2))
     reports.receive()
-    assert second.report == Report(second.owner, "kéy", 30.0, 2)
+    assert second.report == Report(second.owner, "kéy", 30.0, 2, second.owner)
     assert first.report is None
 
 
@@ -60,7 +60,7 @@ def test_execution_in_the_main_process_needs_no_pipe(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reports, "_channel", None)
     delivery = Delivery()
     reports.report(delivery.owner, "k", ttl=30.0, limit=1)
-    assert delivery.report == Report(delivery.owner, "k", 30.0, 1)
+    assert delivery.report == Report(delivery.owner, "k", 30.0, 1, delivery.owner)
 
 
 def test_full_pipe_stops_nobody(channel: None) -> None:
@@ -88,7 +88,7 @@ def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
 
 def test_lines_that_are_cut_are_put_together(channel: None) -> None:
     delivery = Delivery()
-    line = Report(delivery.owner, "k", 30.0, 1).dumps()
+    line = Report(delivery.owner, "k", 30.0, 1, delivery.owner).dumps()
     os.write(reports._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
     reports.receive()
     assert delivery.report is None
