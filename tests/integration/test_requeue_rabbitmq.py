@@ -127,7 +127,7 @@ def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork"])
 @pytest.mark.parametrize(("queue_type", "exchange_type"), KINDS[:3])
 def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
     redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str, queue_type: str, exchange_type: str, pool: str
