@@ -150,7 +150,8 @@ def take_down(message: Any, request: dict[str, Any]) -> None:
         exchange, routing_key = way["exchange"], way["routing_key"] = first
     # A plain tuple, and the properties as they are: each task pays for what is pickled here.
     place = (message.body, message.content_type, message.content_encoding, message.headers or {})
-    request["properties"] = {**(message.properties or {}), _PLACE: (*place, exchange, routing_key, queue, lasts)}
+    properties = message.properties if isinstance(message.properties, Mapping) else {}
+    request["properties"] = {**properties, _PLACE: (*place, exchange, routing_key, queue, lasts)}
 
 
 def original_of(request: Any) -> Original | None:
