@@ -70,9 +70,10 @@ def warm(shop: Shop) -> None:
 def send_all(shop: Shop, name: str, seconds: float) -> dict[str, AsyncResult]:
     """Messages of each kind: acknowledged early and late, on locks of their own, and one after the other on one."""
     return {
+        # Long enough that the second one waits.
+        **{f"{name}-{n}": shop.send("waiting", name, 0.5) for n in range(2)},
         **{f"{name}-early-{n}": shop.send("exclusive", f"{name}-early-{n}", seconds) for n in range(3)},
         **{f"{name}-late-{n}": shop.send("late", f"{name}-late-{n}", seconds) for n in range(3)},
-        **{f"{name}-{n}": shop.send("waiting", name, seconds) for n in range(2)},
     }
 
 
