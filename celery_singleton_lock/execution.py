@@ -267,7 +267,6 @@ class Execution:
         found = self._ask()
         if not isinstance(found, Held):
             return found
-        self._left = self._owner
         with self._turn() as turn:
             while isinstance(found, Held) and found.owner not in _running.owners:
                 if not self._is_left_behind(found):
@@ -275,6 +274,7 @@ class Execution:
                     left = self._began + patience - clock.now()
                     if left <= 0:
                         break
+                    self._left = self._owner
                     found = turn.wait(min(left, found.remaining + 0.002))
                 else:
                     found = self._ask()
