@@ -421,7 +421,8 @@ class Execution:
             Entry(
                 *("run", self._task.name, lease.key, *place, began, ended),
                 *(waited, state, lease.fence, lease.renewals, limit),
-            )
+            ),
+            at_once=self._request.is_eager,
         )
 
     def _tell(self, kind: Kind, holder: Holder | None) -> None:
@@ -446,7 +447,8 @@ class Execution:
                 limit,
                 *its,
                 scheduled,
-            )
+            ),
+            at_once=self._request.is_eager,
         )
 
     def _mark(self, outcome: done.Outcome | None) -> Mark | None:

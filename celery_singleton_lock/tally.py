@@ -85,17 +85,24 @@ class Tally:
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
         self._thread: threading.Thread | None = None
 
-    def add(self, entry: Entry) -> None:
-        """Count an entry and keep it for the journal; its times are this host's."""
+    def add(self, entry: Entry, *, at_once: bool = False) -> None:
+        """Count an entry and keep it for the journal; its times are this host's.
+
+        Args:
+            entry: what happened.
+            at_once: write it now rather than in a thread, for a caller that may look for threads of ours afterwards.
+        """
         if self._journal is None:
             return
         with self._mutex:
             for count, by in metrics.of(entry):
                 self._counts[self._bounded(count)] += by
             self._entries.append(entry)
-            if self._thread is None:
+            if self._thread is None and not at_once:
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-journal", daemon=True)
                 self._thread.start()
+        if at_once:
+            self.write()
 
     def write(self) -> bool:
         """Write what there is; False if the journal could not be written to."""

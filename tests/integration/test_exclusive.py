@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
+from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import SingletonTask, clock
+from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -129,3 +132,16 @@ def test_caller_that_has_the_result_finds_the_lock_free(shop: Shop) -> None:
     shop.start("one", "two")
     for _ in range(30):
         assert shop.send("exclusive", "report", 0).get(timeout=LIMIT) == "report"
+
+
+def test_eager_call_leaves_no_thread(redis_server: RedisServer) -> None:
+    """Suites that look for threads after each test call tasks eagerly."""
+    app = Celery("eager", set_as_current=False, singleton_lock_backend=redis_server.url)
+
+    @app.task(base=SingletonTask, shared=False, name="eager.report")
+    def report() -> str:
+        return "report"
+
+    before = set(threading.enumerate())
+    assert report.apply().get() == "report"
+    assert {thread.name for thread in set(threading.enumerate()) - before} == set()
