@@ -15,8 +15,9 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import cleaned, conflict, kept, requeue
+from celery_singleton_lock import cleaned, clock, conflict, kept, requeue
 from celery_singleton_lock.errors import ResultLost
 from celery_singleton_lock.lease import Done
 from celery_singleton_lock.options import ConflictPolicy
@@ -28,6 +29,9 @@ MAX_CONTENT = 4096
 
 #: Seconds after the end of the body in which its own process may still be sending callbacks and storing the result.
 SETTLING = 10.0
+
+#: Seconds by which the clocks of two workers may differ, where a stored result is taken for an older one.
+CLOCKS_DIFFER = 60.0
 
 #: Parts of a record's first line.
 _FIELDS = 4
@@ -117,7 +121,7 @@ def answer(task: Any, done: Done, given_up: str | None = None) -> Any:
     request = task.request
     outcome, age = loads(done)
     is_over = outcome.settled or outcome.state in _SILENT
-    if is_over or not _is_awaited(task, request) or _is_recorded(task, given_up):
+    if is_over or not _is_awaited(task, request) or _is_recorded(task, age, given_up):
         state = f"{outcome.state}, settled" if outcome.settled else outcome.state
         logger.info("task %s[%s] is already done (%s); this copy is dropped", *_named(task), state)
         raise Ignore("already done")
@@ -177,15 +181,30 @@ def _is_awaited(task: Any, request: Any) -> bool:
     return not (conflict.ignores_result(task, request) or isinstance(task.backend, DisabledBackend))
 
 
-def _is_recorded(task: Any, given_up: str | None) -> bool:
-    """Whether the result backend has the end of this task; while it does not answer, a copy waits."""
+def _is_recorded(task: Any, age: float, given_up: str | None) -> bool:
+    """Whether the result backend has the end of this task; while it does not answer, a copy waits.
+
+    What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
+    """
     if not can_be_asked(task, task.request):
         return False
     try:
-        return task.backend.get_state(task.request.id) in states.READY_STATES
+        if task.backend.get_state(task.request.id) not in states.READY_STATES:
+            return False
+        stored_at = _moment(task.backend.get_task_meta(task.request.id).get("date_done"))
+        return stored_at is None or stored_at > clock.wall() - age - CLOCKS_DIFFER
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("task %s[%s]: the result backend cannot be asked: %r", *_named(task), error)
         requeue.put_back(task, reason="copy", delay=SETTLING, given_up=given_up)
+
+
+def _moment(date: Any) -> float | None:
+    """Seconds since the epoch, of a date as a result backend gives it; None if it gives none."""
+    try:
+        found = maybe_iso8601(date)
+        return None if found is None else float(maybe_make_aware(found).timestamp())
+    except Exception:  # noqa: BLE001 - every backend has its own
+        return None
 
 
 def _named(task: Any) -> tuple[str, str]:

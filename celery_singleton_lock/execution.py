@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from celery import states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
@@ -28,7 +28,7 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 from celery_singleton_lock import cleaned, clock, conflict, done, identity, process, reports, requeue, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
-from celery_singleton_lock.errors import Aborted, LockConflict, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable, SingletonLockError
 from celery_singleton_lock.lease import FIRST, Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.options import ConflictPolicy, Options
 from celery_singleton_lock.runtime import Runtime
@@ -89,6 +89,7 @@ class Execution:
         self._given_up = requeue.given_up(self._request)
         #: The owner, once it has waited in a queue: what it leaves there may still be carried out for a moment.
         self._left: str | None = None
+        self._holder = holder_of(self._task, self._request)
         self._began = clock.now()
         self._loss_told = False
 
@@ -103,13 +104,19 @@ class Execution:
             LockUnavailable: with `on_unavailable="raise"`.
             LockLost: the lease was lost and the body was stopped.
         """
-        found = self._found()
+        try:
+            found = self._found()
+        except Exception as error:  # noqa: BLE001 - a soft time limit while it waits, say
+            return self._fail(error)
         if found is None:
             record_started(self._task)
             return body()
         if isinstance(found, Lease):
             self._drop_if_expired(found)
-            return self._run(found, body)
+            try:
+                return self._run(found, body)
+            except LockLost as lost:
+                return self._fail_lost(lost)
         return self._end(found)
 
     def _found(self) -> Lease | Held | Done | None:
@@ -152,32 +159,74 @@ class Execution:
         """End as a copy of a message that is, or was, carried out; or as one that another task refuses."""
         if isinstance(found, Held) and not self._is_copy(found):
             met = found.conflict(self._key)
-            policy = conflict.policy_for(self._task, met, self._options)
+            try:
+                policy = conflict.policy_for(self._task, met, self._options)
+            except Exception as error:  # noqa: BLE001 - it is the user's
+                return self._fail(error)
             copy = self._refused(policy, met)
             if copy is None:
                 self._tell(policy, found.holder)
                 conflict.settle(self._task, met, policy, given_up=self._left)
             found = copy
+        return self._end_as_copy(found)
+
+    def _fail(self, error: Exception) -> Any:
+        """Fail before the body has begun, which is the message's end unless a copy of it carries it out."""
+        if isinstance(error, (Ignore, Reject, Retry, LockUnavailable)):
+            raise error
+        copy = self._refused("raise", error)
+        if copy is None:
+            raise error
+        return self._end_as_copy(copy)
+
+    def _fail_lost(self, lost: LockLost) -> Any:
+        """Fail as one that was stopped, which is the message's end unless a copy of it has the lock by now."""
+        try:
+            copy = self._refused_by_store("raise", lost)
+        except LockUnavailable:
+            raise lost from None  # Whether a copy carries it out, nobody can tell.
+        if copy is None:
+            raise lost
+        return self._end_as_copy(copy)
+
+    def _end_as_copy(self, found: Held | Done) -> Any:
+        """End as a copy of a message that is, or was, carried out."""
         if isinstance(found, Held):
             self._stand_by(found)
         self._tell("repeat", None)
-        outcome, _ = done.loads(found)
-        self._settle_after(outcome)
-        return done.answer(self._task, found, self._left)
+        return self._tell_again(found)
 
-    def _refused(self, policy: ConflictPolicy, met: LockConflict) -> Held | Done | None:
+    def _tell_again(self, found: Done) -> Any:
+        """End as the first copy did, which settles the message; unless this one only looks, or looks later."""
+        outcome, _ = done.loads(found)
+        try:
+            value = done.answer(self._task, found, self._left)
+        except Ignore:
+            raise
+        except Exception:
+            self._settle_after(outcome)
+            raise
+        self._settle_after(outcome)
+        return value
+
+    def _refused(self, policy: ConflictPolicy, error: Exception) -> Held | Done | None:
         """Record that this message will never be carried out; what another copy of it does or did, if there is one.
 
         Without the record a copy that waits for the lock meanwhile would be carried out after all.
         """
-        if policy in ("retry", "reject") or not self._is_remembered:
+        if policy in ("retry", "reject"):
             return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
-        outcome = done.refused(self._task, self._request, policy, met)
-        mark = mark_of(self._holder, outcome, self._refusal_ttl)
         try:
-            copy = self._store.refuse(self._key, self._holder, mark, limit=self._options.limit)
-        except LockUnavailable as error:
-            self._put_back_for(error)
+            return self._refused_by_store(policy, error)
+        except LockUnavailable as silent:
+            self._put_back_for(silent)
+
+    def _refused_by_store(self, policy: ConflictPolicy, error: Exception) -> Held | Done | None:
+        if not self._is_remembered:
+            return None
+        outcome = done.refused(self._task, self._request, policy, error)
+        mark = mark_of(self._holder, outcome, self._refusal_ttl)
+        copy = self._store.refuse(self._key, self._holder, mark, limit=self._options.limit)
         if copy is None:
             self._settle_after(outcome, mark.seconds)
         return copy
@@ -297,12 +346,11 @@ class Execution:
         return Lease(self._key, self._owner, ttl=self._options.ttl, fence=0, sent_at=self._began, limit=limit)
 
     def _ask(self) -> Lease | Held | Done:
-        holder = self._holder = holder_of(self._task, self._request)
-        may_wait = self._options.wait > 0 or holder.attempt > FIRST
+        may_wait = self._options.wait > 0 or self._holder.attempt > FIRST
         return self._store.acquire(
             *(self._key, self._owner),
             ttl=self._options.ttl,
-            holder=holder,
+            holder=self._holder,
             waiting=may_wait,
             once=self._is_remembered,
             limit=self._options.limit,

@@ -116,7 +116,7 @@ class Heartbeat:
         due_at = lease.acquired_at + lease.good_for * RENEW_AFTER
         lasts = LINGER if linger and not self._closed else 0.0
         watched = _Watched(weakref.ref(lease), weakref.ref(method.__self__), method.__func__, due_at, lasts)
-        with _pulse.changed:
+        with _pulse.mutex:
             self.watched[lease.owner] = watched
             try:
                 _pulse.follow(self, due_at)
@@ -126,7 +126,7 @@ class Heartbeat:
 
     def stop(self, lease: Lease) -> None:
         """Renew `lease` no more. A renewal that is under way may still arrive, and does no harm."""
-        with _pulse.changed:
+        with _pulse.mutex:
             watched = self.watched.pop(lease.owner, None)
             ending = [] if watched is None else _pulse.left(self, watched.linger)
         for thread in ending:
@@ -138,14 +138,14 @@ class Heartbeat:
         Raises:
             LockUnavailable: no answer. The lease keeps its ttl, and is trusted for the shorter one.
         """
-        with _pulse.changed:
+        with _pulse.mutex:
             while lease.owner in self.taken:
                 _pulse.given_back.wait()
             self.taken.add(lease.owner)
         try:
             return self._renew_for(lease, ttl)
         finally:
-            with _pulse.changed:
+            with _pulse.mutex:
                 self.taken.discard(lease.owner)
                 _pulse.given_back.notify_all()
                 watched = self.watched.get(lease.owner)
@@ -155,7 +155,7 @@ class Heartbeat:
 
     def close(self) -> None:
         """End the thread as soon as there is no lease to renew; another lease would start it again."""
-        with _pulse.changed:
+        with _pulse.mutex:
             self._closed = True
             for watched in self.watched.values():
                 watched.linger = 0.0
@@ -262,7 +262,9 @@ class _Pulse:
 
     def begin(self) -> None:
         """Start with nothing: at first, and in the child of a fork."""
-        lock = threading.Lock()
+        #: Entered itself: a Condition's `with` is Python, and could be interrupted with the lock taken. Reentrant: a
+        #: finalizer, or a signal's handler, may come at any line and release a lock of its own.
+        self.mutex = lock = threading.RLock()
         #: Something is due sooner, or the last lease has left.
         self.changed = threading.Condition(lock)
         #: A renewal has ended.
@@ -323,14 +325,14 @@ class _Pulse:
             except Exception:
                 logger.exception("heartbeat: unexpected error; going on")
             finally:
-                with self.changed:
+                with self.mutex:
                     self._working.discard(me)
                     if self._leader is me:
                         self._in_round_since = None
 
     def _next(self, me: threading.Thread) -> Callable[[], None] | None:
         """What this thread is to do, waited for; None when it may end."""
-        with self.changed:
+        with self.mutex:
             while True:
                 now = clock.now()
                 if (work := self._work(now, me)) is not None:
@@ -353,8 +355,8 @@ class _Pulse:
         next_at = min(
             (
                 _looked_at(heartbeat, watched)
-                for heartbeat in self._heartbeats
-                for watched in heartbeat.watched.values()
+                for heartbeat in list(self._heartbeats)
+                for watched in list(heartbeat.watched.values())
             ),
             default=now + MAX_SLEEP,
         )
@@ -402,7 +404,7 @@ class _Pulse:
         try:
             heartbeat.round([*due.values()])
         finally:
-            with self.changed:
+            with self.mutex:
                 heartbeat.in_round = False
                 heartbeat.taken.difference_update(due)
                 self.given_back.notify_all()

@@ -79,7 +79,16 @@ def header_for(options: Mapping[str, Any]) -> str | None:
     if nesting and is_own_id:
         random = sent.random if sent is not None else secrets.token_hex(16)
         return str(_Sent(random, min(nesting, 9999), sending_of(request)))
+    if is_own_id and not goes_on:
+        # Its handlers send it again, as it ends: another message, and the same one for each copy of this.
+        return _digest("after", sent.random if sent is not None else None, sending_of(request), request.retries or 0)
     return None if sent is None else str(sent if is_own_id else _Sent(sent.random))
+
+
+def passed_on(request: Any) -> dict[str, str]:
+    """The header as a copy of the message has it."""
+    sent = _sent(request)
+    return {} if sent is None else {SENT_HEADER: _Fixed(str(sent))}
 
 
 def fixed(name: str) -> str:
@@ -92,10 +101,10 @@ def sending_of(request: Any) -> str:
     sent = _sent(request)
     if sent is not None and sent.sending is not None:
         return sent.sending
-    # A retry of a message without a parent gets its own id for that.
+    # A retry of a message without a parent, or without a root, gets its own id for that.
     parent = request.parent_id if request.parent_id != request.id else None
     random = sent.random if sent is not None else None
-    return _digest(random, request.id, request.root_id, parent, _followers_of(request))
+    return _digest(random, request.id, request.root_id or request.id, parent, _followers_of(request))
 
 
 def replaced(request: Any) -> int:

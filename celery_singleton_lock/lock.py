@@ -58,9 +58,13 @@ _OF_TOKEN = 20
 class NotHeld(SingletonLockError, LockError):
     """The lock is not held by this thread, or has been released already."""
 
+    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
+
 
 class NotOwned(LockLost, LockNotOwnedError):
     """The lock was held, and is no more: it was not renewed in time, taken over, or deleted."""
+
+    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
 
     def __init__(self, key: str, reason: str = "") -> None:
         super().__init__(key, reason)
@@ -70,9 +74,13 @@ class NotOwned(LockLost, LockNotOwnedError):
 class NoTimeout(SingletonLockError, LockError):
     """The lock was made without a `timeout`, and so has none to extend."""
 
+    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
+
 
 class NotAcquired(LockConflict, LockError):
     """Somebody else holds the lock, and has held it for as long as this one was willing to wait."""
+
+    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
 
     def __init__(self, key: str, task_id: str | None = None, remaining: float = 0.0) -> None:
         super().__init__(key, task_id, remaining)
@@ -81,6 +89,8 @@ class NotAcquired(LockConflict, LockError):
 
 class Unavailable(LockUnavailable, ConnectionError):
     """The lock server does not answer, or refuses to serve."""
+
+    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
 
 
 class Lock:
@@ -191,11 +201,23 @@ class Lock:
         owner = _of(made) + new_owner()[_OF_TOKEN:]
         until = float("inf") if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
-        found = _translated(lambda: self._ask(owner, until if blocking else 0.0, pause))
-        if isinstance(found, Lease):
+        try:
+            found = _translated(lambda: self._ask(owner, until if blocking else 0.0, pause))
+            if not isinstance(found, Lease):
+                return False
             self._hold(found, made)
             return True
-        return False
+        except BaseException:
+            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: it may be ours, and nobody knows.
+            self._forget(owner)
+            raise
+
+    def _forget(self, owner: str) -> None:
+        """Give up what this owner may have got, unless that is noted as held."""
+        held = self.local.held
+        if held is None or held.lease.owner != owner:
+            lease = Lease(self._key, owner, ttl=self._ttl, fence=0, sent_at=clock.now(), limit=self._limit)
+            self._keeper.store.abandon(lease)
 
     def release(self) -> None:
         """Give the lock back. After `Unavailable` this can be repeated; else the lock ends by itself.

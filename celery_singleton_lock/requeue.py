@@ -16,8 +16,9 @@ from typing import Any, Literal, NoReturn
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock import cleaned, clock, identity
 from celery_singleton_lock.broker import longest_delay
+from celery_singleton_lock.options import MAX_TTL
 from celery_singleton_lock.original import PUT_BACK_HEADER, original_of
 from celery_singleton_lock.publisher import Publisher
 
@@ -69,7 +70,7 @@ def try_to_put_back(task: Any, *, reason: Reason, delay: float | None = None, gi
     request = task.request
     if delay is None:
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
-    delay = max(min(delay, longest_delay(task.app.conf)), 0.0)
+    delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
     try:
         _send(task, reason, delay, _header(request, reason, given_up))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
@@ -111,7 +112,8 @@ def _send(task: Any, reason: Reason, delay: float, header: dict[str, Any]) -> No
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
     if not expires:
         copy.set(expires=None)
-    copy.set(headers={**(copy.options.get("headers") or {}), PUT_BACK_HEADER: header}).apply_async()
+    headers = {**(copy.options.get("headers") or {}), **identity.passed_on(request), PUT_BACK_HEADER: header}
+    copy.set(headers=headers).apply_async()
 
 
 def _header(request: Any, reason: Reason, owner: str | None) -> dict[str, Any]:

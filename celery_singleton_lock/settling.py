@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import suppress
 
 from celery.utils.log import get_logger
 
@@ -54,9 +55,10 @@ class Settling:
             self._marks[key, mark.message] = mark
             if len(self._marks) > MOST:
                 del self._marks[next(iter(self._marks))]
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-settling", daemon=True)
-                self._thread.start()
+                with suppress(RuntimeError):  # No thread is to be had: the next mark tries again.
+                    self._thread.start()
 
     def write(self) -> None:
         """Write what there is; what cannot be written is kept."""

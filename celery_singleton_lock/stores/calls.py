@@ -440,9 +440,9 @@ def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> C
     return Call(_RAISE, [fence_key(key), run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
 
 
-def wake(key: str) -> Call:
-    """Pass a wake-up on."""
-    return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL)])
+def wake(key: str, *, limit: int = 1) -> Call:
+    """Pass a wake-up on; there are never more of them than may hold the lock."""
+    return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL), limit])
 
 
 def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
@@ -521,7 +521,7 @@ def secret(key: str, value: str, *, at_least: bool) -> Call:
 def held(value: bytes, pttl: int) -> Held:
     """What a lock's value and its remaining milliseconds say."""
     owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
-    return Held(holder, owner, max(pttl, 0) / 1000)
+    return Held(holder, owner, float("inf") if pttl == -1 else max(pttl, 0) / 1000)
 
 
 def found(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held | Done:

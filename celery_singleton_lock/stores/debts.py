@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,8 @@ class Debts:
             self._debts[name] = _Debt(make, clock.now(), seconds)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-debts", daemon=True)
-                self._thread.start()
+                with suppress(RuntimeError):  # No thread is to be had: the next debt tries again.
+                    self._thread.start()
 
     def __str__(self) -> str:
         return self._shown
@@ -111,10 +113,11 @@ class Debts:
         """Say it; whether all of it was answered."""
         for start in range(0, len(due), BATCH):
             batch = due[start : start + BATCH]
+            reached = True
             try:
                 answers = self._run_each([debt.make(clock.now() - debt.since) for _, debt in batch])
             except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on
-                answers = [error] * len(batch)
+                answers, reached = [error] * len(batch), False
             failed = [answer for answer in answers if isinstance(answer, Exception)]
             with self._mutex:
                 for (name, debt), answer in zip(batch, answers, strict=True):
@@ -122,8 +125,8 @@ class Debts:
                         del self._debts[name]
             if failed:
                 logger.debug("%s: %d ends of locks are still to be said: %s", self, len(failed), failed[0])
-            if len(failed) == len(batch):
-                return False  # So will be the rest.
+            if not reached:
+                return False  # Nor will be the rest. Of a cluster some masters may answer.
         return not self.is_behind
 
 

@@ -16,13 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import hiredis
 from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.calls import OF_A_NODE, Call
 from celery_singleton_lock.stores.server import Server, told
-from celery_singleton_lock.stores.stream import Stream
+from celery_singleton_lock.stores.stream import Stream, packed
 
 #: Seconds for which a node is left alone that could not be connected to: at first, and at most.
 PAUSE, MAX_PAUSE = 0.5, 4.0
@@ -196,7 +195,7 @@ class Fan:
         until = clock.now() + seconds
         owed_until = clock.now() + owed_for if owed_for else 0.0
         for place, call in enumerate(calls):
-            command = hiredis.pack_command(call.by_digest)
+            command = packed(call.by_digest)
             for index in range(len(self._nodes)):
                 is_silent = self._is_silent(index)
                 if is_silent:
@@ -221,7 +220,7 @@ class Fan:
             indexes: of the nodes.
             owed_for: seconds for which they are owed it; 0 if it does not matter where it is lost.
         """
-        command = hiredis.pack_command(call.by_digest)
+        command = packed(call.by_digest)
         until = clock.now() + owed_for if owed_for else 0.0
         for index in indexes:
             self._send(index, _Sent(call, self._round, None, until), command)
@@ -278,7 +277,7 @@ class Fan:
         # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
         for script in OF_A_NODE:
             loading = _Sent(Call(script, (), ()), self._round, None, 0.0)
-            self._send(index, loading, hiredis.pack_command(loading.call.load))
+            self._send(index, loading, packed(loading.call.load))
 
     def _send(self, index: int, sent: _Sent, command: bytes | None = None) -> None:
         """Send a call to a node, behind what it was sent before, or have it owed."""
@@ -291,7 +290,7 @@ class Fan:
         # Before it is sent: an interruption may come between any two lines.
         self._unanswered[index].append(sent)
         try:
-            stream.push(command or hiredis.pack_command(sent.call.by_digest))
+            stream.push(command or packed(sent.call.by_digest))
             if stream.unsent > MAX_UNSENT:
                 raise TimeoutError("it has not taken what was sent for some time")
         except RedisError as error:
@@ -333,7 +332,7 @@ class Fan:
                 sent = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
                     # Also where nobody waits for it any more: it may be a release.
-                    self._send(index, sent, hiredis.pack_command(sent.call.by_text))
+                    self._send(index, sent, packed(sent.call.by_text))
                     if self._streams[index] is None:
                         return
                 else:

@@ -320,6 +320,9 @@ class RedlockStore:
 
     def close(self) -> None:
         self._is_closed = True
+        if self._pid != os.getpid():
+            # Forked: the selectors of these are the parent's too, which would hear nothing any more.
+            self._fans, self._own, self._pid = deque(), deque(), os.getpid()
         while self._fans:
             self._fans.pop().close()
         for node in self._nodes:
@@ -363,7 +366,7 @@ class RedlockStore:
             )
             if _SOMEBODY_WAITS in answers.values():
                 # Only now: who wakes while most nodes still hold the lock would find it held.
-                fan.tell(calls.wake(lease.key), range(len(self._nodes)))
+                fan.tell(calls.wake(lease.key, limit=lease.limit), range(len(self._nodes)))
         return answers
 
     def _has_failed(self, answers: Answers) -> bool:

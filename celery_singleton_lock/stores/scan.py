@@ -135,8 +135,7 @@ def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False
         if not isinstance(value, bytes):
             found.append(None)  # It is gone by now, or of another type.
             continue
-        held = replace(calls.held(value, pttl), slot=place.slot, waiters=_count(waiters))
-        found.append(replace(held, remaining=float("inf")) if pttl == -1 else held)
+        found.append(replace(calls.held(value, pttl), slot=place.slot, waiters=_count(waiters)))
     return found
 
 

@@ -60,6 +60,16 @@ _OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
 }
 
 
+def packed(command: Command) -> bytes:
+    """A command as it goes over the wire.
+
+    hiredis (3.5) crashes the process if a signal's handler raises while it writes down a number: it gets none.
+    """
+    parts: Any = tuple(part if isinstance(part, (str, bytes)) else str(part) for part in command)
+    packed: bytes = hiredis.pack_command(parts)
+    return packed
+
+
 class TooFewReplicas(RedisError):
     """A script was run, and too few replicas have its writes.
 
@@ -102,11 +112,11 @@ class Stream:
 
     def send(self, command: Command) -> None:
         """Send a command; `read` gives its answer, after those to what was sent before."""
-        self.send_packed(hiredis.pack_command(command))
+        self.send_packed(packed(command))
 
     def send_each(self, commands: Sequence[Command]) -> None:
         """Send some commands at once, whose answers are read one by one."""
-        self.send_packed(b"".join(map(hiredis.pack_command, commands)), len(commands))
+        self.send_packed(b"".join(map(packed, commands)), len(commands))
 
     def send_packed(self, command: bytes, count: int = 1) -> None:
         """As `send`, for a command as it goes over the wire, or for several."""

@@ -369,9 +369,10 @@ class TestDebts:
         lease = taken(direct)
         own_redis.pause()
         direct.abandon(lease)
-        assert any(thread.name == "singleton-lock-debts" for thread in threading.enumerate())
+        thread = direct._debts._thread
+        assert thread is not None
         own_redis.resume()
-        until(lambda: not any(thread.name == "singleton-lock-debts" for thread in threading.enumerate()))
+        until(lambda: not thread.is_alive())
 
     def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.kill()

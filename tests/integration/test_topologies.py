@@ -329,9 +329,7 @@ class TestCluster:
         lease, got, looks = taken(store, key), [], threading.Semaphore(0)
 
         def wait() -> None:
-            place = (
-                store.bell(key) if way == "bell" else store.turn(key, owner, ttl=TTL, holder=other, since=clock.now())
-            )
+            place = store.bell(key) if way == "bell" else store.turn(key, owner, ttl=TTL, holder=other)
             with place:
                 found = acquire_by(store, key, owner, other)
                 while not isinstance(found, Lease):

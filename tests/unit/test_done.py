@@ -10,7 +10,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import ResultLost, SingletonTask, done
+from celery_singleton_lock import ResultLost, SingletonTask, done, kept
 from celery_singleton_lock.broker import longest_delay
 from celery_singleton_lock.lease import Done
 from celery_singleton_lock.runtime import Runtime
@@ -322,3 +322,19 @@ def test_second_copy_takes_no_lock(app: Celery) -> None:
     deliver(task)
     deliver(task)
     assert dict(Runtime.of(app).store.holds(app.main)) == {}
+
+
+def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) -> None:
+    """A signature was frozen and sent again; the second worker died before it stored anything."""
+    task, _ = make(app, lambda: 1)
+    task.backend.store_result(id_for(task), "last night's", "SUCCESS")
+    record = done.Outcome("SUCCESS", kept.dumps("this night's", 100)).dumps(3600.0)
+    task.push_request(id=id_for(task), headers={})
+    try:
+        with pytest.raises(Ignore):
+            done.answer(task, Done(record, 3599.0))
+        meta = {**task.backend.get_task_meta(id_for(task), cache=False), "date_done": "2020-01-01T00:00:00+00:00"}
+        task.backend.get_task_meta = lambda *_: meta
+        assert done.answer(task, Done(record, 3599.0)) == "this night's"
+    finally:
+        task.pop_request()

@@ -70,6 +70,10 @@ for slot = 0, slots - 1 do
     held = held + 1
     if holds == owner and asked_for then
       redis.call('SET', lock, owner .. holder, 'PX', ttl)
+      if slot > 0 then
+        redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
+          math.max(redis.call('PTTL', in_use), ttl))
+      end
       pass_on(freed)
       return {1, tonumber(redis.call('GET', fence) or 0), slot}
     elseif heir ~= '' and holds == heir and (asked_for or slot >= limit) then
@@ -78,7 +82,7 @@ for slot = 0, slots - 1 do
       local pttl = redis.call('PTTL', lock)
       if holds == owner or sending ~= '' and string.sub(value, 33, 32 + #sending) == sending then
         copy = {0, value, pttl}
-      elseif not first or pttl < first_pttl then
+      elseif not first or first_pttl < 0 or pttl >= 0 and pttl < first_pttl then
         first, first_pttl = value, pttl
       end
     end

@@ -14,7 +14,7 @@ if ARGV[#ARGV] ~= '0' then
     redis.call('SET', memory, 1, 'PX', lifetime)
     left = lifetime
   end
-  if lifetime - left < ttl and redis.call('EXISTS', KEYS[4]) == 0 then
+  if lifetime - left < ttl and redis.call('EXISTS', KEYS[4 + tonumber(ARGV[11])]) == 0 then
     return {3, ttl - (lifetime - left)}
   end
 end
