@@ -611,3 +611,11 @@ def pttl(server: RedisServer, key: str) -> int:
 
 def blocked(nodes: Nodes) -> int:
     return sum(server.client().info("clients")["blocked_clients"] for server in nodes.servers if server.pid)
+
+
+def test_wake_ups_that_nobody_takes_do_not_pile_up(nodes: Nodes) -> None:
+    """Waiters take them from one node; releases leave one on each."""
+    server = open_url(nodes.servers[0].url)._servers
+    for _ in range(5):
+        server.run(calls.wake(KEY, limit=2))
+    assert server.command("LLEN", calls.wake_key(KEY)) == 2

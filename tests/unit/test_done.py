@@ -10,9 +10,9 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import ResultLost, SingletonTask, done, kept
+from celery_singleton_lock import LockLost, ResultLost, SingletonTask, done, kept
 from celery_singleton_lock.broker import longest_delay
-from celery_singleton_lock.lease import Done
+from celery_singleton_lock.lease import Done, Holder, Lease
 from celery_singleton_lock.runtime import Runtime
 
 _numbers = itertools.count()
@@ -338,3 +338,34 @@ def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) 
         assert done.answer(task, Done(record, 3599.0)) == "this night's"
     finally:
         task.pop_request()
+
+
+class TestEndWithoutABody:
+    """It is the message's end: a copy that is delivered while the first one waits does not run afterwards."""
+
+    def test_conflict_policy_that_fails(self, app: Celery) -> None:
+        def decide(task: Any, conflict: object) -> str:
+            raise RuntimeError("a fault of the policy")
+
+        task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
+        store, key = Runtime.of(app).store, task.lock_key_of()
+        other = store.acquire(key, "o" * 32, ttl=60.0, holder=Holder("other"))
+        assert isinstance(other, Lease)
+        with pytest.raises(RuntimeError, match="policy"):
+            deliver(task)
+        store.release(other)
+        with pytest.raises(RuntimeError, match="policy"):
+            deliver(task)
+        assert runs == []
+
+    def test_lock_that_was_lost(self, app: Celery) -> None:
+        def lose() -> None:
+            Runtime.of(app).store.release(task.lock)
+            task.lock.lose("deleted")
+            task.lock.check()
+
+        task, runs = make(app, lose, acks_late=True)
+        for _ in range(2):
+            with pytest.raises(LockLost):
+                deliver(task)
+        assert len(runs) == 1

@@ -16,6 +16,7 @@ from celery_singleton_lock import (
     SingletonLockError,
     StaleFence,
 )
+from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 
 ERRORS = [
     InvalidKey("no stable form"),
@@ -57,3 +58,12 @@ def test_errors_share_no_parent_but_the_base() -> None:
         assert isinstance(error, SingletonLockError)
     assert not issubclass(LockLost, LockConflict)
     assert not issubclass(LockUnavailable, LockConflict)
+
+
+@pytest.mark.parametrize(
+    "error", [NotHeld("x"), NotOwned("k", "r"), NoTimeout("x"), NotAcquired("k"), Unavailable("s", "r")], ids=repr
+)
+def test_errors_that_are_redis_pys_too_can_be_shown(error: SingletonLockError) -> None:
+    assert type(error).__name__ in repr(error)
+    assert str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

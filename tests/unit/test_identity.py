@@ -164,3 +164,22 @@ def test_the_name_of_a_record_is_short_and_plain_whatever_the_id(task_id: object
 
 def test_records_of_two_tasks_have_two_names() -> None:
     assert identity.record_name("a", "id", "0" * 32) != identity.record_name("b", "id", "0" * 32)
+
+
+@pytest.mark.parametrize("root", [None, "1"])
+def test_a_retry_belongs_to_its_message_though_that_came_without_a_root(root: str | None) -> None:
+    """From an old client, or another program; Celery gives the retry its own id as the root and the parent."""
+    first = Context({"id": "1", "root_id": root, "parent_id": None})
+    retry = Context({"id": "1", "root_id": "1", "parent_id": "1", "retries": 1})
+    assert identity.sending_of(first) == identity.sending_of(retry)
+
+
+def test_task_that_its_own_handler_sends_again_is_another_one(app: Celery, sent: list[Any]) -> None:
+    task = make(app)
+    task.delay()
+    (request,) = sent
+    for _ in range(2):
+        in_worker(task, request, lambda: task.apply_async(task_id=request.id))
+    first, again, copy = (identity.sending_of(it) for it in sent)
+    assert again != first
+    assert again == copy, "two copies of one message send one"

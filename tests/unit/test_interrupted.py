@@ -1,0 +1,79 @@
+"""Signals whose handlers raise, at any line: a soft time limit, Ctrl-C, an abort."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from celery_singleton_lock import clock, heartbeat
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.lease import Lease, new_owner
+from celery_singleton_lock.stores.memory import MemoryStore
+
+#: How often it is interrupted.
+TIMES = 2000
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Call something again and again until a signal ends that."""
+
+    def raise_it(*_: object) -> None:
+        raise Interrupted
+
+    def interrupt(work: Callable[[], object]) -> None:
+        with suppress(Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-6, 120e-6))
+            while True:
+                work()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    yield interrupt
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+class Execution:
+    def lost(self) -> None:
+        pass
+
+
+def test_heartbeat_is_never_left_locked(interrupt: Callable[[Callable[[], object]], None]) -> None:
+    beating, execution = Heartbeat(MemoryStore()), Execution()
+    kept = Lease("kept", new_owner(), ttl=1e6, fence=1, sent_at=clock.now())
+    beating.start(kept, execution.lost)
+    other = Lease("k", new_owner(), ttl=1e6, fence=1, sent_at=clock.now())
+    for _ in range(TIMES):
+        interrupt(lambda: beating.stop(other))
+    assert heartbeat._pulse.mutex.acquire(timeout=10)
+    heartbeat._pulse.mutex.release()
+    beating.stop(kept)
+    beating.close()
+
+
+def test_command_that_is_written_down_does_not_crash_the_process() -> None:
+    """As hiredis does if a handler raises within the text of a number."""
+    program = f"""
+import random, signal
+from celery_singleton_lock.stores.stream import packed
+def handler(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, handler)
+for _ in range({TIMES}):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-6, 60e-6))
+        while True: packed(("EVALSHA", "x" * 40, 3, b"key", *range(10), 1.5))
+    except KeyboardInterrupt: pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0
