@@ -29,7 +29,7 @@ from celery_singleton_lock import cleaned, clock, conflict, done, identity, proc
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable, SingletonLockError
-from celery_singleton_lock.lease import FIRST, Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.lease import FIRST, PERSON, Done, Heir, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.options import ConflictPolicy, Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Turn
@@ -227,6 +227,8 @@ class Execution:
         outcome = done.refused(self._task, self._request, policy, error)
         mark = mark_of(self._holder, outcome, self._refusal_ttl)
         copy = self._store.refuse(self._key, self._holder, mark, limit=self._options.limit)
+        if isinstance(copy, Held) and copy.owner[:PERSON] == self._owner[:PERSON]:
+            return None  # It is our own hold, which could not be freed yet.
         if copy is None:
             self._settle_after(outcome, mark.seconds)
         return copy

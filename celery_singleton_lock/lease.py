@@ -24,6 +24,9 @@ from celery_singleton_lock.errors import LockConflict, LockLost
 #: Characters of an owner: 128 random bits in hex, so that every script finds it by position.
 OWNER_LENGTH = 32
 
+#: Characters of an owner that are the same in each attempt to get a majority of a Redlock.
+PERSON = 28
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 #: Messages that a `Sight` shows at most.

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from celery_singleton_lock import process
 from celery_singleton_lock.finding import Finding
-from celery_singleton_lock.lease import Held
+from celery_singleton_lock.lease import PERSON, Held
 from celery_singleton_lock.stores import Store
-from celery_singleton_lock.stores.calls import PERSON
 from celery_singleton_lock.stores.checkup import Key
 
 #: Keys of one kind that are told one by one.

@@ -28,7 +28,19 @@ from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.entry import REFUSALS, Entry
-from celery_singleton_lock.lease import FIRST, OWNER_LENGTH, Done, Heir, Held, Holder, Lease, Mark, Name, heir_of
+from celery_singleton_lock.lease import (
+    FIRST,
+    OWNER_LENGTH,
+    PERSON,
+    Done,
+    Heir,
+    Held,
+    Holder,
+    Lease,
+    Mark,
+    Name,
+    heir_of,
+)
 from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Written
 
 #: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
@@ -58,9 +70,6 @@ MAX_SLOTS = 10_000
 
 #: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
 BATCH = 200
-
-#: Characters of an owner that are the same in each attempt to get a majority of a Redlock.
-PERSON = 28
 
 #: Names that an owner's attempts can have.
 ATTEMPTS = 16 ** (OWNER_LENGTH - PERSON)

@@ -18,9 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, heir_of, new_owner
+from celery_singleton_lock.lease import PERSON, Done, Heir, Held, Holder, Lease, Mark, heir_of, new_owner
 from celery_singleton_lock.stores import Store, open_url
-from celery_singleton_lock.stores.calls import PERSON
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import RedisServer
 

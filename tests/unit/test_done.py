@@ -369,3 +369,17 @@ class TestEndWithoutABody:
             with pytest.raises(LockLost):
                 deliver(task)
         assert len(runs) == 1
+
+    def test_lock_that_was_lost_and_is_still_there(self, app: Celery) -> None:
+        """It could not be renewed, nor freed: what is there is its own, and no copy that carries it out."""
+
+        def lose() -> None:
+            task.lock.lose("could not be renewed")
+            task.lock.check()
+
+        task, runs = make(app, lose, acks_late=True)
+        store = Runtime.of(app).store
+        store.release = lambda *_, **__: False  # type: ignore[method-assign]
+        with pytest.raises(LockLost):
+            deliver(task)
+        assert len(runs) == 1
