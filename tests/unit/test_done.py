@@ -370,7 +370,7 @@ class TestEndWithoutABody:
                 deliver(task)
         assert len(runs) == 1
 
-    def test_lock_that_was_lost_and_is_still_there(self, app: Celery) -> None:
+    def test_lock_that_was_lost_and_is_still_there(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """It could not be renewed, nor freed: what is there is its own, and no copy that carries it out."""
 
         def lose() -> None:
@@ -378,8 +378,7 @@ class TestEndWithoutABody:
             task.lock.check()
 
         task, runs = make(app, lose, acks_late=True)
-        store = Runtime.of(app).store
-        store.release = lambda *_, **__: False  # type: ignore[method-assign]
+        monkeypatch.setattr(Runtime.of(app).store, "release", lambda *_, **__: False)
         with pytest.raises(LockLost):
             deliver(task)
         assert len(runs) == 1
