@@ -176,14 +176,14 @@ class Sender:
     def forget_chords(self) -> None:
         """Have no chord be taken for the one before, with the same id.
 
-        Celery 5.7 notes under a chord's id that its body was sent, and takes the note away when the chord is sent again,
-        after its header: a part of the header that ends before that does not count, and the body is never sent. So it is
-        with the stock Task, now and then.
+        Celery 5.7 notes under a chord's id that its body was sent, and takes the note away when the chord is sent
+        again, after its header: a part of the header that ends before that does not count, and the body is never sent.
+        So it is with the stock Task, now and then.
         """
         deadline = clock.now() + AFTERWARDS
         while any(self._stored.scan_iter("*.j", count=1000)) and clock.now() < deadline:
             clock.sleep(0.02)  # What was counted goes when the body has been sent; of chords that failed it stays.
-        for note in self._stored.scan_iter("*.d", count=1000):
+        for note in self._stored.scan_iter("*.c", count=1000):
             self._stored.delete(note)
 
     def became(self, family: str, name: str) -> list[object]:
