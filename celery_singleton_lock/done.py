@@ -73,9 +73,9 @@ def failed(task: Any, request: Any, error: Exception) -> Outcome:
     return Outcome(states.FAILURE, _content(task, request, error, states.FAILURE))
 
 
-def refused(task: Any, request: Any, policy: ConflictPolicy, error: Exception) -> Outcome:
-    """The message of `request` was not carried out, and never will be."""
-    return failed(task, request, error) if policy == "raise" else Outcome(states.REVOKED)
+def refused(task: Any, request: Any, policy: ConflictPolicy, error: Exception) -> Outcome | None:
+    """The message of `request` is not carried out, and ends with `error`; None if that is not its end."""
+    return ended_by(task, request, error) if policy == "raise" else Outcome(states.REVOKED)
 
 
 def ended_by(task: Any, request: Any, error: BaseException) -> Outcome | None:

@@ -222,9 +222,9 @@ class Execution:
             self._put_back_for(silent)
 
     def _refused_by_store(self, policy: ConflictPolicy, error: Exception) -> Held | Done | None:
-        if not self._is_remembered:
+        outcome = done.refused(self._task, self._request, policy, error) if self._is_remembered else None
+        if outcome is None:
             return None
-        outcome = done.refused(self._task, self._request, policy, error)
         mark = mark_of(self._holder, outcome, self._refusal_ttl)
         copy = self._store.refuse(self._key, self._holder, mark, limit=self._options.limit)
         if isinstance(copy, Held) and copy.owner[:PERSON] == self._owner[:PERSON]:

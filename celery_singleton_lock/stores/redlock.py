@@ -36,9 +36,9 @@ from celery_singleton_lock.stores.bell import RedisBell
 from celery_singleton_lock.stores.fan import Answers, Fan, Node, NotAsked
 from celery_singleton_lock.stores.journal import RedisJournal
 from celery_singleton_lock.stores.ledger import RedisLedger
+from celery_singleton_lock.stores.owing import Owing
 from celery_singleton_lock.stores.scan import entries, holds, look, sight
 from celery_singleton_lock.stores.server import Reader, Server, told
-from celery_singleton_lock.stores.settling import Settling
 from celery_singleton_lock.stores.turn import AskingTurn
 
 logger = get_logger(__name__)
@@ -180,7 +180,7 @@ class RedlockStore:
         self._memory = memory
         self._fans: deque[Fan] = deque()
         self._pid = os.getpid()
-        self._settling = Settling(self._settle)
+        self._owing = Owing(self._settle)
         #: Of the thread that settles.
         self._own: deque[Fan] = deque()
         self._is_closed = False
@@ -579,7 +579,7 @@ class RedlockStore:
 
     def _see_to_debts(self, is_behind: bool = False) -> None:
         if is_behind or any(node.owes for node in self._nodes):
-            self._settling.begin()
+            self._owing.begin()
 
     def _settle(self) -> bool:
         """Have the nodes hear what they are owed; whether something is left."""

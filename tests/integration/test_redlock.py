@@ -309,7 +309,7 @@ class TestGivenUp:
         with pytest.raises(LockUnavailable):
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
-        until(lambda: store._settling._thread is None, "nothing is owed any more")
+        until(lambda: store._owing._thread is None, "nothing is owed any more")
         assert not store._own
 
     def test_large_semaphore_is_given_up_as_soon_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import LockLost, ResultLost, SingletonTask, done, kept
+from celery_singleton_lock import LockConflict, LockLost, ResultLost, SingletonTask, done, kept
 from celery_singleton_lock.broker import longest_delay
 from celery_singleton_lock.lease import Done, Holder, Lease
 from celery_singleton_lock.runtime import Runtime
@@ -381,4 +381,15 @@ class TestEndWithoutABody:
         monkeypatch.setattr(Runtime.of(app).store, "release", lambda *_, **__: False)
         with pytest.raises(LockLost):
             deliver(task)
+        assert len(runs) == 1
+
+    def test_message_that_is_rejected_may_come_again(self, app: Celery) -> None:
+        """As by a dead-letter exchange; like a failure of the body."""
+        task, runs = make(app, lambda: 1, on_conflict="raise", acks_late=True, acks_on_failure_or_timeout=False)
+        other = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        assert isinstance(other, Lease)
+        with pytest.raises(LockConflict):
+            deliver(task)
+        Runtime.of(app).store.release(other)
+        assert deliver(task) == 1
         assert len(runs) == 1

@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 LOOK_AFTER = 0.25
 
 
-class Settling:
+class Owing:
     """Calls `settle` again and again while there is something left to do.
 
     No mutex: a fork may come at any time, and in the child nobody would unlock it. Should two threads run for a moment,
@@ -41,7 +41,7 @@ class Settling:
         self._wanted = True
         thread = self._thread
         if thread is None or not thread.is_alive():
-            thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-settling", daemon=True)
+            thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-owing", daemon=True)
             with suppress(RuntimeError):  # The interpreter is about to end.
                 thread.start()
 
