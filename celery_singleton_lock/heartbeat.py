@@ -19,7 +19,6 @@ has.
 from __future__ import annotations
 
 import os
-import random
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.mutex import Mutex
@@ -447,7 +446,7 @@ def _slack(lease: Lease) -> float:
 
 def _due_after(lease: Lease) -> float:
     # From when it was sent: a process that was stopped in between reads an answer that says little by now.
-    return lease.trusted_until - lease.good_for * (1 - RENEW_AFTER * random.uniform(0.9, 1.0))
+    return lease.trusted_until - lease.good_for * (1 - chance.spread(RENEW_AFTER, least=0.9))
 
 
 def _give_up_at(lease: Lease) -> float:
@@ -466,7 +465,7 @@ def _try_again_or_give_up(watched: _Watched, lease: Lease, error: Exception) -> 
     if now >= give_up_at:
         _lose(watched, lease, f"it could not be renewed in time: {error}")
     else:
-        pause = min(0.5, lease.good_for / 20) * random.uniform(0.5, 1.0)
+        pause = chance.spread(min(0.5, lease.good_for / 20))
         watched.due_at = min(now + pause, give_up_at)
 
 

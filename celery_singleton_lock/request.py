@@ -11,7 +11,6 @@ has not said it, the key is made in a thread beside (`aside`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,7 +26,6 @@ from celery_singleton_lock import clock, done, reports
 from celery_singleton_lock.aside import Aside
 from celery_singleton_lock.children import Children, free
 from celery_singleton_lock.conflict import Expired, Skipped
-from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.execution import OWNER, holder_of, mark_of
 from celery_singleton_lock.lease import Lease, heir_of, new_owner
 from celery_singleton_lock.options import Options
@@ -195,8 +193,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         holder, runtime = holder_of(self.task, self._context), Runtime.of(self.app)
         # Under an owner that holds nothing: the child may still be cleaning up.
         lease.owner = new_owner()
-        with suppress(LockUnavailable):
-            runtime.store.release(lease, mark=mark_of(holder, outcome, seconds))
+        runtime.store.leave_mark(lease, mark_of(holder, outcome, seconds))
         if told:
             runtime.settling.add(lease.key, mark_of(holder, done.Outcome(outcome.state, settled=True), seconds))
 

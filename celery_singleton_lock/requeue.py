@@ -8,7 +8,6 @@ sent it. Its header says how often it was put back, and which owners earlier del
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
@@ -16,7 +15,7 @@ from typing import Any, Literal, NoReturn
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import cleaned, clock, identity
+from celery_singleton_lock import chance, cleaned, clock, identity
 from celery_singleton_lock.broker import longest_delay
 from celery_singleton_lock.options import MAX_TTL
 from celery_singleton_lock.original import PUT_BACK_HEADER, original_of
@@ -99,7 +98,7 @@ def given_up(request: Any) -> tuple[str, ...]:
 
 def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
     """Seconds to wait after `count` tries: doubled each time, with jitter so that a crowd spreads out."""
-    return min(FIRST_DELAY * 2.0 ** min(count, 16), at_most) * random.uniform(0.5, 1.0)
+    return chance.spread(min(FIRST_DELAY * 2.0 ** min(count, 16), at_most))
 
 
 def _send(task: Any, reason: Reason, delay: float, header: dict[str, Any]) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool, parse_url
 from redis.exceptions import RedisError
+from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock import cleaned
@@ -94,7 +96,11 @@ def _sentinel_pool(urls: Sequence[str], options: Mapping[str, Any]) -> Connectio
     common.update({name: value for name, value in options.items() if name not in _OF_SENTINEL})
     if any(name.startswith("ssl") for name in common):
         common["ssl"] = True
-    limits = {"socket_timeout": _SENTINEL_TIMEOUT, "socket_connect_timeout": _SENTINEL_TIMEOUT}
+    limits = {
+        "socket_timeout": _SENTINEL_TIMEOUT,
+        "socket_connect_timeout": _SENTINEL_TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),  # The next Sentinel is asked instead.
+    }
     sentinel = Sentinel(  # type: ignore[no-untyped-call]
         [_address(url, _SENTINEL_PORT) for url in urls],
         min_other_sentinels=options.get("min_other_sentinels", 0),

@@ -247,6 +247,17 @@ class Store(Protocol):
             Whether it had the lock; None if there is no answer yet.
         """
 
+    def leave_mark(self, lease: Lease, mark: Mark) -> None:
+        """Leave the mark of a message whose end somebody else has found, and free nothing.
+
+        Never raises, and waits for one answer at most; for none from a server that has just not answered. What is not
+        answered is said again in the background, as a release is.
+
+        Args:
+            lease: for its key; of an owner that holds nothing.
+            mark: of the message.
+        """
+
     def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
         """Leave the mark of a message that is not carried out, unless it is being, or was.
 

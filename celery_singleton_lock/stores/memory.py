@@ -114,6 +114,9 @@ class MemoryStore:
         with self._mutex.lock:
             return self._give_up(lease.key, lease.owner, lease.ttl)
 
+    def leave_mark(self, lease: Lease, mark: Mark) -> None:
+        self.release(lease, mark=mark)
+
     def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
         with self._mutex.lock:
             done, now = self._done(key, mark.message), clock.now()

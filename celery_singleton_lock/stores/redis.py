@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
-from redis.backoff import FullJitterBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -27,7 +26,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight, new_owner
 from celery_singleton_lock.stores import calls
@@ -50,6 +49,9 @@ logger = get_logger(__name__)
 
 #: Tries of an acquire or release; with `server.STEP_TIMEOUT` a hung server costs a few seconds, not minutes.
 TRIES = 3
+
+#: Seconds between two tries, about: doubled each time, and at most.
+PAUSE, MAX_PAUSE = 0.02, 0.5
 
 #: Seconds for which a waiter goes on asking while it is cut off, as by a restart: what an acquire costs at most on a
 #: server that hangs.
@@ -155,6 +157,12 @@ class RedisStore:
         name = "acquire", lease.key, lease.owner
         answer = self._end(name, lambda _: calls.abandon(lease), lease.ttl, at_once=not self._debts.is_behind)
         return None if answer is None else bool(answer)
+
+    def leave_mark(self, lease: Lease, mark: Mark) -> None:
+        def make(seconds: float) -> calls.Call:
+            return calls.release(lease, mark=mark, repeated=seconds > 0)
+
+        self._end(("release", lease.key, lease.owner), make, mark.seconds, at_once=not self._debts.is_behind)
 
     def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
         slots = limit
@@ -327,13 +335,11 @@ class RedisStore:
                 failures += 1
                 if not _is_worth_another_try(error, failures, clock.now() - began, patience):
                     raise self._unavailable(error) from error
-            clock.sleep(_BACKOFF.compute(failures))
+            clock.sleep(chance.spread(min(PAUSE * 2**failures, MAX_PAUSE), least=0.0))
 
     def _unavailable(self, error: BaseException) -> LockUnavailable:
         return LockUnavailable(self.server, told(error))
 
-
-_BACKOFF = FullJitterBackoff(cap=0.5, base=0.02)
 
 #: Errors after which the same command may succeed. READONLY: a failover is under way, reconnect.
 _TRANSIENT = (ConnectionError, TimeoutError, ReadOnlyError, OSError)

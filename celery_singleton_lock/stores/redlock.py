@@ -17,7 +17,6 @@ rate; who does not takes back what it got, on every node, and tries again after 
 from __future__ import annotations
 
 import os
-import random
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any, TypeVar
 from celery.utils.log import get_logger
 from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.stores import calls
@@ -245,7 +244,7 @@ class RedlockStore:
         most = len(self._nodes) - self._quorum
         for tries in range(TRIES):
             if tries:
-                clock.sleep(_delay())
+                clock.sleep(chance.spread(RETRY_DELAY))
             answers = self._released(lease, call, is_owed=not tries)
             ours, gone = _released(answers)
             if ours + gone >= self._quorum:
@@ -261,6 +260,12 @@ class RedlockStore:
             logger.debug("redlock: %s: is taken back later: %s", lease.key, told(error))
         ours, gone = _released(answers)
         return None if ours + gone < self._quorum else ours > 0 and gone <= len(self._nodes) - self._quorum
+
+    def leave_mark(self, lease: Lease, mark: Mark) -> None:
+        try:
+            self._released(lease, calls.release_vote(lease, mark=mark), is_owed=True)
+        except Exception as error:  # noqa: BLE001 - it is owed all the same
+            logger.debug("redlock: %s: a mark is left later: %s", lease.key, told(error))
 
     def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
         slots = limit
@@ -334,7 +339,7 @@ class RedlockStore:
         promise = mark._replace(record=calls.PROMISE + mark.record, seconds=PROMISED)
         for tries in range(TRIES):
             if tries:
-                clock.sleep(_delay())
+                clock.sleep(chance.spread(RETRY_DELAY))
             for each in (promise, mark):
                 answers = self._majority(calls.refuse_vote(key, holder, each, slots=slots))
                 found = [calls.refused(answer) for answer in answers]
@@ -382,7 +387,7 @@ class RedlockStore:
 
         for tries in range(TRIES):
             if tries:
-                clock.sleep(_delay())
+                clock.sleep(chance.spread(RETRY_DELAY))
             with self._fan() as fan:
                 fan.connect(step=CONNECT, seconds=CONNECT_ALL)
                 answers = fan.ask(call, is_decided, seconds=MAX_ANSWER)
@@ -456,7 +461,7 @@ class RedlockStore:
             if tries:
                 if clock.now() > until:
                     break
-                clock.sleep(_delay())
+                clock.sleep(chance.spread(RETRY_DELAY))
             fan.connect(step=CONNECT, seconds=CONNECT_ALL)
             unclear, holders = None, []
             for slot in range(wanted.limit):
@@ -482,7 +487,7 @@ class RedlockStore:
 
     def _try(self, fan: Fan, wanted: _Wanted, slot: int, slots: int) -> Lease | Done | _Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
-        attempt = calls.attempt_of(wanted.owner, random.randrange(1, calls.ATTEMPTS))
+        attempt = calls.attempt_of(wanted.owner, chance.randrange(1, calls.ATTEMPTS))
         call = calls.vote(
             *(wanted.key, attempt),
             ttl=wanted.ttl,
@@ -678,7 +683,3 @@ def _errors(answers: Answers) -> dict[int, str]:
 def _patience(ttl: float) -> float:
     """Seconds that the nodes get to answer."""
     return min(max(ttl * ANSWER_SHARE, MIN_ANSWER), MAX_ANSWER)
-
-
-def _delay() -> float:
-    return RETRY_DELAY * random.uniform(0.5, 1.0)

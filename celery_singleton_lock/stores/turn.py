@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Done, Held, Holder, Lease
 from celery_singleton_lock.stores.base import Bell, Store
@@ -38,7 +37,7 @@ class Breaks:
             self._pause = PAUSE
         except LockUnavailable:
             self.seen = True
-            clock.sleep(min(timeout, self._pause * random.uniform(0.5, 1.0)))
+            clock.sleep(min(timeout, chance.spread(self._pause)))
             self._pause = min(3 * self._pause, MAX_PAUSE)
 
 

@@ -40,6 +40,20 @@ def is_of(held: Held, lease: Lease) -> bool:
     return held.owner[:28] == lease.owner[:28]
 
 
+class TestLeft:
+    """The mark that somebody else leaves for a run that cannot."""
+
+    def test_copy_finds_it(self, store: Store) -> None:
+        lease = taken(store)
+        nobody = Lease(KEY, new_owner(), ttl=TTL, fence=0, sent_at=0.0)
+        store.leave_mark(nobody, Mark(ME.message, b"killed", 60.0))
+        assert store.renew([lease], timeout=1.0) == [True], "it frees nothing"
+        store.release(lease)
+        found = ask(store, holder=ME, once=True)
+        assert isinstance(found, Done)
+        assert found.record == b"killed"
+
+
 class TestAbandoned:
     def test_lock_is_free(self, store: Store) -> None:
         assert store.abandon(taken(store)) is True

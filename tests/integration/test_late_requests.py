@@ -248,6 +248,44 @@ class TestAbandon:
         assert direct.look(KEY) == []
 
 
+class TestLeave:
+    """The main process leaves the marks of killed children: it must not wait once for each."""
+
+    def test_waits_once_for_a_server_that_is_silent(
+        self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease, asked = taken(direct), []
+        run = direct._servers.run
+
+        def noted(call: calls.Call) -> object:
+            asked.append(call)
+            return run(call)
+
+        monkeypatch.setattr(direct._servers, "run", noted)
+        own_redis.pause()
+        for number in range(5):
+            direct.leave_mark(
+                Lease(KEY, new_owner(), ttl=TTL, fence=0, sent_at=0.0), Mark(f"message {number}", b"killed", 60.0)
+            )
+            direct.abandon(lease)
+        assert len(asked) == 1
+        own_redis.resume()
+        until(lambda: is_settled(direct))
+        assert len(direct.sight(KEY).marks) == 5
+        assert direct.look(KEY) == []
+
+    def test_newer_mark_is_not_overwritten_later(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        lease = taken(direct)
+        own_redis.pause()
+        direct.leave_mark(Lease(KEY, new_owner(), ttl=TTL, fence=0, sent_at=0.0), Mark(ME.message, b"killed", 60.0))
+        direct._debts.begin()  # As if it were said only after the next.
+        owed = calls.release(lease, mark=Mark(ME.message, b"killed", 60.0), repeated=True)
+        own_redis.resume()
+        direct.release(lease, mark=Mark(ME.message, b"settled", 60.0))
+        direct._servers.run(owed)
+        assert [mark.record for mark in direct.sight(KEY).marks] == [b"settled"]
+
+
 class TestRelease:
     def test_is_said_again_until_it_is_answered(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct, holder=ME)

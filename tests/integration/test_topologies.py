@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores import Store, open_url
 from celery_singleton_lock.testing import RedisServer
+from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Cluster, SentinelGroup, until
 
@@ -94,6 +96,18 @@ class TestSentinel:
         lease = taken(store)
         assert lease.fence > fence
         assert store.release(lease)
+
+    def test_next_sentinel_is_asked_when_the_first_is_gone(self, sentinels: SentinelGroup) -> None:
+        asked = []
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            hang_up = threading.Thread(target=lambda: [asked.append(gone.accept()[0].close()) for _ in range(2)])
+            hang_up.start()
+            store = open_url(f"sentinel://127.0.0.1:{gone.getsockname()[1]};{sentinels.url}", sentinels.options)
+            assert store.release(taken(store))
+            assert len(asked) == 1, "and not again and again, with pauses"
+            socket.create_connection(gone.getsockname()).close()
+            hang_up.join(LIMIT)
+        store.close()
 
     def test_old_connections_find_the_new_master(self, sentinels: SentinelGroup, store: Store) -> None:
         """The old one lives, and refuses to write."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
 from collections.abc import Sequence
 
@@ -101,6 +102,15 @@ def test_stopped_lease_is_not_renewed(store: Store, heartbeat: Heartbeat) -> Non
     assert store.renewed.wait(LIMIT)
     assert stopped.trusted_until == end
     heartbeat.stop(going)
+
+
+def test_numbers_that_a_task_has_seeded_stay_its_own(store: Store, heartbeat: Heartbeat) -> None:
+    lease, execution = store.take(), Execution()
+    before = random.getstate()
+    heartbeat.start(lease, execution.when_lost)
+    until(lambda: store.renewals >= 3, "renewed")
+    heartbeat.stop(lease)
+    assert random.getstate() == before
 
 
 def test_one_thread_for_many_leases(store: Store, heartbeat: Heartbeat) -> None:

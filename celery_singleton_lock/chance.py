@@ -1,0 +1,20 @@
+"""Random numbers that are nobody else's.
+
+The threads of the package run beside a user's code, which may have seeded Python's own generator to get the same
+numbers each time: they must not use these up. Nor may a seed, or a fork, make many processes try again at the same
+moment.
+"""
+
+from __future__ import annotations
+
+from random import SystemRandom
+
+_chance = SystemRandom()
+
+#: As `random.randrange`.
+randrange = _chance.randrange
+
+
+def spread(seconds: float, *, least: float = 0.5) -> float:
+    """A random time from this share of the seconds to all of them, so that not everybody comes at once."""
+    return seconds * _chance.uniform(least, 1.0)

@@ -1,0 +1,25 @@
+"""What a task has seeded stays the task's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock import chance
+from celery_singleton_lock.requeue import back_off
+
+
+def test_spread() -> None:
+    found = {chance.spread(8.0) for _ in range(100)}
+    assert len(found) > 50
+    assert all(4.0 <= seconds <= 8.0 for seconds in found)
+    assert 7.2 <= chance.spread(8.0, least=0.9) <= 8.0
+
+
+@pytest.mark.parametrize("use", [lambda: chance.spread(1.0), lambda: chance.randrange(1, 100), lambda: back_off(3)])
+def test_numbers_that_a_task_has_seeded_stay_its_own(use: Callable[[], object]) -> None:
+    before = random.getstate()
+    use()
+    assert random.getstate() == before
