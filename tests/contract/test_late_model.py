@@ -211,7 +211,7 @@ def play(histories: type[LateHistories], examples: int, **more: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_singleton_lock.stores.redis._BACKOFF.compute", lambda failures: 0.0)
+    monkeypatch.setattr("celery_singleton_lock.stores.redis.PAUSE", 0.0)
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
