@@ -121,6 +121,7 @@ def _audited(task: Any, settings: Settings, pool: str) -> Audited:
         *_of_conflicts(task, options),
         *_of_delivery(task, options),
         *_of_time_limits(task, options, pool),
+        *_of_reconnecting(task, pool),
         *_of_choices(task, options),
     ]
     return Audited(task.name, ", ".join(lock), worst_first(findings))
@@ -203,6 +204,20 @@ def _of_consumer_timeout(task: Any, options: Options) -> Iterator[Finding]:
             "acks_late without a time limit on RabbitMQ, which closes the connection of a worker that keeps a message "
             f"unacknowledged for longer than its consumer_timeout ({CONSUMER_TIMEOUT:g} s by default)",
             "set a time limit below it, or raise it in rabbitmq.conf",
+        )
+
+
+def _of_reconnecting(task: Any, pool: str) -> Iterator[Finding]:
+    """What Celery does after a lost connection: a greenlet of the pool asks RabbitMQ something on the connection that
+    the consumer's greenlet reads.
+    """
+    conf = task.app.conf
+    if pool in ("gevent", "eventlet") and is_rabbitmq(conf) and conf.worker_enable_prefetch_count_reduction:
+        yield Finding(
+            *("warning", task.name),
+            f"the {pool} pool on RabbitMQ with worker_enable_prefetch_count_reduction: a worker that loses its "
+            "connection while tasks run may end",
+            "set worker_enable_prefetch_count_reduction=False",
         )
 
 

@@ -102,7 +102,7 @@ def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callab
     shop.start("one", arguments=("-Q", queue))
     shop.send("exclusive", "report", LIMIT, queue=queue)
     shop.record.wait_for(starts=1)
-    refused = [shop.send("patient", "report", queue=queue) for _ in range(50)]
+    refused = [shop.send("patient", "report", queue=queue) for _ in range(200)]
     until(lambda: all(f"{result.id}] on_conflict=retry" in shop.workers[0].log for result in refused))
     assert shop.send("echo", "hello", queue=queue).get(timeout=10) == "hello"
 
@@ -127,10 +127,25 @@ def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork"])
-@pytest.mark.parametrize(("queue_type", "exchange_type"), KINDS[:3])
-def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
-    redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str, queue_type: str, exchange_type: str, pool: str
+@pytest.mark.parametrize(
+    ("queue_type", "exchange_type", "pool", "way"),
+    [
+        *((*kind, "prefork", "killed") for kind in KINDS[:3]),
+        ("classic", "direct", "eventlet", "killed"),
+        ("quorum", "direct", "threads", "killed"),
+        ("quorum", "topic", "gevent", "killed"),
+        ("quorum", "direct", "prefork", "stopped"),
+        ("classic", "direct", "gevent", "stopped"),
+    ],
+)
+def test_broker_goes_in_each_state_of_a_message(
+    redis_server: RedisServer,
+    shop_on: Callable[..., Shop],
+    queue: str,
+    queue_type: str,
+    exchange_type: str,
+    pool: str,
+    way: str,
 ) -> None:
     """While one runs, a copy of it stands by, others wait for the lock, are put back, or are just being put back."""
     with RabbitMQ() as rabbitmq, LossyProxy(rabbitmq.port) as proxy:
@@ -140,6 +155,8 @@ def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
             task_queues=copies.queues(queue, exchange_type=exchange_type, queue_type=queue_type),
             task_default_queue=queue,
             singleton_lock_ttl=10.0,  # A broker that starts leaves a gevent pool's heartbeat little time.
+            # See docs/howto/rabbitmq.md.
+            worker_enable_prefetch_count_reduction=pool not in ("gevent", "eventlet"),
         )
         shop.app.conf.broker_url = rabbitmq.url
         (worker,) = shop.start("one", pool=pool, concurrency=12, arguments=("-Q", queue))
@@ -153,16 +170,45 @@ def test_broker_hangs_and_is_killed_in_each_state_of_a_message(
         leaving = [shop.send("exclusive", "report", singleton_lock=patience) for _ in range(3)]
         until(lambda: all(f"{result.id}] on_conflict=retry" in worker.log for result in refused))
         until(lambda: all(f"{result.id}] received" in worker.log for result in (waiting, *leaving)))
-        rabbitmq.pause()
+        if way == "killed":
+            rabbitmq.pause()
         until(lambda: all(f"{result.id}] on_conflict=retry" in worker.log for result in leaving))
-        clock.sleep(1.0)  # What is sent without being confirmed would seem to be sent.
-        rabbitmq.kill()
+        if way == "killed":
+            clock.sleep(1.0)  # What is sent without being confirmed would seem to be sent.
+            rabbitmq.kill()
+        else:
+            rabbitmq.stop()
         rabbitmq.restart()
         results = [running, waiting, *refused, *leaving]
         assert [result.get(timeout=LIMIT) for result in results] == ["report"] * len(results)
         runs = shop.record.runs("report")
         assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
         assert overlaps(runs) == []
+
+
+def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
+    redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
+) -> None:
+    """RabbitMQ would close the connection, and Celery end the worker."""
+    with RabbitMQ() as rabbitmq, LossyProxy(rabbitmq.port) as proxy:
+        rabbitmq.control("eval", "application:set_env(rabbit, consumer_timeout, 4000).")
+        rabbitmq.control("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+        shop = shop_on(
+            redis_server,
+            broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
+            task_default_queue=queue,
+        )
+        shop.app.conf.broker_url = rabbitmq.url
+        (worker,) = shop.start("one", concurrency=3)
+        running = shop.send("late", "report", 12.0)
+        shop.record.wait_for(starts=1)
+        proxy.cut()  # From now on it is the copy that RabbitMQ waits for.
+        refused = [shop.send("patient", "report") for _ in range(3)]
+        results = [running, *refused]
+        assert [result.get(timeout=LIMIT) for result in results] == ["report"] * len(results)
+        assert f"{running.id}] is already running" in worker.log
+        assert "PRECONDITION_FAILED" not in worker.log
+        assert len(shop.record.runs("report")) == len(results)
 
 
 @pytest.mark.slow

@@ -58,7 +58,20 @@ def pool_warnings(options: dict[str, Any], pool: str) -> list[Finding]:
 @pytest.mark.parametrize("broker", ["redis://localhost", "amqp://localhost", "sentinel://a;sentinel://b", "sqs://"])
 def test_nothing_is_said_about_the_defaults(pool: str, broker: str) -> None:
     app = with_task({}, {"broker_url": broker, "singleton_lock_backend": "redis://localhost"})
+    app.conf.worker_enable_prefetch_count_reduction = False  # See the next test.
     assert warnings(app, Settings.from_app(app), pool=pool) == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"), [("gevent", True), ("eventlet", True), ("prefork", False), ("threads", False)]
+)
+def test_pools_of_greenlets_that_reconnect_to_rabbitmq(pool: str, told: bool) -> None:
+    def found(**conf: Any) -> bool:
+        return any("worker_enable_prefetch_count_reduction" in one.remedy for one in of_task({}, conf, pool=pool))
+
+    assert found(**RABBITMQ) == told
+    assert not found(**RABBITMQ, worker_enable_prefetch_count_reduction=False)
+    assert not found(**REDIS)
 
 
 def test_nothing_is_said_about_a_plain_task() -> None:
