@@ -328,7 +328,7 @@ class Execution:
                     self._left = self._owner
                     found = turn.wait(min(left, found.remaining + 0.002))
                 else:
-                    found = self._ask()
+                    found = turn.ask()
             return found
 
     def _turn(self) -> Turn:

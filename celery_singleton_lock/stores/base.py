@@ -128,6 +128,14 @@ class Turn(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
     ) -> None: ...
 
+    def ask(self) -> Lease | Held | Done:
+        """What `acquire` finds now. Who asks the store itself loses the answer to `__exit__`, which frees what it does
+        not know of.
+
+        Raises:
+            LockUnavailable: as for `wait`.
+        """
+
     def wait(self, timeout: float) -> Lease | Held | Done:
         """Wait until a release has woken this waiter, or `timeout` seconds, or a few; what `acquire` finds then.
 

@@ -59,8 +59,12 @@ class PipedTurn:
         self._found = None
         with self._breaks.survived(timeout):
             self._found = self._heard(timeout)
-        if self._found is None:
-            self._found = self._ask()
+        return self.ask() if self._found is None else self._found
+
+    def ask(self) -> Lease | Held | Done:
+        """See `Turn.ask`."""
+        self._found = None
+        self._found = self._ask()
         return self._found
 
     def _heard(self, timeout: float) -> Lease | Held | Done | None:

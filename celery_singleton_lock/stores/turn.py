@@ -54,6 +54,7 @@ class AskingTurn:
         self._bell = bell
         self._ask = ask
         self._leave = leave
+        self._found: Lease | Held | Done | None = None
         self._breaks = Breaks()
 
     @classmethod
@@ -83,11 +84,17 @@ class AskingTurn:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None or self._breaks.seen:
-            self._leave(True)
+            self._leave(error is not None or not isinstance(self._found, Lease))
         self._bell.__exit__(kind, error, tb)
 
     def wait(self, timeout: float) -> Lease | Held | Done:
         """See `Turn.wait`."""
         with self._breaks.survived(timeout):
             self._bell.wait(timeout)
-        return self._ask()
+        return self.ask()
+
+    def ask(self) -> Lease | Held | Done:
+        """See `Turn.ask`."""
+        self._found = None
+        self._found = self._ask()
+        return self._found

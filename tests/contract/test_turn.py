@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores import Store, Turn, calls, open_url
 from celery_singleton_lock.stores.piped import PipedTurn
+from celery_singleton_lock.stores.turn import AskingTurn
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 
@@ -79,6 +80,32 @@ def test_lease_that_was_found_by_looking_is_kept(store: Store) -> None:
     assert held.owner == found.owner
     assert store.release(found)
     assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=Holder("next")), Lease)
+
+
+def test_lease_that_was_asked_for_is_kept(store: Store) -> None:
+    """As who waits does when it finds that the holder's process is gone."""
+    first = taken(store)
+    with place(store) as turn:
+        assert isinstance(turn.wait(0.05), Held)
+        store.release(first)
+        found = turn.ask()
+    assert isinstance(found, Lease)
+    assert store.renew([found], timeout=1) == [True]
+
+
+@pytest.mark.parametrize(("found", "frees"), [(Lease(KEY, "o", ttl=TTL, fence=1, sent_at=0.0), False), (None, True)])
+def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) -> None:
+    class Broken:
+        def __exit__(self, *_: object) -> None: ...
+
+        def wait(self, timeout: float) -> None:
+            raise LockUnavailable("server", "cut")
+
+    left: list[bool] = []
+    held = Held(None, "other", 1.0)
+    with AskingTurn(Broken(), lambda: found or held, left.append) as turn:  # type: ignore[arg-type]
+        turn.wait(0.0)
+    assert left == [frees]
 
 
 def test_message_that_was_carried_out_meanwhile(store: Store) -> None:
