@@ -67,11 +67,19 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy, *, given_u
     if policy == "retry":
         requeue.put_back(task, reason="conflict", given_up=given_up)
     elif policy == "raise":
-        _raise(task, conflict)
+        fail(task, conflict, conflict)
     elif policy == "reject":
         _reject(task, conflict)
     else:
         _skip(task, conflict)
+
+
+def fail(task: Any, error: Exception, met: LockConflict | None) -> NoReturn:
+    """End the execution with `error`; under a new id where the task that it `met` has its id, and so its result."""
+    if met is None or not _shares_id(task, met):
+        raise error
+    _record(task, error, states.FAILURE, task_id=uuid())
+    raise Ignore(str(error))
 
 
 def expire(task: Any) -> NoReturn:
@@ -103,13 +111,6 @@ def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPoli
             f"the callable on_conflict of task {task.name} returned {answer!r}; allowed: {', '.join(POLICIES)}"
         )
     return cast("ConflictPolicy", answer)
-
-
-def _raise(task: Any, conflict: LockConflict) -> NoReturn:
-    if not _shares_id(task, conflict):
-        raise conflict
-    _record(task, conflict, states.FAILURE, task_id=uuid())
-    raise Ignore(str(conflict))
 
 
 def _reject(task: Any, conflict: LockConflict) -> NoReturn:

@@ -58,6 +58,18 @@ class Outcome(NamedTuple):
         return _head(self.state, seconds, self.content is not None, self.settled) + (self.content or b"")
 
 
+class End(NamedTuple):
+    """What an execution ends with.
+
+    Attributes:
+        value: what it returns.
+        error: what it raises instead.
+    """
+
+    value: Any = None
+    error: Exception | None = None
+
+
 @lru_cache(maxsize=100)
 def _head(state: str, seconds: float, has_content: bool, settled: bool) -> bytes:
     return json.dumps([state, seconds, has_content, settled]).encode() + b"\n"
@@ -104,7 +116,7 @@ def can_be_asked(task: Any, request: Any) -> bool:
     return str(task.backend.as_uri()) != "rpc://"
 
 
-def answer(task: Any, done: Done, given_up: str | None = None) -> Any:
+def answer(task: Any, done: Done, given_up: str | None = None) -> End:
     """What this copy of a message ends with that was carried out: the same return value or exception.
 
     Args:
@@ -114,9 +126,8 @@ def answer(task: Any, done: Done, given_up: str | None = None) -> Any:
 
     Raises:
         Ignore: nothing is left to be done, or the copy was put back, for the first execution may still be storing its
-            result; or the first one was revoked, which was recorded again.
-        ResultLost: the return value was not kept (see `kept`), and the result backend has none.
-        Exception: the recorded one.
+            result.
+        Skipped: the first one was revoked, which was recorded again.
     """
     request = task.request
     outcome, age = loads(done)
@@ -133,11 +144,8 @@ def answer(task: Any, done: Done, given_up: str | None = None) -> Any:
         *(*_named(task), outcome.state),
     )
     if outcome.state == states.REVOKED:
-        conflict.revoke(task, Ignore("revoked or skipped before"))
-    end = _recorded(task, outcome)
-    if outcome.state == states.SUCCESS:
-        return end
-    raise end if isinstance(end, Exception) else ResultLost(task.name, task.request.id, MAX_CONTENT)
+        conflict.revoke(task, conflict.Skipped("revoked or skipped before"))
+    return _recorded(task, outcome)
 
 
 def loads(done: Done) -> tuple[Outcome, float]:
@@ -158,14 +166,16 @@ def _content(task: Any, request: Any, value: Any, state: str) -> bytes | None:
     return (kept.dumps if state == states.SUCCESS else kept.dumps_error)(value, MAX_CONTENT)
 
 
-def _recorded(task: Any, outcome: Outcome) -> Any:
-    """The return value or exception that was recorded."""
+def _recorded(task: Any, outcome: Outcome) -> End:
+    """What was recorded; `ResultLost` where nothing was kept (see `kept`)."""
     if outcome.content is not None:
         try:
-            return (kept.loads if outcome.state == states.SUCCESS else kept.loads_error)(outcome.content)
+            if outcome.state == states.SUCCESS:
+                return End(kept.loads(outcome.content))
+            return End(error=kept.loads_error(outcome.content))
         except Exception:
             logger.exception("task %s[%s]: the recorded end cannot be read", *_named(task))
-    raise ResultLost(task.name, task.request.id, MAX_CONTENT)
+    return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
 
 
 def _rejects_failed(task: Any) -> bool:

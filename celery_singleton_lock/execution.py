@@ -28,8 +28,8 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 from celery_singleton_lock import cleaned, clock, conflict, done, identity, process, reports, requeue, signals
 from celery_singleton_lock.abort import Body
 from celery_singleton_lock.entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
-from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable, SingletonLockError
-from celery_singleton_lock.lease import FIRST, PERSON, Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.errors import Aborted, LockConflict, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.lease import FIRST, PERSON, Done, Heir, Held, Holder, Lease, Mark, heir_of, new_owner
 from celery_singleton_lock.options import ConflictPolicy, Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Turn
@@ -92,6 +92,10 @@ class Execution:
         self._holder = holder_of(self._task, self._request)
         self._began = clock.now()
         self._loss_told = False
+        #: Whether what cleans up after the body is sure to.
+        self._is_under_way = False
+        #: Whether the body ended by the loss of its lock.
+        self._was_lost = False
 
     def __str__(self) -> str:
         return f"task {self._task.name}[{cleaned.text(self._request.id)}]"
@@ -106,18 +110,23 @@ class Execution:
         """
         try:
             found = self._found()
+            if isinstance(found, Lease):
+                self._drop_if_expired(found)
         except Exception as error:  # noqa: BLE001 - a soft time limit while it waits, say
             return self._fail(error)
         if found is None:
             record_started(self._task)
             return body()
-        if isinstance(found, Lease):
-            self._drop_if_expired(found)
-            try:
-                return self._run(found, body)
-            except LockLost as lost:
-                return self._fail_lost(lost)
-        return self._end(found)
+        if not isinstance(found, Lease):
+            return self._end(found)
+        try:
+            return self._run(found, body)
+        except Exception as error:
+            if not self._is_under_way:  # Interrupted before the first line that cleans up.
+                return self._fail(error)
+            if self._was_lost and isinstance(error, LockLost):
+                return self._fail_lost(error)
+            raise
 
     def _found(self) -> Lease | Held | Done | None:
         """What the lock server says of the lock; None to run without one, where it says nothing.
@@ -160,23 +169,30 @@ class Execution:
         if isinstance(found, Held) and not self._is_copy(found):
             met = found.conflict(self._key)
             try:
-                policy = conflict.policy_for(self._task, met, self._options)
-            except Exception as error:  # noqa: BLE001 - it is the user's
-                return self._fail(error)
-            copy = self._refused(policy, met)
-            if copy is None:
-                self._tell(policy, found.holder)
-                conflict.settle(self._task, met, policy, given_up=self._left)
-            found = copy
+                found = self._end_refused(met, found.holder)
+            except LockConflict:
+                raise
+            except Exception as error:  # noqa: BLE001 - of a callable of the user's, or a soft time limit
+                return self._fail(error, met)
         return self._end_as_copy(found)
 
-    def _fail(self, error: Exception) -> Any:
+    def _end_refused(self, met: LockConflict, holder: Holder | None) -> Held | Done:
+        """End as one that another task refuses; what a copy of it does or did, if there is one."""
+        policy = conflict.policy_for(self._task, met, self._options)
+        copy = self._refused(policy, met)
+        if copy is None:
+            self._tell(policy, holder)
+            conflict.settle(self._task, met, policy, given_up=self._left)
+        return copy
+
+    def _fail(self, error: Exception, met: LockConflict | None = None) -> Any:
         """Fail before the body has begun, which is the message's end unless a copy of it carries it out."""
         if isinstance(error, (Ignore, Reject, Retry, LockUnavailable)):
             raise error
+        self._store.abandon(self._hold())  # Interrupted, it may have got it.
         copy = self._refused("raise", error)
         if copy is None:
-            raise error
+            conflict.fail(self._task, error, met)
         return self._end_as_copy(copy)
 
     def _fail_lost(self, lost: LockLost) -> Any:
@@ -191,23 +207,31 @@ class Execution:
 
     def _end_as_copy(self, found: Held | Done) -> Any:
         """End as a copy of a message that is, or was, carried out."""
-        if isinstance(found, Held):
-            self._stand_by(found)
-        self._tell("repeat", None)
-        return self._tell_again(found)
-
-    def _tell_again(self, found: Done) -> Any:
-        """End as the first copy did, which settles the message; unless this one only looks, or looks later."""
-        outcome, _ = done.loads(found)
         try:
-            value = done.answer(self._task, found, self._left)
+            if isinstance(found, Held):
+                self._stand_by(found)
+            end = self._told_again(found)
         except Ignore:
             raise
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - a soft time limit, say
+            # Celery would store it as the end of a message that runs, or has ended.
+            logger.warning("%s is a copy, and is put back: %r", self, error)
+            requeue.put_back(self._task, reason="copy", delay=AFTER_LEASE, given_up=self._left)
+        if end.error is not None:
+            raise end.error
+        return end.value
+
+    def _told_again(self, found: Done) -> done.End:
+        """What the first copy ended with, which settles the message; unless this one only looks, or looks later."""
+        self._tell("repeat", None)
+        outcome, _ = done.loads(found)
+        try:
+            end = done.answer(self._task, found, self._left)
+        except conflict.Skipped:  # It was revoked, which is stored again.
             self._settle_after(outcome)
             raise
         self._settle_after(outcome)
-        return value
+        return end
 
     def _refused(self, policy: ConflictPolicy, error: Exception) -> Held | Done | None:
         """Record that this message will never be carried out; what another copy of it does or did, if there is one.
@@ -225,13 +249,23 @@ class Execution:
         outcome = done.refused(self._task, self._request, policy, error) if self._is_remembered else None
         if outcome is None:
             return None
-        mark = mark_of(self._holder, outcome, self._refusal_ttl)
-        copy = self._store.refuse(self._key, self._holder, mark, limit=self._options.limit)
-        if isinstance(copy, Held) and copy.owner[:PERSON] == self._owner[:PERSON]:
-            return None  # It is our own hold, which could not be freed yet.
+        mark, limit = mark_of(self._holder, outcome, self._refusal_ttl), self._options.limit
+        copy = self._store.refuse(self._key, self._holder, mark, limit=limit)
+        if isinstance(copy, Held) and self._is_own(copy):
+            self._store.abandon(copy.lease(self._key, ttl=self._options.ttl, limit=limit))
+            copy = self._store.refuse(self._key, self._holder, mark, limit=limit)
+            if isinstance(copy, Held) and self._is_own(copy):
+                raise LockUnavailable(self._store.server, "the hold of a message that ends could not be freed")
         if copy is None:
             self._settle_after(outcome, mark.seconds)
         return copy
+
+    def _is_own(self, found: Held) -> bool:
+        """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
+        delivery before gave it up.
+        """
+        own = (self._owner, *self._given_up, heir_of(self._holder))
+        return found.owner[:PERSON] in {owner[:PERSON] for owner in own}
 
     @property
     def _refusal_ttl(self) -> float:
@@ -243,18 +277,20 @@ class Execution:
     def _run(self, lease: Lease, body: Callable[[], Any]) -> Any:
         """Run `body` under `lease`: renewed meanwhile, freed afterwards."""
         self._lease, self._body = lease, Body(lease)
-        self._request.singleton_lease = lease
-        _running.owners.append(lease.owner)
         outcome: done.Outcome | None = None
         heir: Heir | None = None
         # Not the lease's own beginning: that is when it is trusted from, which for a waiter is its last look.
         self._ran_at = clock.now()
         try:
+            self._is_under_way = True
+            self._request.singleton_lease = lease
+            _running.owners.append(lease.owner)
             value = self._run_body(body)
             outcome = done.succeeded(self._task, self._request, value)
             return value
         except BaseException as error:
-            if not isinstance(error, LockLost):  # What that left undone, a copy that stands by may do.
+            self._was_lost = isinstance(error, LockLost) and not lease.held
+            if not self._was_lost:  # What that left undone, a copy that stands by may do.
                 outcome, heir = done.ended_by(self._task, self._request, error), self._heir(error)
             raise
         finally:
@@ -262,7 +298,8 @@ class Execution:
                 self._heartbeat.stop(lease)
                 self._body.end()
             finally:
-                _running.owners.remove(lease.owner)
+                with suppress(ValueError):
+                    _running.owners.remove(lease.owner)
                 ended = clock.now()
                 self._release(outcome, heir)
                 self._tell_run(outcome, ended)
@@ -311,7 +348,9 @@ class Execution:
             raise Ignore("already running")
         logger.info("%s is already running on %s; a copy stands by", self, place)
         self._tell("stand-by", holder)
-        requeue.put_back(self._task, reason="copy", delay=found.remaining + AFTER_LEASE, given_up=self._left)
+        requeue.put_back(
+            self._task, reason="copy", delay=min(found.remaining, self._options.ttl) + AFTER_LEASE, given_up=self._left
+        )
 
     def _ask_until_free(self) -> Lease | Held | Done:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
@@ -450,8 +489,9 @@ class Execution:
         except LockUnavailable as error:
             logger.warning("%s could not free %s, which ends by itself: %s", self, lease.key, error)
             return
-        if outcome is not None:
-            self._settle_after(outcome)
+        finally:
+            if outcome is not None:
+                self._settle_after(outcome)
         if released:
             logger.debug("%s freed %s after %.3f s", self, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import LockConflict, LockLost, ResultLost, SingletonTask, done, kept
+from celery_singleton_lock import LockConflict, LockLost, ResultLost, SingletonTask, done, kept, requeue
 from celery_singleton_lock.broker import longest_delay
+from celery_singleton_lock.conflict import Skipped
+from celery_singleton_lock.execution import Execution, holder_of
 from celery_singleton_lock.lease import Done, Holder, Lease
+from celery_singleton_lock.original import PUT_BACK_HEADER
 from celery_singleton_lock.runtime import Runtime
 
 _numbers = itertools.count()
@@ -292,8 +296,7 @@ class TestForeignRecords:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
-            with pytest.raises(ResultLost):
-                done.answer(task, Done(record, 0.0))
+            assert isinstance(done.answer(task, Done(record, 0.0)).error, ResultLost)
         finally:
             task.pop_request()
 
@@ -302,8 +305,9 @@ class TestForeignRecords:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
-            with pytest.raises(ResultLost):
-                done.answer(task, Done(b'["FAILURE", 1, true, false]\n' + content, 0.0))
+            assert isinstance(
+                done.answer(task, Done(b'["FAILURE", 1, true, false]\n' + content, 0.0)).error, ResultLost
+            )
         finally:
             task.pop_request()
 
@@ -311,8 +315,9 @@ class TestForeignRecords:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
-            with pytest.raises(ResultLost):
-                done.answer(task, Done(b'["SUCCESS", 1, true, false]\n\x80\x04K\x01.', 0.0))
+            assert isinstance(
+                done.answer(task, Done(b'["SUCCESS", 1, true, false]\n\x80\x04K\x01.', 0.0)).error, ResultLost
+            )
         finally:
             task.pop_request()
 
@@ -335,7 +340,7 @@ def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) 
             done.answer(task, Done(record, 3599.0))
         meta = {**task.backend.get_task_meta(id_for(task), cache=False), "date_done": "2020-01-01T00:00:00+00:00"}
         task.backend.get_task_meta = lambda *_: meta
-        assert done.answer(task, Done(record, 3599.0)) == "this night's"
+        assert done.answer(task, Done(record, 3599.0)).value == "this night's"
     finally:
         task.pop_request()
 
@@ -393,3 +398,172 @@ class TestEndWithoutABody:
         Runtime.of(app).store.release(other)
         assert deliver(task) == 1
         assert len(runs) == 1
+
+
+class Interrupted(Exception):
+    """As a soft time limit, at any line."""
+
+
+def holds(app: Celery) -> list[str]:
+    return [held.owner for _, held in Runtime.of(app).store.holds(app.main)]
+
+
+def interrupts(*_: object, **__: object) -> Any:
+    raise Interrupted
+
+
+class TestInterrupted:
+    """Before its body, or beside it: one end for the message, and no lock stays behind."""
+
+    def test_retry_whose_lock_was_kept(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        def again() -> None:
+            raise task.retry(countdown=30)
+
+        task, runs = make(app, again, lock_retain_on_retry=True)
+        with pytest.raises(Retry):
+            deliver(task)
+        assert len(holds(app)) == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(Runtime.of(app).store, "acquire", interrupts)
+            with pytest.raises(Interrupted):
+                deliver(task, retries=1)
+        assert holds(app) == []
+        with pytest.raises(Interrupted):
+            deliver(task, retries=1)
+        assert len(runs) == 1
+
+    def test_what_a_delivery_before_gave_up_is_no_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        task, runs = make(app, lambda: 1)
+        given_up = "a" * 32
+        headers = {PUT_BACK_HEADER: {"retries": 0, "given_up": [given_up]}}
+        task.push_request(id=id_for(task), headers=headers)
+        holder = holder_of(task, task.request)
+        task.pop_request()
+        Runtime.of(app).store.acquire(task.lock_key_of(), given_up, ttl=60.0, holder=holder)
+        monkeypatch.setattr(Runtime.of(app).store, "acquire", interrupts)
+        with pytest.raises(Interrupted):
+            deliver(task, headers=headers)
+        assert holds(app) == []
+        assert runs == []
+
+    @pytest.mark.parametrize("place", ["_drop_if_expired", "acquire"])
+    def test_with_the_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+        """Between the answer and the first line that cleans up."""
+        task, runs = make(app, lambda: 1, acks_late=True)
+        acquire = Runtime.of(app).store.acquire
+
+        def granted(*arguments: Any, **options: Any) -> Any:
+            found = acquire(*arguments, **options)
+            if place == "acquire":
+                raise Interrupted
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Runtime.of(app).store, "acquire", granted)
+            if place == "_drop_if_expired":
+                patched.setattr(Execution, place, interrupts)
+            with pytest.raises(Interrupted):
+                deliver(task)
+        assert holds(app) == []
+        with pytest.raises(Interrupted):
+            deliver(task)
+        assert runs == []
+
+    def test_as_the_body_is_about_to_begin(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        task, runs = make(app, lambda: 1, acks_late=True)
+        with monkeypatch.context() as patched:
+            patched.setattr("celery_singleton_lock.execution.Body", interrupts)
+            with pytest.raises(Interrupted):
+                deliver(task)
+        assert holds(app) == []
+        with pytest.raises(Interrupted):
+            deliver(task)
+        assert runs == []
+
+    @pytest.mark.parametrize("policy", ["retry", "skip"])
+    def test_while_it_is_refused(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+        task, runs = make(app, lambda: 1, acks_late=True, on_conflict=policy)
+        other = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        assert isinstance(other, Lease)
+        with monkeypatch.context() as patched:
+            patched.setattr("celery_singleton_lock.conflict.settle", interrupts)
+            with suppress(Interrupted, Ignore):
+                deliver(task)
+        Runtime.of(app).store.release(other)
+        with pytest.raises((Interrupted, Ignore)):
+            deliver(task)
+        assert runs == []
+
+    def test_copy_leaves_the_end_to_the_one_that_runs(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        task, _ = make(app, lambda: 1, acks_late=True)
+        task.push_request(id=id_for(task), headers={})
+        holder = holder_of(task, task.request)
+        task.pop_request()
+        running = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=holder)
+        assert isinstance(running, Lease)
+        put_back, times = requeue.put_back, itertools.count()
+
+        def interrupted_once(*arguments: Any, **options: Any) -> Any:
+            return interrupts() if next(times) == 0 else put_back(*arguments, **options)
+
+        monkeypatch.setattr(requeue, "put_back", interrupted_once)
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert next(times) == 2
+        assert Runtime.of(app).store.renew([running], timeout=1.0) == [True]
+
+
+def test_lock_that_the_body_lost_is_not_the_tasks(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its failure is recorded with the release, so that a copy that waits finds it."""
+
+    def lose_another() -> None:
+        raise LockLost("inner", "deleted")
+
+    task, runs = make(app, lose_another, acks_late=True)
+    marks: list[object] = []
+    release = Runtime.of(app).store.release
+
+    def noted(lease: Lease, **options: Any) -> bool:
+        marks.append(options["mark"])
+        return release(lease, **options)
+
+    monkeypatch.setattr(Runtime.of(app).store, "release", noted)
+    for _ in range(2):
+        with pytest.raises(LockLost):
+            deliver(task)
+    assert len(runs) == 1
+    assert marks[0] is not None
+
+
+def test_revocation_that_is_told_again_is_settled(app: Celery) -> None:
+    task, runs = make(app, lambda: 1, ignore_result=True)
+    store = Runtime.of(app).store
+    other = store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+    assert isinstance(other, Lease)
+    with pytest.raises(Skipped):
+        deliver(task, chain=[task.si()])
+    store.release(other)
+    task.push_request(id=id_for(task), called_directly=False, delivery_info={}, chain=[task.si()])
+    try:
+        with pytest.raises(Skipped):
+            task()
+        assert callable(task.request.singleton_settle)
+    finally:
+        task.pop_request()
+    assert runs == []
+
+
+def test_policy_that_fails_beside_a_task_of_the_same_id(app: Celery) -> None:
+    """The result under that id is the other's to write."""
+
+    def decide(task: Any, conflict: object) -> str:
+        raise RuntimeError("a fault of the policy")
+
+    task, runs = make(app, lambda: 1, on_conflict=decide)
+    store = Runtime.of(app).store
+    other = store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder(id_for(task), sending="another"))
+    assert isinstance(other, Lease)
+    with pytest.raises(Ignore):
+        deliver(task)
+    assert task.backend.get_state(id_for(task)) == "PENDING"
+    assert runs == []
