@@ -19,7 +19,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -207,6 +206,8 @@ class Lock:
                 return False
             self._hold(found, made)
             return True
+        except Unavailable:
+            raise  # The store has given up what it asked for.
         except BaseException:
             # Interrupted (Ctrl-C, a time limit) between the answer and noting it: it may be ours, and nobody knows.
             self._forget(owner)
@@ -327,12 +328,7 @@ class Lock:
     def _hold(self, lease: Lease, token: bytes) -> None:
         held = _Holding(self, lease)
         if self._renews:
-            try:
-                self._keeper.heartbeat.start(lease, held.when_lost)
-            except BaseException:
-                with suppress(LockUnavailable):
-                    self._keeper.store.release(lease)
-                raise
+            self._keeper.heartbeat.start(lease, held.when_lost)
         self.local.hold(held, token)
 
     def _token(self, verb: str) -> bytes:

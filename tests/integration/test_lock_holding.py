@@ -249,6 +249,45 @@ class TestReleaseWithoutAnAnswer:
             lock.release()
 
 
+class TestNotGot:
+    """Nothing is left of an acquire that failed."""
+
+    def test_what_got_no_answer_is_given_up_by_the_store_alone(
+        self, own_redis: RedisServer, make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To say it once more takes as long again."""
+        lock = make(timeout=10)
+        with lock:
+            pass
+        abandoned: list[object] = []
+        store: object = lock._keeper.store
+        monkeypatch.setattr(store, "abandon", abandoned.append)
+        own_redis.pause()
+        with pytest.raises(Unavailable):
+            lock.acquire(blocking=False)
+        own_redis.resume()
+        assert abandoned == []
+        until(lambda: not lock.locked(), "nothing is left of it")
+        assert lock.acquire(blocking_timeout=LIMIT)
+        lock.release()
+
+    def test_lock_that_nobody_would_renew_is_free(
+        self, make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(*_: object, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        lock = make(timeout=60)
+        with monkeypatch.context() as patch:
+            patch.setattr(lock._keeper.heartbeat, "start", start)
+            with pytest.raises(RuntimeError, match="new thread"):
+                lock.acquire()
+        assert lock.local.token is None
+        assert not lock.locked()
+        with lock:
+            pass
+
+
 class TestClients:
     """What belongs to a client goes with it; what is the same for many is there once."""
 
