@@ -449,9 +449,14 @@ def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> C
     return Call(_RAISE, [fence_key(key), run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
 
 
-def wake(key: str, *, limit: int = 1) -> Call:
-    """Pass a wake-up on; there are never more of them than may hold the lock."""
+def wake(key: str, *, limit: int) -> Call:
+    """Wake a waiter; there are never more wake-ups than may hold the lock."""
     return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL), limit])
+
+
+def wake_another(key: str) -> Call:
+    """Pass a wake-up on that was taken from the list; so there are no more than there were, and none is thrown away."""
+    return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL), 0])
 
 
 def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
