@@ -173,7 +173,8 @@ class Held:
     Attributes:
         holder: who has it; None when the value is not one that this package wrote.
         owner: of the hold.
-        remaining: seconds until the lease ends unless it is renewed; infinite for a stranger's value that does not end.
+        remaining: seconds until the lease ends unless it is renewed; infinite for a key without an end,
+            a stranger's or one that somebody took it from (PERSIST).
         slot: where in a semaphore that is; None when it was not told.
         waiters: how many wait for the lock, as far as a store tells that: a look does, an acquire does not.
     """

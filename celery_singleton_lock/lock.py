@@ -81,7 +81,7 @@ class NotAcquired(LockConflict, LockError):
 
     __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
 
-    def __init__(self, key: str, task_id: str | None = None, remaining: float = 0.0) -> None:
+    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
         super().__init__(key, task_id, remaining)
         self.lock_name = key
 
@@ -352,7 +352,9 @@ class Lock:
         found = next((found for found in self._look() if found.owner.startswith(owner)), None)
         if found is None:
             return None
-        return found.lease(self._key, ttl=max(found.remaining, MIN_TIMEOUT), limit=self._limit)
+        # A key without an end is not as we left it: it is treated as one of ours.
+        ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
+        return found.lease(self._key, ttl=ttl, limit=self._limit)
 
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
         """Renew the hold for so many seconds more than its remaining time, times `keeping`."""
