@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -220,6 +220,13 @@ class Mark(NamedTuple):
     record: bytes
     seconds: float
 
+    def after(self, seconds: float) -> Mark | None:
+        """What is left to be said so many seconds later; None if that is over.
+
+        The record stays as it is: whoever finds it sees by its remaining time how old it is.
+        """
+        return self._replace(seconds=self.seconds - seconds) if seconds < self.seconds else None
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -250,6 +257,10 @@ class Heir:
 
     holder: Holder
     seconds: float
+
+    def after(self, seconds: float) -> Heir | None:
+        """What is left to be said so many seconds later; None if that is over."""
+        return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
 
 
 class Lease:
