@@ -264,10 +264,11 @@ class RedisStore:
     def _end(
         self, name: tuple[str, str, str], make: Callable[[float], calls.Call], seconds: float, *, at_once: bool
     ) -> Any:
-        """Carry out what ends something; its answer, or None where there is none yet. Never raises an error.
+        """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an
+        error.
 
         Args:
-            name: of what is ended.
+            name: of what has ended.
             make: the call, by the seconds that have gone by.
             seconds: for how long it is worth saying, if that is more than `calls.OVER_TTL`.
             at_once: try it now; else in the background.
@@ -276,7 +277,7 @@ class RedisStore:
             if at_once:
                 return self._servers.run(make(0.0))
         except (RedisError, OSError) as error:
-            logger.debug("%s: the end of a lock was not answered: %s", self.server, told(error))
+            logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, told(error))
         self._debts.owe(name, make, seconds=max(seconds, calls.OVER_TTL))
         return None
 
