@@ -15,7 +15,7 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
-from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.utils.time import maybe_iso8601
 
 from celery_singleton_lock import cleaned, clock, conflict, kept, requeue
 from celery_singleton_lock.errors import ResultLost
@@ -209,10 +209,13 @@ def _is_recorded(task: Any, age: float, given_up: str | None) -> bool:
 
 
 def _moment(date: Any) -> float | None:
-    """Seconds since the epoch, of a date as a result backend gives it; None if it gives none."""
+    """Seconds since the epoch, of a date as a result backend gives it; None if it gives none, or one of no zone.
+
+    Some are UTC then, some local: Django's, say, with `USE_TZ = False`.
+    """
     try:
         found = maybe_iso8601(date)
-        return None if found is None else float(maybe_make_aware(found).timestamp())
+        return None if found is None or found.tzinfo is None else float(found.timestamp())
     except Exception:  # noqa: BLE001 - every backend has its own
         return None
 

@@ -7,6 +7,8 @@ what went wrong as attributes. "Somebody else holds it" (`LockConflict`), "it wa
 
 from __future__ import annotations
 
+import math
+
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock import cleaned
@@ -31,17 +33,22 @@ class LockConflict(SingletonLockError):
         key: the key of the lock.
         task_id: the id of the task that holds it, as far as that may be shown: its first 255 bytes; None when the
             holder did not say.
-        remaining: seconds until the holder's lease ends unless it renews it.
+        remaining: seconds until the holder's lease ends unless it renews it; infinite for a key that somebody else made
+            to have no end.
     """
 
-    def __init__(self, key: str, task_id: str | None = None, remaining: float = 0.0) -> None:
-        Exception.__init__(self, key, task_id, remaining)
+    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
+        endless = remaining is None or math.isinf(remaining)
+        # None among the arguments, which become JSON: that has no word for infinite.
+        Exception.__init__(self, key, task_id, None if endless else remaining)
         self.key = key
         self.task_id = task_id
-        self.remaining = remaining
+        self.remaining = math.inf if remaining is None else remaining
 
     def __str__(self) -> str:
         holder = f"task {cleaned.text(self.task_id)}" if self.task_id else "another holder"
+        if math.isinf(self.remaining):
+            return f"{self.key} is held by {holder}, and does not end by itself"
         return f"{self.key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"
 
 

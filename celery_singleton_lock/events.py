@@ -7,6 +7,7 @@ would show one that no later event ends.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -19,7 +20,8 @@ logger = get_logger(__name__)
 
 @signals.lock_conflict.connect
 def _conflict(sender: Any, task_id: str, key: str, conflict: LockConflict, policy: str, **_: Any) -> None:
-    details = {"policy": policy, "holder": conflict.task_id, "remaining": conflict.remaining}
+    remaining = None if math.isinf(conflict.remaining) else conflict.remaining  # As JSON can say it.
+    details = {"policy": policy, "holder": conflict.task_id, "remaining": remaining}
     _send("lock-conflict", sender, task_id, key, **details)
 
 

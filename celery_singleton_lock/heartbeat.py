@@ -156,7 +156,7 @@ class Heartbeat:
         """End the thread as soon as there is no lease to renew; another lease would start it again."""
         with _pulse.mutex:
             self._closed = True
-            for watched in self.watched.values():
+            for watched in list(self.watched.values()):
                 watched.linger = 0.0
             _pulse.hurry()
 
@@ -244,7 +244,7 @@ class Heartbeat:
 class _Pulse:
     """The threads of this process, and the heartbeats that have leases.
 
-    Everything here is written under `changed`, as are the heartbeats' own `watched`, `taken` and `in_round`.
+    Everything here is written under the mutex, as are the heartbeats' own `watched`, `taken` and `in_round`.
     """
 
     def __init__(self) -> None:
@@ -262,13 +262,14 @@ class _Pulse:
     def begin(self) -> None:
         """Start with nothing: at first, and in the child of a fork."""
         #: Entered itself: a Condition's `with` is Python, and could be interrupted with the lock taken. Reentrant: a
-        #: finalizer, or a signal's handler, may come at any line and release a lock of its own.
+        #: finalizer, or a signal's handler, may come at any line and release a lock of its own. So what is gone through
+        #: here is a copy.
         self.mutex = lock = threading.RLock()
         #: Something is due sooner, or the last lease has left.
         self.changed = threading.Condition(lock)
         #: A renewal has ended.
         self.given_back = threading.Condition(lock)
-        for heartbeat in self._heartbeats:
+        for heartbeat in list(self._heartbeats):
             heartbeat.begin()
         self._heartbeats = set()
         self._threads: set[threading.Thread] = set()
@@ -307,7 +308,7 @@ class _Pulse:
 
     def _add_thread(self) -> bool:
         """Start a thread if somebody is missing to watch; whether one was."""
-        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
         missing = self._threads == self._working and (not self._working or len(self._heartbeats) > 1)
         if missing:
@@ -318,11 +319,15 @@ class _Pulse:
 
     def _run(self) -> None:
         me = threading.current_thread()
-        while (work := self._next(me)) is not None:
+        while True:
             try:
+                if (work := self._next(me)) is None:
+                    return
                 work()
             except Exception:
+                # Also of choosing what to do: without this thread all leases would be lost.
                 logger.exception("heartbeat: unexpected error; going on")
+                clock.sleep(PATIENCE)
             finally:
                 with self.mutex:
                     self._working.discard(me)
@@ -336,7 +341,7 @@ class _Pulse:
                 now = clock.now()
                 if (work := self._work(now, me)) is not None:
                     self._working.add(me)
-                    with suppress(RuntimeError):  # No more threads can be had: this one will have to do.
+                    with suppress(Exception):  # No more threads can be had: this one will have to do.
                         self._add_thread()
                     return work
                 sleep = self._seconds_to_sleep(now)
@@ -392,7 +397,7 @@ class _Pulse:
         _, heartbeat = min(rounds, key=lambda found: found[0])
         due = {
             owner: watched
-            for owner, watched in heartbeat.watched.items()
+            for owner, watched in list(heartbeat.watched.items())
             if owner not in heartbeat.taken and _is_due(watched, now)
         }
         heartbeat.in_round = True

@@ -86,9 +86,12 @@ def header_for(options: Mapping[str, Any]) -> str | None:
 
 
 def passed_on(request: Any) -> dict[str, str]:
-    """The header as a copy of the message has it."""
+    """The header as a copy of the message has it; an empty one, which counts as none, where the message has none.
+
+    A header that is only left out would be made anew as the copy is sent, and name another sending.
+    """
     sent = _sent(request)
-    return {} if sent is None else {SENT_HEADER: _Fixed(str(sent))}
+    return {SENT_HEADER: _Fixed(str(sent) if sent is not None else "")}
 
 
 def fixed(name: str) -> str:

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -173,7 +173,8 @@ class Held:
     Attributes:
         holder: who has it; None when the value is not one that this package wrote.
         owner: of the hold.
-        remaining: seconds until the lease ends unless it is renewed; infinite for a stranger's value that does not end.
+        remaining: seconds until the lease ends unless it is renewed; infinite for a key without an end,
+            a stranger's or one that somebody took it from (PERSIST).
         slot: where in a semaphore that is; None when it was not told.
         waiters: how many wait for the lock, as far as a store tells that: a look does, an acquire does not.
     """
@@ -219,6 +220,13 @@ class Mark(NamedTuple):
     record: bytes
     seconds: float
 
+    def after(self, seconds: float) -> Mark | None:
+        """What is left to be said so many seconds later; None if that is over.
+
+        The record stays as it is: whoever finds it sees by its remaining time how old it is.
+        """
+        return self._replace(seconds=self.seconds - seconds) if seconds < self.seconds else None
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -249,6 +257,10 @@ class Heir:
 
     holder: Holder
     seconds: float
+
+    def after(self, seconds: float) -> Heir | None:
+        """What is left to be said so many seconds later; None if that is over."""
+        return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
 
 
 class Lease:

@@ -19,7 +19,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -82,7 +81,7 @@ class NotAcquired(LockConflict, LockError):
 
     __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
 
-    def __init__(self, key: str, task_id: str | None = None, remaining: float = 0.0) -> None:
+    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
         super().__init__(key, task_id, remaining)
         self.lock_name = key
 
@@ -207,6 +206,8 @@ class Lock:
                 return False
             self._hold(found, made)
             return True
+        except Unavailable:
+            raise  # The store has given up what it asked for.
         except BaseException:
             # Interrupted (Ctrl-C, a time limit) between the answer and noting it: it may be ours, and nobody knows.
             self._forget(owner)
@@ -327,12 +328,7 @@ class Lock:
     def _hold(self, lease: Lease, token: bytes) -> None:
         held = _Holding(self, lease)
         if self._renews:
-            try:
-                self._keeper.heartbeat.start(lease, held.when_lost)
-            except BaseException:
-                with suppress(LockUnavailable):
-                    self._keeper.store.release(lease)
-                raise
+            self._keeper.heartbeat.start(lease, held.when_lost)
         self.local.hold(held, token)
 
     def _token(self, verb: str) -> bytes:
@@ -356,7 +352,9 @@ class Lock:
         found = next((found for found in self._look() if found.owner.startswith(owner)), None)
         if found is None:
             return None
-        return found.lease(self._key, ttl=max(found.remaining, MIN_TIMEOUT), limit=self._limit)
+        # A key without an end is not as we left it: it is treated as one of ours.
+        ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
+        return found.lease(self._key, ttl=ttl, limit=self._limit)
 
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
         """Renew the hold for so many seconds more than its remaining time, times `keeping`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -89,11 +90,13 @@ def _holders(runtime: Runtime, explanation: Explanation) -> tuple[list[Held], st
 
 def _holder(held: Held) -> dict[str, Any]:
     known = asdict(held.holder) if held.holder else {}
-    return {**known, "expires_in": round(held.remaining, 3)}
+    return {**known, "expires_in": None if math.isinf(held.remaining) else round(held.remaining, 3)}
 
 
 def _told(held: Held) -> str:
     who = f"task {held.holder.task_id} on {held.holder.node} (pid {held.holder.pid})" if held.holder else "a stranger"
+    if math.isinf(held.remaining):
+        return f"{who}, never expires"
     return f"{who}, expires in {held.remaining:.0f} s unless renewed"
 
 

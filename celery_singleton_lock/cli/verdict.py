@@ -9,7 +9,9 @@ answer proves nothing.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from celery_singleton_lock import clock, process
 from celery_singleton_lock.abort import GRACE
@@ -70,7 +72,7 @@ def judge(shown: Held, now: Held | None, *, renewed: bool = False) -> Verdict | 
 def longest_watch(holds: Iterable[Held]) -> float:
     """Seconds until the last of them is judged at the latest; 0 if all can be at once."""
     open_ones = [held for held in holds if judge(held, held) is None]
-    return max((held.remaining - _ttl(held) * STOPPED_BEFORE for held in open_ones), default=0.0)
+    return max((min(held.remaining, _ttl(held)) - _ttl(held) * STOPPED_BEFORE for held in open_ones), default=0.0)
 
 
 def verdicts(store: Store, holds: Iterable[tuple[str, Held]]) -> Iterator[tuple[str, Held, Verdict]]:
@@ -107,6 +109,11 @@ class _Watched:
     def look(self, store: Store) -> None:
         slot, asked_at = self.shown.slot or 0, clock.now()
         now = next((held for held in store.look(self.key, limit=slot + 1) if held.slot == slot), None)
+        if now is not None and math.isinf(now.remaining):
+            # Somebody took its end away, and a renewal would give it one: as if it had last been renewed before the
+            # first look.
+            self._ends_at = min(self._ends_at, asked_at + _ttl(now))
+            now = replace(now, remaining=max(self._ends_at - asked_at, 0.0))
         renewed = now is not None and asked_at + now.remaining > self._ends_at + _ttl(now) * NOISE
         self.verdict = judge(self.shown, now, renewed=renewed)
         if now is not None:

@@ -258,8 +258,8 @@ class Store(Protocol):
     def leave_mark(self, lease: Lease, mark: Mark) -> None:
         """Leave the mark of a message whose end somebody else has found, and free nothing.
 
-        Never raises, and waits for one answer at most; for none from a server that has just not answered. What is not
-        answered is said again in the background, as a release is.
+        Never raises, and asks each server once at most, for two seconds or so in all. What is not answered is
+        said again in the background, as a release is.
 
         Args:
             lease: for its key; of an owner that holds nothing.

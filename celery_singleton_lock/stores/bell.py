@@ -71,7 +71,7 @@ class RedisBell:
         with suppress(RedisError, OSError), self._exits:
             if self._behind is None and stream is not None and stream.unanswered and _answered(stream):
                 # Woken while it left: somebody else may need that.
-                self._server_of().run(calls.wake(self._key))
+                self._server_of().run(calls.wake_another(self._key))
 
     @property
     def is_open(self) -> bool:

@@ -109,12 +109,14 @@ class Call(NamedTuple):
 
     Attributes:
         replicas: how many replicas must have what it wrote, and how many seconds they get for it.
+        later: makes what is to be said instead where it is said later; None where that is the same.
     """
 
     script: Script
     keys: Sequence[str]
     args: Sequence[object]
     replicas: tuple[int, float] | None = None
+    later: Callable[[], Call] | None = None
 
     @property
     def by_digest(self) -> Command:
@@ -321,10 +323,20 @@ def _beginning_of_copies(holder: Holder) -> str:
     return f"[{json.dumps(holder.sending)}," if holder.sending else ""
 
 
-def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> Call:
-    """As `release`, on one node of a Redlock: in whatever attempt it was taken, and for good. Wakes nobody."""
-    owner = lease.owner[:PERSON]
-    return _released(lease, owner, mark, heir, over=(owner,), wake=0, over_for=lease.ttl)
+def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, repeated: bool = False) -> Call:
+    """As `release`, on one node of a Redlock: in whatever attempt it was taken, and for good. Wakes nobody.
+
+    However late a node is told, what that leaves behind ends when it would have.
+    """
+    owner, began = lease.owner[:PERSON], clock.now()
+
+    def later() -> Call:
+        late = clock.now() - began
+        left, kept = mark and mark.after(late), heir and heir.after(late)
+        return release_vote(lease, mark=left, heir=kept, repeated=True)
+
+    call = _released(lease, owner, mark, heir, over=(owner,), wake=0, over_for=lease.ttl, repeated=repeated)
+    return call._replace(later=later)
 
 
 def abandon_vote(lease: Lease) -> Call:
@@ -449,9 +461,14 @@ def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> C
     return Call(_RAISE, [fence_key(key), run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
 
 
-def wake(key: str, *, limit: int = 1) -> Call:
-    """Pass a wake-up on; there are never more of them than may hold the lock."""
+def wake(key: str, *, limit: int) -> Call:
+    """Wake a waiter; there are never more wake-ups than may hold the lock."""
     return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL), limit])
+
+
+def wake_another(key: str) -> Call:
+    """Pass a wake-up on that was taken from the list; so there are no more than there were, and none is thrown away."""
+    return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL), 0])
 
 
 def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:

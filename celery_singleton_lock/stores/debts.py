@@ -1,4 +1,4 @@
-"""What a server is still to be told: ends of locks that it did not answer, said again until it does.
+"""What a server is still to be told: ends of locks and of messages that it did not answer, said again until it does.
 
 One thread for each store, there only while something is owed. Whoever owes it has turned away long ago, so all of it
 may be carried out late, and more than once. The child of a fork owes nothing: that is its parent's to say.
@@ -24,7 +24,8 @@ logger = get_logger(__name__)
 #: Seconds between two tries: at first, and at most, so that all is said within a second after the server answers again.
 PAUSE, MAX_PAUSE = 0.05, 0.5
 
-#: How much is owed at most; the oldest give way. A lock that was not freed ends with its lease.
+#: How much is owed at most; the oldest give way. A lock that was not freed ends with its lease; a message whose end is
+#: not noted may be carried out again, should another copy of it come.
 MOST = 10_000
 
 #: Calls in one round trip.
@@ -80,7 +81,9 @@ class Debts:
             self._debts.pop(name, None)
             if len(self._debts) >= MOST:
                 self._debts.pop(next(iter(self._debts)))
-                logger.warning("%s: more than %d locks could not be freed; the oldest end by themselves", self, MOST)
+                logger.warning(
+                    "%s: more than %d ends of locks and messages were not answered; the oldest are given up", self, MOST
+                )
             self._debts[name] = _Debt(make, clock.now(), seconds)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-debts", daemon=True)
@@ -104,7 +107,9 @@ class Debts:
             now = clock.now()
             for name in [name for name, debt in self._debts.items() if now - debt.since > debt.seconds]:
                 del self._debts[name]
-                logger.warning("%s: no answer to the end of a lock, which has ended by itself since", self)
+                logger.warning(
+                    "%s: no answer to the end of a lock or a message; given up (a lock has ended by itself since)", self
+                )
             if not self._debts:
                 self._thread = None
             return list(self._debts.items())
@@ -124,7 +129,7 @@ class Debts:
                     if not isinstance(answer, Exception) and self._debts.get(name) is debt:
                         del self._debts[name]
             if failed:
-                logger.debug("%s: %d ends of locks are still to be said: %s", self, len(failed), failed[0])
+                logger.debug("%s: %d ends of locks and messages are still to be said: %s", self, len(failed), failed[0])
             if not reached:
                 return False  # Nor will be the rest. Of a cluster some masters may answer.
         return not self.is_behind

@@ -120,7 +120,7 @@ class Node:
         with suppress(IndexError):
             while True:
                 found.append(self._owed.popleft())
-        return [(until, call) for until, call in found if until > clock.now()]
+        return [(until, call.later() if call.later else call) for until, call in found if until > clock.now()]
 
 
 class Fan:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
@@ -131,26 +130,21 @@ class RedisStore:
         return [renewed[lease] for lease in leases]
 
     def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        call, tries, asked_at = calls.release(lease, mark=mark, heir=heir), 0, clock.now()
+        make, tries = _release_of(lease, mark, heir), 0
 
         def attempt() -> bool:
             nonlocal tries
             tries += 1
-            released = self._servers.run(call)
+            released = self._servers.run(make(0.0))
             # Gone on a repeated release: the first one worked, and only its reply was lost.
             return bool(released) or tries > 1 or lease.ending
-
-        def later(seconds: float) -> calls.Call:
-            left = heir.seconds - seconds - (owed_at - asked_at) if heir is not None else 0.0
-            kept = replace(heir, seconds=left) if heir is not None and left > 0 else None
-            return calls.release(lease, mark=mark, heir=kept, repeated=True)
 
         try:
             return self._patiently(attempt)
         except BaseException:
-            lease.ending, owed_at = True, clock.now()
+            lease.ending = True
             worth = max(lease.ttl, mark.seconds if mark is not None else 0.0)
-            self._end(("release", lease.key, lease.owner), later, worth, at_once=False)
+            self._end(("release", lease.key, lease.owner), make, worth, at_once=False)
             raise
 
     def abandon(self, lease: Lease) -> bool | None:
@@ -159,10 +153,8 @@ class RedisStore:
         return None if answer is None else bool(answer)
 
     def leave_mark(self, lease: Lease, mark: Mark) -> None:
-        def make(seconds: float) -> calls.Call:
-            return calls.release(lease, mark=mark, repeated=seconds > 0)
-
-        self._end(("release", lease.key, lease.owner), make, mark.seconds, at_once=not self._debts.is_behind)
+        name = "release", lease.key, lease.owner
+        self._end(name, _release_of(lease, mark), mark.seconds, at_once=not self._debts.is_behind)
 
     def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
         slots = limit
@@ -272,10 +264,11 @@ class RedisStore:
     def _end(
         self, name: tuple[str, str, str], make: Callable[[float], calls.Call], seconds: float, *, at_once: bool
     ) -> Any:
-        """Carry out what ends something; its answer, or None where there is none yet. Never raises an error.
+        """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an
+        error.
 
         Args:
-            name: of what is ended.
+            name: of what has ended.
             make: the call, by the seconds that have gone by.
             seconds: for how long it is worth saying, if that is more than `calls.OVER_TTL`.
             at_once: try it now; else in the background.
@@ -284,7 +277,7 @@ class RedisStore:
             if at_once:
                 return self._servers.run(make(0.0))
         except (RedisError, OSError) as error:
-            logger.debug("%s: the end of a lock was not answered: %s", self.server, told(error))
+            logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, told(error))
         self._debts.owe(name, make, seconds=max(seconds, calls.OVER_TTL))
         return None
 
@@ -339,6 +332,22 @@ class RedisStore:
 
     def _unavailable(self, error: BaseException) -> LockUnavailable:
         return LockUnavailable(self.server, told(error))
+
+
+def _release_of(lease: Lease, mark: Mark | None, heir: Heir | None = None) -> Callable[[float], calls.Call]:
+    """What makes the call of a release that begins now, by the seconds for which it has been owed.
+
+    However late that is carried out, what it leaves behind ends when it would have: by the time that is left of a mark
+    its reader sees how long ago the body ended.
+    """
+    began = clock.now()
+
+    def make(owed_for: float) -> calls.Call:
+        late = clock.now() - began
+        left, kept = mark and mark.after(late), heir and heir.after(late)
+        return calls.release(lease, mark=left, heir=kept, repeated=owed_for > 0)
+
+    return make
 
 
 #: Errors after which the same command may succeed. READONLY: a failover is under way, reconnect.

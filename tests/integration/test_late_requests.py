@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -41,6 +41,12 @@ class LateProxy(LossyProxy):
 
     def hold(self, requests: int) -> None:
         self._to_hold = requests
+
+    def deliver_first(self) -> None:
+        """Have the server carry out the first of them."""
+        with socket.create_connection(("127.0.0.1", self._port)) as connection:
+            connection.sendall(self.held.pop(0))
+            connection.recv(65536)
 
     def deliver(self) -> list[bytes]:
         """What the server answers to each."""
@@ -351,6 +357,56 @@ class TestRelease:
         store._debts.owe("again", lambda _: calls.release(lease, mark=mark, repeated=True), seconds=60.0)
         until(lambda: is_settled(store))
         assert [mark.record for mark in store.sight(KEY).marks] == [b"settled"]
+
+
+class TestAge:
+    """A copy of the message sees by the time that is left of a mark how long ago the body ended."""
+
+    @pytest.fixture
+    def pass_time(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+        now = clock.now
+        return lambda seconds: monkeypatch.setattr(clock, "now", lambda: now() + seconds)
+
+    @pytest.mark.parametrize("way", ["release", "leave_mark"])
+    @pytest.mark.parametrize("arrives", [True, False])
+    def test_mark_that_is_left_late_ends_when_it_would_have(
+        self,
+        store: RedisStore,
+        direct: RedisStore,
+        proxy: LateProxy,
+        pass_time: Callable[[float], None],
+        way: str,
+        arrives: bool,
+    ) -> None:
+        lease, mark = taken(store, holder=ME), Mark(ME.message, b"record", 60.0)
+        proxy.hold(1000)
+        if way == "release":
+            with pytest.raises(LockUnavailable):
+                store.release(lease, mark=mark)
+        else:
+            store.leave_mark(Lease(KEY, new_owner(), ttl=TTL, fence=0, sent_at=0.0), mark)
+        pass_time(20.0)
+        if arrives:
+            proxy.deliver_first()
+            assert [59 < left.seconds <= 60 for left in direct.sight(KEY).marks] == [True], "it lay before the server"
+        proxy.hold(0)
+        until(lambda: is_settled(store))
+        (left,) = store.sight(KEY).marks
+        assert left.record == mark.record
+        assert 35 < left.seconds <= 40
+
+    def test_mark_that_is_over_is_not_left(
+        self, store: RedisStore, proxy: LateProxy, pass_time: Callable[[float], None]
+    ) -> None:
+        lease = taken(store, holder=ME)
+        proxy.hold(1000)
+        with pytest.raises(LockUnavailable):
+            store.release(lease, mark=Mark(ME.message, b"record", 60.0), heir=Heir(replace(ME, retries=2), 60.0))
+        pass_time(61.0)
+        proxy.hold(0)
+        until(lambda: is_settled(store))
+        assert store.sight(KEY).marks == ()
+        assert store.look(KEY) == []
 
 
 class TestWaiter:

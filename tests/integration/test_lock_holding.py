@@ -20,7 +20,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redis.sentinel import Sentinel
 
 from celery_singleton_lock import Lock, Redlock, Semaphore, clock
-from celery_singleton_lock.lock import MAX_TIMEOUT, NotHeld, NoTimeout, NotOwned, Unavailable
+from celery_singleton_lock.lock import MAX_TIMEOUT, NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
@@ -247,6 +247,71 @@ class TestReleaseWithoutAnAnswer:
         own_redis.resume()
         with pytest.raises(NotOwned):
             lock.release()
+
+
+class TestWithoutAnEnd:
+    """Somebody has taken the key's time to live away (PERSIST)."""
+
+    @pytest.mark.parametrize("kind", [Lock, Semaphore])
+    def test_object_that_was_given_the_token_uses_it(self, client: Redis, kind: type[Lock]) -> None:
+        def made() -> Lock:
+            return Semaphore(client, NAME, 1, timeout=5) if kind is Semaphore else Lock(client, NAME, timeout=5)
+
+        lock, other = made(), made()
+        lock.acquire()
+        other.local.token = lock.local.token
+        client.persist(NAME)
+        assert other.extend(10)
+        assert 0 < client.pttl(NAME) <= 15_000
+        client.persist(NAME)
+        assert other.reacquire()
+        client.persist(NAME)
+        other.release()
+        assert not lock.locked()
+
+    def test_conflict_says_so(self, client: Redis) -> None:
+        client.set(NAME, "a stranger's")
+        with pytest.raises(NotAcquired, match="does not end by itself"), Lock(client, NAME, blocking=False):
+            pass
+
+
+class TestNotGot:
+    """Nothing is left of an acquire that failed."""
+
+    def test_what_got_no_answer_is_given_up_by_the_store_alone(
+        self, own_redis: RedisServer, make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To say it once more takes as long again."""
+        lock = make(timeout=10)
+        with lock:
+            pass
+        abandoned: list[object] = []
+        store: object = lock._keeper.store
+        monkeypatch.setattr(store, "abandon", abandoned.append)
+        own_redis.pause()
+        with pytest.raises(Unavailable):
+            lock.acquire(blocking=False)
+        own_redis.resume()
+        assert abandoned == []
+        until(lambda: not lock.locked(), "nothing is left of it")
+        assert lock.acquire(blocking_timeout=LIMIT)
+        lock.release()
+
+    def test_lock_that_nobody_would_renew_is_free(
+        self, make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(*_: object, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        lock = make(timeout=60)
+        with monkeypatch.context() as patch:
+            patch.setattr(lock._keeper.heartbeat, "start", start)
+            with pytest.raises(RuntimeError, match="new thread"):
+                lock.acquire()
+        assert lock.local.token is None
+        assert not lock.locked()
+        with lock:
+            pass
 
 
 class TestClients:

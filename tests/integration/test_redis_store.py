@@ -16,7 +16,7 @@ from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores import calls, open_url
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -171,6 +171,15 @@ class TestServer:
     def test_fence_is_exact_beyond_what_lua_prints(self, store: RedisStore, client: Redis) -> None:
         client.set(f"{KEY}:fence", 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
+
+    def test_waiter_that_leaves_throws_no_wake_up_of_others_away(self, store: RedisStore, client: Redis) -> None:
+        """Of a semaphore several are there at once; the one that came for it goes back."""
+        with store.bell(KEY) as bell:
+            bell.wait(0.01)
+            client.rpush(calls.wake_key(KEY), 1, 1, 1)
+            assert client.llen(calls.wake_key(KEY)) == 2, "it was woken"
+        assert client.llen(calls.wake_key(KEY)) == 3
+        assert 0 < client.pttl(calls.wake_key(KEY)) <= 1000
 
     def test_full_memory_refuses_an_acquire_and_lets_others_finish(self, store: RedisStore, client: Redis) -> None:
         lease = taken(store)

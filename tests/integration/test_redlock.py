@@ -542,6 +542,23 @@ class TestMarks:
         assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Done)
         until(lambda: nodes.holding(RUN) == [], "the two have been told to take it back")
 
+    def test_node_that_is_told_later_forgets_it_with_the_others(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By the time that is left a reader sees how long ago the body ended."""
+        lease, late, now = taken_on_all(nodes, store), nodes.servers[:2], clock.now
+        for server in late:
+            server.client().save()
+            server.kill()
+        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+        monkeypatch.setattr(clock, "now", lambda: now() + 20.0)
+        for server in late:
+            server.start()
+        key = calls.done_key(KEY, ME.message)
+        until(lambda: all(server.client().exists(key) for server in late), "they have been told")
+        assert all(35_000 < pttl(server, key) <= 40_000 for server in late)
+        assert all(40_000 < pttl(server, key) <= 60_000 for server in nodes.servers[2:])
+
     def test_lock_is_passed_on_to_the_next_attempt(self, nodes: Nodes, store: RedlockStore) -> None:
         following = Holder("my-task", 1)
         store.release(taken(store), heir=Heir(following, TTL))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock, keys
+from celery_singleton_lock.cli.explain import _holder, _told
 from celery_singleton_lock.cli.line import Line, duration, in_order
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
@@ -94,3 +97,9 @@ def test_lock_that_is_kept_is_shown_without_a_ttl() -> None:
     store.release(lease, heir=Heir(Holder("id", 1, "one@host"), 60))
     (held,) = store.look(key)
     assert Line.of(key, held).ttl is None
+
+
+def test_explained_lock_that_does_not_end_is_json() -> None:
+    held = Held(None, "owner", math.inf)
+    assert json.loads(json.dumps(_holder(held), allow_nan=False)) == {"expires_in": None}
+    assert _told(held) == "a stranger, never expires"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -343,6 +344,19 @@ def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) 
         assert done.answer(task, Done(record, 3599.0)).value == "this night's"
     finally:
         task.pop_request()
+
+
+@pytest.mark.parametrize("date", ["2020-01-01T00:00:00", datetime(2020, 1, 1), "nonsense", None])
+def test_result_whose_time_is_not_known_is_its_own(app: Celery, date: object) -> None:
+    """A date without a zone is UTC or local, as the backend likes: a fresh one must not look hours old."""
+    task, runs = make(app, lambda: 1)
+    deliver(task)
+    app.backend.store_result(id_for(task), 1, "SUCCESS")
+    meta = {**task.backend.get_task_meta(id_for(task), cache=False), "date_done": date}
+    task.backend.get_task_meta = lambda *_: meta
+    with pytest.raises(Ignore):
+        deliver(task)
+    assert len(runs) == 1
 
 
 class TestEndWithoutABody:

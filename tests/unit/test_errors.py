@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 
 import pytest
@@ -23,6 +24,7 @@ ERRORS = [
     InvalidOption("not allowed"),
     LockConflict("k", "task-1", 2.5),
     LockConflict("k"),
+    LockConflict("k", None, math.inf),
     LockLost("k", "taken over"),
     LockUnavailable("redis://localhost", "no answer"),
     StaleFence("row 7", 5, 9),
@@ -41,7 +43,7 @@ def test_survives_pickle(error: SingletonLockError) -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_survives_a_json_result_backend(error: SingletonLockError) -> None:
     backend = Backend(TestApp(set_as_current=False), serializer="json")
-    stored = json.loads(json.dumps(backend.prepare_exception(error)))
+    stored = json.loads(json.dumps(backend.prepare_exception(error), allow_nan=False))
     copy = backend.exception_to_python(stored)
     assert type(copy) is type(error)
     assert str(copy) == str(error)
@@ -51,6 +53,14 @@ def test_conflict_names_holder_and_remaining_time() -> None:
     text = str(LockConflict("k", "task-1", 2.5))
     assert "task-1" in text
     assert "2.5 s" in text
+
+
+def test_conflict_with_a_lock_that_does_not_end_says_so() -> None:
+    """Somebody else's key without a time to live, or one that lost it."""
+    error = LockConflict("k", None, math.inf)
+    assert error.remaining == math.inf
+    assert str(error) == "k is held by another holder, and does not end by itself"
+    assert pickle.loads(pickle.dumps(error)).remaining == math.inf
 
 
 def test_errors_share_no_parent_but_the_base() -> None:

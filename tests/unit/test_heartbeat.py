@@ -5,11 +5,13 @@ import os
 import random
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock
+from celery_singleton_lock import heartbeat as module
 from celery_singleton_lock.heartbeat import WATCHERS, Heartbeat
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -212,6 +214,51 @@ def test_unexpected_error_does_not_end_the_thread(
     heartbeat.start(lease, execution.when_lost)
     assert raised.wait(LIMIT)
     assert store.renewed.wait(LIMIT)
+    heartbeat.stop(lease)
+
+
+def test_lease_that_is_stopped_while_the_due_ones_are_chosen_harms_no_other(
+    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finalizer may come at any line, and release a lock of its own."""
+    leases, execution = [store.take(f"k{number}") for number in range(5)], Execution()
+    is_due = module._is_due
+    chosen = threading.Event()
+
+    def interrupted(watched: Any, now: float) -> bool:
+        heartbeat.stop(leases[-1])
+        chosen.set()
+        return is_due(watched, now)
+
+    monkeypatch.setattr(module, "_is_due", interrupted)
+    for lease in leases:
+        heartbeat.start(lease, execution.when_lost)
+    assert chosen.wait(LIMIT)
+    assert store.renewed.wait(LIMIT)
+    for lease in leases:
+        heartbeat.stop(lease)
+
+
+@pytest.mark.parametrize("what", ["_seconds_to_sleep", "_work", "_add_thread"])
+def test_error_in_choosing_what_is_due_does_not_end_the_thread(
+    store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    lease, execution = store.take(ttl=3.0), Execution()
+    heartbeat.start(lease, execution.when_lost)
+    raised = threading.Event()
+    chosen = getattr(module._Pulse, what)
+
+    def explode(*arguments: Any) -> Any:
+        if threading.current_thread().name == "singleton-lock-heartbeat" and not raised.is_set():
+            store.renewed.clear()
+            raised.set()
+            raise ZeroDivisionError("no such thing")
+        return chosen(*arguments)
+
+    monkeypatch.setattr(module._Pulse, what, explode)
+    assert raised.wait(LIMIT)
+    assert store.renewed.wait(LIMIT)
+    assert execution.told == 0
     heartbeat.stop(lease)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from celery import Celery, chain
 from celery.app.task import Context
+from celery.exceptions import Ignore
 from celery.signals import before_task_publish
 
-from celery_singleton_lock import SingletonTask, identity
+from celery_singleton_lock import SingletonTask, identity, requeue
 
 _numbers = itertools.count()
 
@@ -183,3 +184,34 @@ def test_task_that_its_own_handler_sends_again_is_another_one(app: Celery, sent:
     first, again, copy = (identity.sending_of(it) for it in sent)
     assert again != first
     assert again == copy, "two copies of one message send one"
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_copy_that_is_made_anew_is_of_the_same_sending(
+    app: Celery, sent: list[Any], has_header: bool, retries: int
+) -> None:
+    """With a Request class of the user's own the message itself is not there; some come without the header."""
+    task, following = make(app), make(app)
+    task.delay()
+    request = sent[0]
+    if not has_header:
+        request = Context({"id": request.id, "root_id": request.id, "parent_id": None, "args": (), "kwargs": {}})
+    request.retries = retries
+
+    def put_back() -> None:
+        with pytest.raises(Ignore):
+            requeue.put_back(task, reason="copy", delay=0.0)
+
+    def follow(its: Any) -> None:
+        in_worker(task, its, lambda: following.apply_async(task_id="next", parent_id=its.id, root_id=its.id))
+
+    in_worker(task, request, put_back)
+    copy = sent[1]
+    assert (copy.id, copy.retries) == (request.id, retries)
+    assert identity.sending_of(copy) == identity.sending_of(request)
+    in_worker(task, copy, put_back)
+    assert identity.sending_of(sent[2]) == identity.sending_of(request), "also a copy of the copy"
+    follow(request)
+    follow(copy)
+    assert identity.sending_of(sent[3]) == identity.sending_of(sent[4]), "both send one next step"

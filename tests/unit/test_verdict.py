@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,3 +120,37 @@ class TestVerdicts:
         lease = self.taken(store, "k:short")
         time.alarms.append(lambda: store.release(lease))
         assert self.judged(store) == {"k:short": Verdict.ENDED}
+
+    @pytest.mark.parametrize("is_alive", [True, False])
+    def test_lease_that_lost_its_end_is_watched_for_one_ttl(self, time: Time, is_alive: bool) -> None:
+        """As by PERSIST; a renewal gives it one again."""
+        store, began = Endless(), time.at
+        lease = self.taken(store, "k:endless")
+        if is_alive:
+            time.alarms.append(lambda: time.at > began + TTL / 3 and store.renew([lease], timeout=1))
+        holds = [*store.holds("k")]
+        assert longest_watch(held for _, held in holds) == pytest.approx(TTL - 3.25)
+        (found,) = [found for _, _, found in verdicts(store, holds)]
+        assert found is (Verdict.ALIVE if is_alive else Verdict.LATE)
+        assert time.at - began < (TTL / 2 if is_alive else TTL)
+        assert is_alive or time.at - began >= TTL * 0.85, "it is not late before"
+
+
+class Endless(MemoryStore):
+    """Its holds have no end until they are renewed."""
+
+    renewed = False
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        self.renewed = True
+        return super().renew(leases, timeout=timeout)
+
+    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+        return [self._shown(held) for held in super().look(key, limit=limit)]
+
+    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        for key, held in super().holds(prefix):
+            yield key, self._shown(held)
+
+    def _shown(self, held: Held) -> Held:
+        return held if self.renewed else replace(held, remaining=math.inf)

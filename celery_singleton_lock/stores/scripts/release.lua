@@ -20,8 +20,11 @@ end
 if record_ms ~= '0' then
   -- Also when the lock is no longer ours: the message was carried out all the same.
   if ARGV[10] == '1' then
-    -- What is there may be newer.
-    redis.pcall('SET', done, record, 'PX', record_ms, 'NX')
+    -- What is there may be newer. Or it is this one, of a try that lay before the server and was given the whole time.
+    if not redis.pcall('SET', done, record, 'PX', record_ms, 'NX') and redis.pcall('GET', done) == record
+        and redis.call('PTTL', done) > tonumber(record_ms) then
+      redis.call('PEXPIRE', done, record_ms)
+    end
   else
     redis.pcall('SET', done, record, 'PX', record_ms)
   end

@@ -1,0 +1,24 @@
+"""What the events say, which others read as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockConflict, events, signals
+
+
+@pytest.mark.parametrize(("remaining", "told"), [(2.5, 2.5), (math.inf, None)])
+def test_conflict_with_a_lock_that_does_not_end_is_json(
+    monkeypatch: pytest.MonkeyPatch, remaining: float, told: float | None
+) -> None:
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(events, "_send", lambda *_, **details: sent.append(details))
+    conflict = LockConflict("k", "other", remaining)
+    signals.lock_conflict.send(sender=None, task_id="id", key="k", conflict=conflict, policy="skip")
+    assert [json.loads(json.dumps(details, allow_nan=False)) for details in sent] == [
+        {"policy": "skip", "holder": "other", "remaining": told}
+    ]
