@@ -102,15 +102,12 @@ class _Child:
 
     def lease(self) -> Lease | None:
         """The lease of what it carries out; None when it does nothing, or needs no lock."""
-        if self._lease is None and (delivery := self._running()) is not None:
-            self._lease = delivery.lease()
+        self._note(self._running())
         return self._lease
 
     def keep_lease(self) -> None:
         """Remember the lease though the delivery's end was reported."""
-        delivery = self._delivery() if self._delivery else None
-        if self._lease is None and delivery is not None:
-            self._lease = delivery.lease()
+        self._note(self._delivery() if self._delivery else None)
 
     def renew_after(self, seconds: float) -> None:
         self._renewed_at = clock.now() + seconds - self.interval
@@ -118,6 +115,12 @@ class _Child:
     def close(self) -> None:
         if self.pidfd is not None:
             os.close(self.pidfd)
+
+    def _note(self, delivery: Delivery | None) -> None:
+        """Remember the lease of a delivery, which may ask again under another owner."""
+        lease = delivery.lease() if delivery is not None else None
+        if lease is not None and (self._lease is None or self._lease.owner != lease.owner):
+            self._lease = lease
 
     def _running(self) -> Delivery | None:
         delivery = self._delivery() if self._delivery else None

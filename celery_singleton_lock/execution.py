@@ -94,7 +94,7 @@ class Execution:
         self._loss_told = False
         #: Whether what cleans up after the body is sure to.
         self._is_under_way = False
-        #: Whether the body ended by the loss of its lock.
+        #: Whether the body has failed without its lock.
         self._was_lost = False
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Execution:
         except Exception as error:
             if not self._is_under_way:  # Interrupted before the first line that cleans up.
                 return self._fail(error)
-            if self._was_lost and isinstance(error, LockLost):
+            if self._was_lost:
                 return self._fail_lost(error)
             raise
 
@@ -169,16 +169,19 @@ class Execution:
         if isinstance(found, Held) and not self._is_copy(found):
             met = found.conflict(self._key)
             try:
-                found = self._end_refused(met, found.holder)
+                policy = conflict.policy_for(self._task, met, self._options)
+            except Exception as error:  # noqa: BLE001 - it is the user's
+                return self._fail(error, met)
+            try:
+                found = self._end_refused(policy, met, found.holder)
             except LockConflict:
                 raise
-            except Exception as error:  # noqa: BLE001 - of a callable of the user's, or a soft time limit
+            except Exception as error:  # noqa: BLE001 - a soft time limit, say
                 return self._fail(error, met)
         return self._end_as_copy(found)
 
-    def _end_refused(self, met: LockConflict, holder: Holder | None) -> Held | Done:
+    def _end_refused(self, policy: ConflictPolicy, met: LockConflict, holder: Holder | None) -> Held | Done:
         """End as one that another task refuses; what a copy of it does or did, if there is one."""
-        policy = conflict.policy_for(self._task, met, self._options)
         copy = self._refused(policy, met)
         if copy is None:
             self._tell(policy, holder)
@@ -195,8 +198,8 @@ class Execution:
             conflict.fail(self._task, error, met)
         return self._end_as_copy(copy)
 
-    def _fail_lost(self, lost: LockLost) -> Any:
-        """Fail as one that was stopped, which is the message's end unless a copy of it has the lock by now."""
+    def _fail_lost(self, lost: Exception) -> Any:
+        """Fail without the lock, which is the message's end unless a copy of it has that by now."""
         try:
             copy = self._refused_by_store("raise", lost)
         except LockUnavailable:
@@ -216,7 +219,7 @@ class Execution:
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
             # Celery would store it as the end of a message that runs, or has ended.
             logger.warning("%s is a copy, and is put back: %r", self, error)
-            requeue.put_back(self._task, reason="copy", delay=AFTER_LEASE, given_up=self._left)
+            requeue.put_back(self._task, reason="copy", delay=done.SETTLING, given_up=self._left)
         if end.error is not None:
             raise end.error
         return end.value
@@ -289,7 +292,7 @@ class Execution:
             outcome = done.succeeded(self._task, self._request, value)
             return value
         except BaseException as error:
-            self._was_lost = isinstance(error, LockLost) and not lease.held
+            self._was_lost = self._is_loss(error)
             if not self._was_lost:  # What that left undone, a copy that stands by may do.
                 outcome, heir = done.ended_by(self._task, self._request, error), self._heir(error)
             raise
@@ -322,6 +325,10 @@ class Execution:
             if not self._body.struck:
                 raise
             self._fail_for_loss()
+
+    def _is_loss(self, error: BaseException) -> bool:
+        """Whether the body has failed without its lock: stopped for that, or whatever it has made of it."""
+        return not self._lease.held and isinstance(error, Exception) and not isinstance(error, (Ignore, Reject, Retry))
 
     def _drop_if_expired(self, lease: Lease) -> None:
         """A message that was delivered again comes here although it has expired; see `request`."""

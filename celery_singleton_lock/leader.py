@@ -138,9 +138,9 @@ class Leadership:
         if isinstance(found, Held):
             self._look_up_to(found)
             return False
+        self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - RENEW_AFTER)
         self._stop_waiting()
         self.term += 1
-        self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - RENEW_AFTER)
         after = f", after {_shown(self._leader)} {why}" if self._leader else ""
         logger.info("beat: leads schedule %s (fence %d)%s", self._name, found.fence, after)
         self._leader = None

@@ -31,6 +31,7 @@ from celery_singleton_lock import clock, process
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
 from celery_singleton_lock.keepers import Keeper, address_of, kept_by, kept_by_each
 from celery_singleton_lock.lease import Done, Held, Holder, Lease, Name, new_owner
+from celery_singleton_lock.mutex import Mutex
 
 T = TypeVar("T")
 
@@ -49,6 +50,10 @@ MAX_TIMEOUT = 315_360_000.0
 MIN_PAUSE = 0.01
 
 _GONE = "it ended, was taken over, or was deleted"
+_UNDER_WAY = "its release was not answered, and is said again"
+
+#: Held while it is noted which hold an object has.
+_noting = Mutex(threading.RLock)
 
 #: Characters of an owner that come from the token; the rest is new for each hold.
 _OF_TOKEN = 20
@@ -230,14 +235,18 @@ class Lock:
         """
         token, begun = self._token("release"), self.local.releasing
         again = begun is not None and begun.token == token
-        lease = self._lease()
+        held, lease = self.local.held, self._lease()
         released = False
         if lease is not None:
             if not again:
                 begun = self.local.releasing = _Releasing(token, lease.held)
             self._keeper.heartbeat.stop(lease)
-            released = _translated(lambda: self._keeper.store.release(lease))
-        self.local.token = self.local.releasing = None
+            try:
+                released = _translated(lambda: self._keeper.store.release(lease))
+            except Unavailable:
+                lease.lose(_UNDER_WAY)
+                raise
+        self.local.forget(held, token)
         # What is gone when a release is repeated was released, and only the answer was lost; unless it was lost before.
         if not (begun is not None and begun.was_held if again else released):
             raise NotOwned(self.name, (lease and lease.reason) or _GONE)
@@ -367,6 +376,8 @@ class Lock:
         lease = self._lease()
         if lease is None:
             raise NotOwned(self.name, _GONE)
+        if self.local.releasing is not None:
+            raise NotOwned(self.name, _UNDER_WAY)
         ttl = _number(seconds) + keeping * max(lease.remaining, 0.0)
         if not MIN_TIMEOUT <= ttl <= MAX_TIMEOUT:
             raise ValueError(
@@ -498,7 +509,14 @@ class _Local:
 
     def hold(self, held: _Holding, token: bytes) -> None:
         """Have got the lock."""
-        self._token, self._held, self.releasing = token, held, None
+        with _noting.lock:
+            self._token, self._held, self.releasing = token, held, None
+
+    def forget(self, held: _Holding | None, token: bytes) -> None:
+        """Have released this hold; where threads share the object, another one may have got the lock since."""
+        with _noting.lock:
+            if self._held is held and self._token == token:
+                self._token = self._held = self.releasing = None
 
 
 class _LocalOfThread(_Local, threading.local):

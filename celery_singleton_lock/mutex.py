@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 
 class Mutex:
@@ -17,12 +19,16 @@ class Mutex:
 
     The plain lock is what is entered: one that is made in Python could be interrupted (by a time limit, an abort)
     between having been acquired and the block, and would stay locked.
+
+    Args:
+        make: `threading.RLock` where a signal's handler, or a finalizer, may come by in the same thread.
     """
 
-    __slots__ = ("__weakref__", "lock")
+    __slots__ = ("__weakref__", "lock", "make")
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, make: Callable[[], AbstractContextManager[bool]] = threading.Lock) -> None:
+        self.make = make
+        self.lock = make()
         _mutexes.add(self)
 
 
@@ -32,7 +38,7 @@ _mutexes: weakref.WeakSet[Mutex] = weakref.WeakSet()
 
 def _begin_anew() -> None:
     for mutex in _mutexes:
-        mutex.lock = threading.Lock()
+        mutex.lock = mutex.make()
 
 
 if hasattr(os, "register_at_fork"):

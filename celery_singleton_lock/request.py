@@ -77,8 +77,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
 
     def lease(self) -> Lease | None:
         """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
-        if self.report is None:
-            reports.receive()
+        reports.receive()  # Another owner may have been told since.
         found = self.report
         if found is None:
             return None

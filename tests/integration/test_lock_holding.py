@@ -219,6 +219,29 @@ class TestAnotherTtl:
         lock.release()
 
 
+def test_release_forgets_nothing_that_another_thread_has_got_meanwhile(
+    make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = make(timeout=60, thread_local=False)
+    lock.acquire()
+    store = lock._keeper.store
+    release = store.release
+
+    def released(*arguments: object, **options: object) -> bool:
+        answer = release(*arguments, **options)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        other = threading.Thread(target=lock.acquire)
+        other.start()
+        other.join(LIMIT)
+        return answer
+
+    monkeypatch.setattr(store, "release", released)
+    lock.release()
+    assert not lock.lost
+    lock.check()
+    lock.release()
+
+
 class TestReleaseWithoutAnAnswer:
     def test_repeating_it_is_a_success(self, own_redis: RedisServer, client: Redis) -> None:
         with LossyProxy(own_redis.port) as proxy:
@@ -234,6 +257,20 @@ class TestReleaseWithoutAnAnswer:
             lock.release()
             with pytest.raises(NotHeld):
                 lock.release()
+
+    def test_lock_is_over_meanwhile(self, own_redis: RedisServer, make: Callable[..., Lock]) -> None:
+        """It is freed as soon as the server answers: what made it longer would be in vain."""
+        lock = make(timeout=60)
+        lock.acquire()
+        own_redis.pause()
+        with pytest.raises(Unavailable):
+            lock.release()
+        assert lock.lost
+        own_redis.resume()
+        for use in (lock.reacquire, lambda: lock.extend(60), lock.check):
+            with pytest.raises(NotOwned):
+                use()
+        lock.release()
 
     def test_it_is_none_where_the_lock_was_lost_before(self, own_redis: RedisServer, client: Redis) -> None:
         lost = threading.Event()

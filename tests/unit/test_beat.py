@@ -365,6 +365,21 @@ def test_other_apps_have_another_leader(make: Callable[..., ExclusiveScheduler])
     run(second, lambda: len(Recorder.sent) >= 4)
 
 
+def test_leader_that_is_stopped_as_it_becomes_one_resigns(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    leadership = Leadership(store, "k", "unit", ttl=600.0, holder=Holder(pid=1))
+
+    def stopped() -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leadership, "_stop_waiting", stopped)
+        with pytest.raises(SystemExit):
+            leadership.lead(0)
+    leadership.resign()
+    assert store.look("k") == []
+
+
 def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that slept, and whose lease nobody else has taken."""
     store = MemoryStore()

@@ -102,6 +102,24 @@ def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, f
         clock.sleep(0.02)
 
 
+def test_owner_that_a_delivery_asks_as_later_is_the_one(store: Store, family: Children, fork: Callable) -> None:
+    """Neither server answered, and the message has waited in its slot."""
+    child, delivery = fork(), Delivery(store, holds=False)
+    family.begin(child.pid, delivery)
+    until(lambda: store.renewed)
+    delivery.owner = new_owner()
+    store.acquire(delivery.key, delivery.owner, ttl=TTL, holder=Holder())
+    end = clock.now() + 3 * TTL
+    while clock.now() < end:
+        assert is_held(store)
+        clock.sleep(0.02)
+    store.acquire(delivery.key, delivery.owner, ttl=600, holder=Holder())
+    family.doomed(child.pid)
+    delivery.is_running = False
+    child.kill()
+    until(lambda: not is_held(store))
+
+
 def test_renewal_goes_on_after_an_error(store: Store, family: Children, fork: Callable) -> None:
     delivery = Delivery(store, ttl=2.0)
     family.begin(fork().pid, delivery)

@@ -377,6 +377,39 @@ class TestEndWithoutABody:
             deliver(task)
         assert runs == []
 
+    def test_conflict_policy_that_raises_the_conflict(self, app: Celery) -> None:
+        def decide(task: Any, conflict: LockConflict) -> str:
+            raise conflict
+
+        task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
+        other = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        assert isinstance(other, Lease)
+        with pytest.raises(LockConflict):
+            deliver(task)
+        Runtime.of(app).store.release(other)
+        with pytest.raises(LockConflict):
+            deliver(task)
+        assert runs == []
+
+    def test_body_that_makes_another_error_of_its_loss(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A copy of it runs by now: its end is the message's."""
+
+        def lose() -> None:
+            store = Runtime.of(app).store
+            store.release(task.lock)
+            task.lock.lose("deleted")
+            holder = holder_of(task, task.request)
+            assert isinstance(store.acquire(task.lock.key, "c" * 32, ttl=60.0, holder=holder), Lease)
+            try:
+                task.lock.check()
+            except LockLost:
+                raise ValueError from None
+
+        task, runs = make(app, lose, acks_late=True)
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert len(runs) == 1
+
     def test_lock_that_was_lost(self, app: Celery) -> None:
         def lose() -> None:
             Runtime.of(app).store.release(task.lock)
