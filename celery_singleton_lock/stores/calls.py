@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
@@ -559,7 +560,9 @@ def found(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held |
         raise GivenUp("this owner, or this request, was given up before the server came to carry it out")
     if kind == 5:
         raise MoreSlots(rest[0])
-    return held(rest[0], rest[1]) if kind == 0 else Done(rest[0], max(rest[1], 0) / 1000)
+    if kind == 0:
+        return replace(held(rest[0], rest[1]), slot=rest[2])
+    return Done(rest[0], max(rest[1], 0) / 1000)
 
 
 def over_ms(ttl: float) -> int:

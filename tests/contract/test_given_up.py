@@ -381,3 +381,17 @@ class TestLoweredLimit:
         store.release(first)
         assert taken(store, holder=ME, given_up=[ghost.owner]).slot == 0
         assert len(store.look(KEY)) == 1
+
+
+class TestBeyondTheLimit:
+    """A hold that was taken under a higher limit, and met under a lower one."""
+
+    def test_it_can_be_freed(self, store: Store, request: pytest.FixtureRequest) -> None:
+        if "redlock" in request.node.name:
+            pytest.skip("it ends with its lease there")
+        first, _ = taken(store, limit=2), taken(store, limit=2, holder=ME)
+        store.release(first)
+        met = ask(store, holder=Holder("a third"))
+        assert isinstance(met, Held)
+        assert store.release(met.lease(KEY, ttl=TTL, limit=1))
+        assert isinstance(ask(store), Lease)

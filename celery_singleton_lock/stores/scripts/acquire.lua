@@ -5,7 +5,7 @@
 --      this message has been carried out), slots, slot ('': any), seed of the counter of fences ('': the server's time),
 --      limit (the slots beyond it are looked at, and not taken), owners that were given up (one behind the other), over ms,
 --      number of the last keys over, wake ms, woken (1: a wake-up has come for this)
--- -> {1, fence, slot} | {0, value, pttl} held | {2, record, pttl} this message has been carried out
+-- -> {1, fence, slot} | {0, value, pttl, slot} held | {2, record, pttl} this message has been carried out
 --  | {4} the owner or the request was given up meanwhile | {5, slots} so many are in use: name them all
 -- Follows now.lua. Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 local fence, waiting, done = KEYS[1], KEYS[2], KEYS[3]
@@ -56,7 +56,7 @@ if once == '1' then
   end
 end
 
-local held, free, kept, copy, first, first_pttl = 0
+local held, free, kept, copy, first, first_pttl, first_slot = 0
 for slot = 0, slots - 1 do
   local lock = KEYS[4 + slot]
   local value = redis.call('GET', lock)
@@ -81,9 +81,9 @@ for slot = 0, slots - 1 do
     else
       local pttl = redis.call('PTTL', lock)
       if holds == owner or sending ~= '' and string.sub(value, 33, 32 + #sending) == sending then
-        copy = {0, value, pttl}
+        copy = {0, value, pttl, slot}
       elseif not first or first_pttl < 0 or pttl >= 0 and pttl < first_pttl then
-        first, first_pttl = value, pttl
+        first, first_pttl, first_slot = value, pttl, slot
       end
     end
   end
@@ -109,7 +109,7 @@ if not slot then
     redis.call('PEXPIRE', waiting, waiting_ms)
   end
   pass_on(freed)
-  return copy or {0, first or '', first_pttl or 0}
+  return copy or {0, first or '', first_pttl or 0, first_slot or 0}
 end
 
 if waiting_ms ~= '0' then

@@ -1,7 +1,7 @@
 -- KEYS done, slots, lock... (one lock, or the slots of a semaphore)
 -- ARGV record, record ms, heir ('' where there is none), sending (how the holder of a copy begins, behind the 32
 --      characters of the owner), retries, replaced
--- -> {1} recorded | {0, value, pttl} another copy of the message has the lock | {2, record, pttl} it was carried out
+-- -> {1} recorded | {0, value, pttl, slot} another copy of the message has the lock | {2, record, pttl} it was carried out
 --  | {5, slots} so many are in use: name them all
 -- Idempotent by the record: what a repeated call finds is its own. One that begins with '?' is a promise, on one node of a
 -- Redlock: it keeps others from recording anything, and is replaced by its own record.
@@ -27,7 +27,7 @@ for i = 3, #KEYS do
       is_copy = is_copy or readable and fields[3] == tonumber(ARGV[5]) and fields[7] == tonumber(ARGV[6])
     end
     if is_copy then
-      return {0, value, redis.call('PTTL', KEYS[i])}
+      return {0, value, redis.call('PTTL', KEYS[i]), i - 3}
     end
   end
 end
