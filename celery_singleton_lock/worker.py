@@ -8,6 +8,7 @@ Installed on every Celery app of a process that imports this package, through Ce
 from __future__ import annotations
 
 import threading
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +18,7 @@ from celery import Celery, _state, bootsteps
 from celery.concurrency import prefork
 from celery.signals import worker_process_shutdown, worker_shutdown
 from celery.utils.log import get_logger
+from kombu.utils import functional
 
 import celery_singleton_lock.control  # noqa: F401 - registers its commands
 from celery_singleton_lock import audit, process, reports
@@ -134,10 +136,22 @@ class LockStep(bootsteps.StartStopStep):
         """Free what an earlier life left behind, and have the broker prepared; the start waits for neither."""
         runtime = Runtime.of(parent.app)
         if runtime.settings.enabled:
+            let_pauses_switch()
             arguments = (runtime, parent.hostname)
             threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
             prepare = Publisher.of(parent.app).prepare
             threading.Thread(target=prepare, name="singleton-lock-queues", daemon=True).start()
+
+
+def let_pauses_switch() -> None:
+    """Have kombu's pauses between two tries to reach the broker let other greenlets go on, the heartbeat's for one.
+
+    gevent, as it patches the threads, looks at every object there is, also at Celery's lazy ones, and so has kombu
+    imported before it patches `time` (gevent 26.9, Celery 5.7): kombu then stops the whole process for up to 32 s.
+    """
+    pauses: Any = functional
+    if pauses.sleep is not time.sleep:
+        pauses.sleep = time.sleep
 
 
 def free_left_behind(runtime: Runtime, node: str) -> None:

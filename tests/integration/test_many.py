@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
+from tests.proxy import LossyProxy
 from tests.recording import overlaps
 
 pytestmark = pytest.mark.slow
@@ -34,3 +38,21 @@ def test_two_hundred_copies_in_one_process_run_one_after_the_other(shop: Shop, p
     assert len(runs) == 200
     assert overlaps(runs) == []
     assert len({run.fence for run in runs}) == 200
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+def test_lease_is_renewed_while_the_broker_is_away(
+    redis_server: RedisServer, shop_on: Callable[..., Shop], pool: str
+) -> None:
+    """Celery pauses for longer and longer between its tries to reach it."""
+    broker = redis_server.url_of(0)
+    with LossyProxy(redis_server.port) as proxy:
+        behind = broker.replace(str(redis_server.port), str(proxy.port))
+        shop = shop_on(redis_server, broker_url=behind, singleton_lock_ttl=3.0)
+        shop.app.conf.broker_url = broker
+        (worker,) = shop.start("one", pool=pool)
+        result = shop.send("exclusive", "report", 14.0)
+        shop.record.wait_for(starts=1)
+        proxy.cut()
+    assert result.get(timeout=LIMIT) == "report"
+    assert "Trying again in 6" in worker.log

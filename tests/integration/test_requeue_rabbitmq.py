@@ -154,7 +154,7 @@ def test_broker_goes_in_each_state_of_a_message(
             broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
             task_queues=copies.queues(queue, exchange_type=exchange_type, queue_type=queue_type),
             task_default_queue=queue,
-            singleton_lock_ttl=10.0,  # A broker that starts leaves a gevent pool's heartbeat little time.
+            singleton_lock_ttl=10.0,
             # See docs/howto/rabbitmq.md.
             worker_enable_prefetch_count_reduction=pool not in ("gevent", "eventlet"),
         )
