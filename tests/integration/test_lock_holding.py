@@ -389,10 +389,11 @@ class TestClients:
         other.release()
 
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
-        lock = Redis(port=own_redis.port).lock(NAME, timeout=0.5, lock_class=Lock)
+        # Long enough for a collection in a process that has run all other tests: it stops the heartbeat's thread as well.
+        lock = Redis(port=own_redis.port).lock(NAME, timeout=2.0, lock_class=Lock)
         lock.acquire()
         gc.collect()
-        clock.sleep(1.0)
+        clock.sleep(3.0)
         lock.check()
         lock.release()
 
