@@ -389,7 +389,7 @@ class TestClients:
         other.release()
 
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
-        # Long enough for a collection in a process that has run all other tests: it stops the heartbeat's thread as well.
+        # Longer than a collection takes in a process that has run all other tests: it stops the heartbeat as well.
         lock = Redis(port=own_redis.port).lock(NAME, timeout=2.0, lock_class=Lock)
         lock.acquire()
         gc.collect()
