@@ -462,6 +462,16 @@ def interrupts(*_: object, **__: object) -> Any:
 class TestInterrupted:
     """Before its body, or beside it: one end for the message, and no lock stays behind."""
 
+    def is_interrupted(self, task: Any) -> None:
+        with pytest.raises(Interrupted):
+            deliver(task)
+
+    def has_ended(self, task: Any, runs: list[str]) -> None:
+        """Nothing holds the lock, and a copy ends in the same way without a body."""
+        assert holds(task.app) == []
+        self.is_interrupted(task)
+        assert runs == []
+
     def test_retry_whose_lock_was_kept(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         def again() -> None:
             raise task.retry(countdown=30)
@@ -509,23 +519,15 @@ class TestInterrupted:
             patched.setattr(Runtime.of(app).store, "acquire", granted)
             if place == "_drop_if_expired":
                 patched.setattr(Execution, place, interrupts)
-            with pytest.raises(Interrupted):
-                deliver(task)
-        assert holds(app) == []
-        with pytest.raises(Interrupted):
-            deliver(task)
-        assert runs == []
+            self.is_interrupted(task)
+        self.has_ended(task, runs)
 
     def test_as_the_body_is_about_to_begin(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1, acks_late=True)
         with monkeypatch.context() as patched:
             patched.setattr("celery_singleton_lock.execution.Body", interrupts)
-            with pytest.raises(Interrupted):
-                deliver(task)
-        assert holds(app) == []
-        with pytest.raises(Interrupted):
-            deliver(task)
-        assert runs == []
+            self.is_interrupted(task)
+        self.has_ended(task, runs)
 
     @pytest.mark.parametrize("policy", ["retry", "skip"])
     def test_while_it_is_refused(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
