@@ -64,12 +64,14 @@ class Worker(CeleryWorkerContainer):
 
 
 class Setup(CeleryTestSetup):
-    """An app that believes in short leases."""
+    """An app that believes in short leases, and in what messages say of them."""
 
     @classmethod
     def update_app_config(cls, app: Celery) -> None:
         app.conf.update(
             singleton_lock_ttl=TTL,
+            # A test sends work without a lock, for comparison.
+            singleton_lock_accept="all",
             worker_prefetch_multiplier=1,
             broker_connection_retry_on_startup=True,
             task_track_started=True,
