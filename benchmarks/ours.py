@@ -8,7 +8,12 @@ from typing import Any
 from redis import Redis
 
 from benchmarks.locks import TTL, Maker
-from celery_singleton_lock import Lock, Redlock, clock, process
+from celery_singleton_lock import (
+    Lock,
+    Redlock,
+    clock,
+    process_identity,
+)
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.lease import Held, Holder, Lease, Mark, new_owner
 from celery_singleton_lock.stores import Store, open_url
@@ -24,7 +29,7 @@ class _OfTask:
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, f"bench:{{{key}}}"
-        self._holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process.identity())
+        self._holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
         self._lease: Lease | None = None
 
     def acquire(self, wait: float) -> bool:
@@ -93,7 +98,7 @@ def hold_leases(url: str, count: int) -> Callable[[], int]:
     heartbeat = Heartbeat(redis_store)
     executions = []
     for number in range(count):
-        holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process.identity())
+        holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
         lease = redis_store.acquire(f"bench:{{{number}}}", new_owner(), ttl=TTL, holder=holder)
         assert isinstance(lease, Lease)
         executions.append(_Execution(lease))

@@ -18,9 +18,10 @@ from typing import Any
 from redis import Redis
 
 from benchmarks.measure import RESULTS, machine, server_version
-from celery_singleton_lock import clock, process
+from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.lease import Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import calls, open_url
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.redis import calls
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, Nodes
 
@@ -43,7 +44,9 @@ def key_of(number: int) -> str:
 
 
 def holder_of(number: int) -> Holder:
-    return Holder(f"{number:08x}-0000-4000-8000-000000000000", 0, "worker1@host", 4242, 1.0, process=process.identity())
+    return Holder(
+        f"{number:08x}-0000-4000-8000-000000000000", 0, "worker1@host", 4242, 1.0, process=process_identity.own()
+    )
 
 
 def acquire_many(store: Any, numbers: Sequence[int], *, ttl: float = TTL) -> list[Lease]:

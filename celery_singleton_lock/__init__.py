@@ -24,8 +24,9 @@ from celery_singleton_lock.signals import (
     lock_released,
     overlap_detected,
 )
-from celery_singleton_lock.task import SingletonTask
-from celery_singleton_lock.worker import install
+from celery_singleton_lock.task.singleton_task import SingletonTask
+from celery_singleton_lock.worker.bootstep import install
+from celery_singleton_lock.worker.request import SingletonRequest
 
 if TYPE_CHECKING:
     from celery_singleton_lock.lock import Lock, Redlock, Semaphore
@@ -43,6 +44,7 @@ __all__ = [
     "ResultLost",
     "Semaphore",
     "SingletonLockError",
+    "SingletonRequest",
     "SingletonTask",
     "StaleFence",
     "install",

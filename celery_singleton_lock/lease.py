@@ -98,7 +98,7 @@ class Holder:
         pid: the process that runs it.
         since: seconds since the epoch.
         replaced: how often `Task.replace` passed the task's id on before.
-        process: see `process.identity`.
+        process: see `process_identity.own`.
         ttl: seconds that each renewal of the lease is good for; 0 where it is not renewed, as between two attempts, and
             for a holder that does not hold it yet.
         sending: the name of the sending that the message belongs to, see `identity`; by default the task's id. Copies

@@ -9,13 +9,13 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.journal.alerts import Warner
+from celery_singleton_lock.journal.writer import Tally
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.options import Settings
+from celery_singleton_lock.options.options import Settings
 from celery_singleton_lock.settling import Settling
 from celery_singleton_lock.stores import Store, open_store
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.tally import Tally
-from celery_singleton_lock.warner import Warner
 
 _opening = Mutex()
 

@@ -16,8 +16,10 @@ import click
 from celery import Celery
 from sphinx.pycode import ModuleAnalyzer
 
-from celery_singleton_lock import cli, errors, options, signals, task
-from celery_singleton_lock.options import BeatSettings, Settings
+from celery_singleton_lock import cli, errors, signals
+from celery_singleton_lock.options import options
+from celery_singleton_lock.options.options import BeatSettings, Settings
+from celery_singleton_lock.task import singleton_task
 
 HERE = Path(__file__).parent / "reference"
 
@@ -101,7 +103,7 @@ def every_command() -> str:
 
 
 def _task_options() -> Iterator[str]:
-    analyzer = _analyzed(task.__name__)
+    analyzer = _analyzed(singleton_task.__name__)
     for name in options.KEY_ATTRIBUTES:
         told = [_comment(analyzer, "SingletonTask", name)]
         if name == "lock_key":

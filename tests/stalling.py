@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Literal
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores import calls
+from celery_singleton_lock.stores.redis import calls
 from tests.proxy import LossyProxy
 
 #: In front: the server gets the command when the stall is over, also if nobody waits for it any more. Within: it gets

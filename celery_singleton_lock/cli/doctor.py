@@ -7,8 +7,8 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
 
-from celery_singleton_lock.audit import pool_name
 from celery_singleton_lock.cli import command, findings
+from celery_singleton_lock.diagnosis.audit import pool_name
 
 
 @click.command(cls=CeleryCommand)
@@ -31,7 +31,7 @@ def doctor(ctx: click.Context, as_json: bool = False, strict: bool = False, time
     The exit status is 1 if a problem was found (with --strict: or a warning), else 0.
     """
     # Imported here: it asks servers and workers, which the other commands do not.
-    from celery_singleton_lock.doctor import diagnose
+    from celery_singleton_lock.diagnosis.doctor import diagnose
 
     app = ctx.obj.app
     app.loader.import_default_modules()

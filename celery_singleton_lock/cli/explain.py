@@ -13,9 +13,9 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import arguments, command, target
+from celery_singleton_lock.diagnosis.explanation import Explanation, differences
+from celery_singleton_lock.diagnosis.explanation import explain as explained
 from celery_singleton_lock.errors import InvalidKey, InvalidOption, LockUnavailable
-from celery_singleton_lock.explanation import Explanation, differences
-from celery_singleton_lock.explanation import explain as explained
 from celery_singleton_lock.lease import Held
 from celery_singleton_lock.runtime import Runtime
 

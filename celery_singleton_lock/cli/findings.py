@@ -11,7 +11,7 @@ import click
 from celery.bin.base import CeleryOption
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.finding import Finding
+from celery_singleton_lock.diagnosis.finding import Finding
 
 #: Commands that judge take it.
 strict = click.option(

@@ -8,10 +8,11 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_singleton_lock import done, process
+from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.cli.line import Line, duration
 from celery_singleton_lock.lease import MARKS, Done, Held, Mark
+from celery_singleton_lock.task import redelivery
 
 #: Messages that people are shown.
 _SHOWN = 5
@@ -68,11 +69,11 @@ def _times(line: Line, held: Held) -> str:
     holder = held.holder
     if holder is None:
         return "the value was not written by this package" + ("; it never expires" if line.expires_in is None else "")
-    over = "; that process is over" if process.is_over(holder.process) else ""
+    over = "; that process is over" if process_identity.is_over(holder.process) else ""
     renewed = f" unless renewed (ttl {line.ttl:g} s)" if line.ttl else "; nobody renews it"
     return f"for {duration(line.held_for or 0)}, expires in {duration(line.expires_in or 0)}{renewed}{over}"
 
 
 def _state(mark: Mark) -> str:
-    outcome, _ = done.loads(Done(mark.record, mark.seconds))
+    outcome, _ = redelivery.loads(Done(mark.record, mark.seconds))
     return outcome.state

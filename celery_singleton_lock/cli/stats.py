@@ -10,8 +10,8 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_singleton_lock import metrics
 from celery_singleton_lock.cli import command
+from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys import name_in
 
 

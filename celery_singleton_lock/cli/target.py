@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from celery_singleton_lock import keys
-from celery_singleton_lock.audit import exclusive_tasks
 from celery_singleton_lock.cli import arguments
-from celery_singleton_lock.options import Settings
-from celery_singleton_lock.task import SingletonTask
+from celery_singleton_lock.diagnosis.audit import exclusive_tasks
+from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.task.singleton_task import SingletonTask
 
 #: What stands behind the key of a lock in Redis; people copy it from there.
 _RUN = re.compile(r":run(:[0-9]+)?$")

@@ -9,7 +9,7 @@ import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command
-from celery_singleton_lock.timeline import Window, page, running
+from celery_singleton_lock.journal.timeline import Window, page, running
 
 
 @click.command(cls=CeleryCommand)

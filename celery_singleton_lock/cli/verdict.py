@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from celery_singleton_lock import clock, process
-from celery_singleton_lock.abort import GRACE
+from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, STEP_SHARE, STRIKE_SHARE
 from celery_singleton_lock.lease import Held
 from celery_singleton_lock.stores import Store
+from celery_singleton_lock.task.abort import GRACE
 
 #: The share of the ttl that is left when a holder that could not renew its lease has stopped: about a tenth. The last
 #: try has two steps, and the last strike comes a little after the grace is over.
@@ -62,7 +62,7 @@ def judge(shown: Held, now: Held | None, *, renewed: bool = False) -> Verdict | 
         return Verdict.FOREIGN
     if not holder.ttl:
         return Verdict.KEPT
-    if process.is_over(holder.process):
+    if process_identity.is_over(holder.process):
         return Verdict.OVER
     if renewed:
         return Verdict.ALIVE

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from celery_singleton_lock import cleaned, metrics
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys import name_in
 from celery_singleton_lock.runtime import Runtime
 

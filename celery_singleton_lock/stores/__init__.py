@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from celery_singleton_lock.backend_url import shown
+from celery_singleton_lock.backend import shown
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options import Settings
+from celery_singleton_lock.options.options import Settings
 from celery_singleton_lock.stores.base import Bell, Store, Turn
 from celery_singleton_lock.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.stores.redis import RedisStore
-    from celery_singleton_lock.stores.redlock import RedlockStore
+    from celery_singleton_lock.stores.redis.redlock import RedlockStore
+    from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = ["Bell", "Store", "Turn", "open_store", "open_url"]
 
@@ -46,11 +46,11 @@ def open_url(
         InvalidOption: the URL or an option is wrong.
     """
     # Imported here: `memory://` needs no Redis client.
-    from celery_singleton_lock.stores import address
-    from celery_singleton_lock.stores.cluster import Cluster
-    from celery_singleton_lock.stores.redis import RedisStore
-    from celery_singleton_lock.stores.redlock import RedlockStore
-    from celery_singleton_lock.stores.server import Server
+    from celery_singleton_lock.stores.redis import address
+    from celery_singleton_lock.stores.redis.cluster import Cluster
+    from celery_singleton_lock.stores.redis.redlock import RedlockStore
+    from celery_singleton_lock.stores.redis.server import Server
+    from celery_singleton_lock.stores.redis.store import RedisStore
 
     options, name, scheme = dict(options or {}), shown(url), url.partition("://")[0].lower()
     delay = options.pop("restart_delay", True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from celery_singleton_lock.entry import Entry
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight
 
 

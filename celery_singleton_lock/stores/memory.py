@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.entry import REFUSALS, Entry
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Refused, Written
-from celery_singleton_lock.stores.turn import AskingTurn
+from celery_singleton_lock.stores.redis.turn import AskingTurn
 
 #: Seconds at least for which it is known that an owner was given up.
 OVER = 60.0

@@ -15,9 +15,14 @@ from typing import Any, Literal
 from celery.utils import uuid
 from celery.utils.dispatch import Signal
 
-from celery_singleton_lock import clock, process, runtime, signals
+from celery_singleton_lock import (
+    clock,
+    process_identity,
+    runtime,
+    signals,
+)
 from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
-from celery_singleton_lock.options import options_for
+from celery_singleton_lock.options.options import options_for
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Store
 
@@ -180,7 +185,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     """
     key, locks = _key(task, args, kwargs), Runtime.of(task.app)
     options = options_for(task, locks.settings)
-    holder = Holder(f"hold-lock-{uuid()}", pid=os.getpid(), since=clock.wall(), process=process.identity())
+    holder = Holder(f"hold-lock-{uuid()}", pid=os.getpid(), since=clock.wall(), process=process_identity.own())
     lease = locks.store.acquire(key, new_owner(), ttl=options.ttl, holder=holder, limit=options.limit)
     if isinstance(lease, Held):
         raise lease.conflict(key)

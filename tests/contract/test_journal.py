@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.entry import Entry
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import MAX_LABELS, Journal, Store
 from celery_singleton_lock.testing import RedisServer

@@ -27,8 +27,9 @@ from redis.exceptions import TimeoutError
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import calls, open_url
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "late-model:{job:1}"
@@ -211,7 +212,7 @@ def play(histories: type[LateHistories], examples: int, **more: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_singleton_lock.stores.redis.PAUSE", 0.0)
+    monkeypatch.setattr("celery_singleton_lock.stores.redis.store.PAUSE", 0.0)
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])

@@ -17,14 +17,14 @@ from hypothesis.stateful import (
 )
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.claims import Claims
+from celery_singleton_lock.beat.claims import Claims
+from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Ledger, Refused, Store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import RedisServer
-from celery_singleton_lock.ticks import Tick
 from tests.servers import until
 
 KEY = "contract:{beat:1}"

@@ -14,9 +14,10 @@ import pytest
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import Store, Turn, calls, open_url
-from celery_singleton_lock.stores.piped import PipedTurn
-from celery_singleton_lock.stores.turn import AskingTurn
+from celery_singleton_lock.stores import Store, Turn, open_url
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.piped import PipedTurn
+from celery_singleton_lock.stores.redis.turn import AskingTurn
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 

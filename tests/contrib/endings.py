@@ -22,7 +22,8 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import Ignore
 from kombu.utils.uuid import uuid
 
-from celery_singleton_lock import SingletonTask, done
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.task import redelivery
 
 SERIALIZERS = ("json", "pickle", "yaml", "msgpack")
 
@@ -266,7 +267,7 @@ def _of_django() -> list[str]:
 
 
 #: As if the first execution had had its time to store what it returned.
-settle_at_once = partial(setattr, done, "SETTLING", 0.0)
+settle_at_once = partial(setattr, redelivery, "SETTLING", 0.0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,12 @@ from django.conf import LazySettings
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.django import DjangoSingletonTask, checks
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options import SETTINGS, BeatSettings, Settings, options_for
+from celery_singleton_lock.options.options import (
+    SETTINGS,
+    BeatSettings,
+    Settings,
+    options_for,
+)
 from celery_singleton_lock.testing import hold_lock, memory_locks
 
 REDIS = {"CELERY_BROKER_URL": "redis://localhost/0"}

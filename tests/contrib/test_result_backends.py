@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock import done
+from celery_singleton_lock.task import redelivery
 from celery_singleton_lock.testing import RedisServer
 from tests.contrib.endings import SERIALIZERS, differences
 
@@ -32,7 +32,7 @@ BACKENDS: dict[str, Callable[[Path, RedisServer], str | None]] = {
 def test_ends_are_those_of_the_stock_task(
     backend: str, serializer: str, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(done, "SETTLING", 0.0)
+    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
     try:
         assert differences(BACKENDS[backend](tmp_path, redis_server), serializer) == []
     finally:

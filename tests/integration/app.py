@@ -22,8 +22,8 @@ from kombu.utils.encoding import ensure_bytes
 from redis import Redis
 
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
-from celery_singleton_lock.original import original_of
-from celery_singleton_lock.requeue import put_back_count
+from celery_singleton_lock.task.original import original_of
+from celery_singleton_lock.task.requeue import put_back_count
 from tests import recording
 from tests.patience import LIMIT
 

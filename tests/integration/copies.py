@@ -12,7 +12,7 @@ from uuid import UUID
 from celery import Celery
 from kombu.utils.encoding import ensure_bytes
 
-from celery_singleton_lock.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 

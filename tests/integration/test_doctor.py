@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.doctor import Diagnosis, diagnose
-from celery_singleton_lock.finding import Finding
+from celery_singleton_lock.diagnosis.doctor import Diagnosis, diagnose
+from celery_singleton_lock.diagnosis.finding import Finding
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP, studio

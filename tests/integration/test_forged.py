@@ -13,17 +13,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from celery_singleton_lock import SingletonTask, cleaned, metrics, remote
+from celery_singleton_lock import SingletonTask, cleaned
 from celery_singleton_lock.cli.line import Line
 from celery_singleton_lock.contrib.prometheus import LockCollector
-from celery_singleton_lock.doctor.workers import of_workers
-from celery_singleton_lock.entry import SCHEDULED_HEADER
+from celery_singleton_lock.diagnosis import peers
+from celery_singleton_lock.diagnosis.workers import of_workers
+from celery_singleton_lock.journal import counts as metrics
+from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
 from celery_singleton_lock.keys import key_of_text
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import MAX_LABELS
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import ask
@@ -307,13 +309,13 @@ class TestOthers:
     )
     def test_any_answer_of_a_worker_can_be_judged(self, told: object) -> None:
         own = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
-        standing = remote._known(told)
-        peer = remote.Peer("n", frozenset({"t"}), frozenset(), standing)
+        standing = peers._known(told)
+        peer = peers.Peer("n", frozenset({"t"}), frozenset(), standing)
         for finding in of_workers([peer], ["t"], own):
             assert len(finding.text) < 2000
             assert cleaned.printable(finding.text).isprintable()
 
     @given(st.lists(anything))
     def test_any_list_of_tasks_can_be_sorted_out(self, told: list[Any]) -> None:
-        for names in remote._sorted_out(told):
+        for names in peers._sorted_out(told):
             assert all(len(name.encode()) <= cleaned.MAX_BYTES for name in names)

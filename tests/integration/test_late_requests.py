@@ -15,9 +15,10 @@ from redis import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import calls, open_url
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.server import Server
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.server import Server
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 from tests.proxy import LossyProxy
@@ -477,7 +478,7 @@ class TestDebts:
     def test_it_is_bounded_in_number(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("celery_singleton_lock.stores.debts.MOST", 10)
+        monkeypatch.setattr("celery_singleton_lock.stores.redis.debts.MOST", 10)
         own_redis.pause()
         leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
         for lease in leases:

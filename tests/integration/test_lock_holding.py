@@ -20,7 +20,14 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redis.sentinel import Sentinel
 
 from celery_singleton_lock import Lock, Redlock, Semaphore, clock
-from celery_singleton_lock.lock import MAX_TIMEOUT, NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
+from celery_singleton_lock.lock.lock import (
+    MAX_TIMEOUT,
+    NotAcquired,
+    NotHeld,
+    NoTimeout,
+    NotOwned,
+    Unavailable,
+)
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
@@ -608,7 +615,7 @@ class TestFork:
         from celery import Celery
 
         from celery_singleton_lock import SingletonTask
-        from celery_singleton_lock.tally import write_all
+        from celery_singleton_lock.journal.writer import write_all
 
         app = Celery(set_as_current=False)
         app.conf.update(singleton_lock_backend=f"redis://127.0.0.1:{port}/1")

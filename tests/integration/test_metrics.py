@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock.entry import LOST
+from celery_singleton_lock.journal_entry import LOST
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Journal
 from celery_singleton_lock.testing import RedisServer

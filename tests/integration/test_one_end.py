@@ -9,7 +9,8 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
-from celery_singleton_lock import clock, done
+from celery_singleton_lock import clock
+from celery_singleton_lock.task import redelivery
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.patience import LIMIT
@@ -131,7 +132,7 @@ class TestForgottenResult:
             until(lambda: shop.state_of(result) == "PENDING")
         again(shop, "late", "report", link=link, task_id=result.id)
         # It may look once more when the first execution has had its time.
-        clock.sleep(done.SETTLING + AFTERWARDS)
+        clock.sleep(redelivery.SETTLING + AFTERWARDS)
         assert len(shop.record.runs("mark")) == 1
         assert len(shop.record.runs("report")) == 1
 

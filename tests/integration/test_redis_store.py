@@ -16,8 +16,9 @@ from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import calls, open_url
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 

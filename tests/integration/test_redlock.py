@@ -12,8 +12,9 @@ import pytest
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import calls, open_url
-from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.redlock import RedlockStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until

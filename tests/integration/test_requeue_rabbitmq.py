@@ -12,9 +12,9 @@ from celery import Celery
 from kombu import Queue
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.doctor import diagnose
-from celery_singleton_lock.original import Original
-from celery_singleton_lock.publisher import Publisher
+from celery_singleton_lock.diagnosis.doctor import diagnose
+from celery_singleton_lock.task.original import Original
+from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.testing import RedisServer
 from tests.integration import copies
 from tests.integration.conftest import Shop, until

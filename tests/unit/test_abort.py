@@ -7,8 +7,8 @@ import time
 import pytest
 
 from celery_singleton_lock import Aborted, clock
-from celery_singleton_lock.abort import Body
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.task.abort import Body
 
 #: Long enough that the grace (a tenth of it) is never over in a test: there is nothing to kill here.
 TTL = 600.0

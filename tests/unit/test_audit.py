@@ -12,11 +12,16 @@ from kombu import Queue
 from kombu.common import Broadcast
 
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
-from celery_singleton_lock.audit import audit_app, audit_tasks, pool_name, warnings
-from celery_singleton_lock.broker import visibility_timeout
-from celery_singleton_lock.finding import Finding, worst_first
+from celery_singleton_lock.diagnosis.audit import (
+    audit_app,
+    audit_tasks,
+    pool_name,
+    warnings,
+)
+from celery_singleton_lock.diagnosis.finding import Finding, worst_first
 from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
-from celery_singleton_lock.options import MIN_TTL, Settings
+from celery_singleton_lock.options.options import MIN_TTL, Settings
+from celery_singleton_lock.options.visibility import visibility_timeout
 
 REDIS = {"broker_url": "redis://localhost:6379/0"}
 RABBITMQ = {"broker_url": "amqp://localhost", "singleton_lock_backend": "redis://localhost"}

@@ -9,9 +9,9 @@ from celery import Celery
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.backend_url import SCHEMES, is_readable, shown
+from celery_singleton_lock.backend import SCHEMES, is_readable, shown
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options import Settings, problems
+from celery_singleton_lock.options.options import Settings, problems
 from celery_singleton_lock.stores import open_store
 
 #: Parts of a password and a user that nobody may see, whatever stands around them.

@@ -14,14 +14,14 @@ from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler, Service
 from celery.signals import before_task_publish
 
-from celery_singleton_lock import InvalidOption, SingletonTask, clock, ticks
-from celery_singleton_lock.beat import ExclusiveScheduler
+from celery_singleton_lock import InvalidOption, SingletonTask, clock
+from celery_singleton_lock.beat import ExclusiveScheduler, ticks
+from celery_singleton_lock.beat.leader import Leadership
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.identity import SENT_HEADER, fixed
-from celery_singleton_lock.leader import Leadership
 from celery_singleton_lock.lease import Holder
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
 
 
 class Recorder(Scheduler):
@@ -409,7 +409,7 @@ import sys
 from celery import Celery
 from celery.worker import WorkController
 from celery_singleton_lock import SingletonTask
-import celery_singleton_lock.stores.stream
+import celery_singleton_lock.stores.redis.connection
 
 app = Celery("unit", broker="memory://")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_singleton_lock import chance
-from celery_singleton_lock.requeue import back_off
+from celery_singleton_lock.task.requeue import back_off
 
 
 def test_spread() -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from celery_singleton_lock import LockUnavailable, children, clock
-from celery_singleton_lock.children import Children
+from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.journal.alerts import Warner
+from celery_singleton_lock.journal.writer import Tally
 from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.tally import Tally
-from celery_singleton_lock.warner import Warner
+from celery_singleton_lock.worker import children
+from celery_singleton_lock.worker.children import Children
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")

@@ -13,10 +13,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry, generate_latest
 
-from celery_singleton_lock import SingletonTask, metrics
+from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.prometheus import LockCollector
-from celery_singleton_lock.entry import Entry
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.journal import counts
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.runtime import Runtime
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
@@ -48,9 +49,9 @@ def test_prometheus_gets_every_metric(app: Celery) -> None:
     assert 'singleton_lock_held_seconds_bucket{le="5",task="shop.report"} 1.0' in page
     assert 'singleton_lock_held_seconds_sum{task="shop.report"} 2.0' in page
     assert 'singleton_lock_refused_in_a_row{lock="shop.report"} 1.0' in page
-    for counter in metrics.COUNTERS:
+    for counter in counts.COUNTERS:
         assert f"# TYPE singleton_lock_{counter.name}_total counter" in page
-    for histogram in metrics.HISTOGRAMS:
+    for histogram in counts.HISTOGRAMS:
         assert f"# TYPE singleton_lock_{histogram.name}_seconds histogram" in page
 
 

@@ -13,15 +13,21 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.doctor.keys import MAX_TOLD, of_keys
-from celery_singleton_lock.doctor.servers import described, of_servers, of_watchers
-from celery_singleton_lock.doctor.workers import of_workers
-from celery_singleton_lock.finding import Finding
+from celery_singleton_lock.diagnosis.finding import Finding
+from celery_singleton_lock.diagnosis.keys import MAX_TOLD, of_keys
+from celery_singleton_lock.diagnosis.peers import Peer
+from celery_singleton_lock.diagnosis.servers import described, of_servers, of_watchers
+from celery_singleton_lock.diagnosis.workers import of_workers
 from celery_singleton_lock.lease import Held, Holder
-from celery_singleton_lock.options import Settings
-from celery_singleton_lock.remote import Peer
-from celery_singleton_lock.stores.checkup import _EXTRAS, Checkup, Key, Watcher, _probes
+from celery_singleton_lock.options.options import Settings
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis.probe import (
+    _EXTRAS,
+    Checkup,
+    Key,
+    Watcher,
+    _probes,
+)
 
 WELL = {
     "redis_version": "7.2.4",
@@ -138,7 +144,7 @@ def test_sentinels_without_a_replica() -> None:
 
 
 def test_each_command_of_the_scripts_is_tried() -> None:
-    folder = files("celery_singleton_lock.stores").joinpath("scripts")
+    folder = files("celery_singleton_lock.stores.redis").joinpath("scripts")
     texts = [script.read_text() for script in folder.iterdir()]
     used = {name for text in texts for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(used) > 10

@@ -12,13 +12,19 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import LockConflict, LockLost, ResultLost, SingletonTask, done, kept, requeue
-from celery_singleton_lock.broker import longest_delay
-from celery_singleton_lock.conflict import Skipped
-from celery_singleton_lock.execution import Execution, holder_of
+from celery_singleton_lock import (
+    LockConflict,
+    LockLost,
+    ResultLost,
+    SingletonTask,
+)
 from celery_singleton_lock.lease import Done, Holder, Lease
-from celery_singleton_lock.original import PUT_BACK_HEADER
+from celery_singleton_lock.options.visibility import longest_delay
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import redelivery, requeue, value_codec
+from celery_singleton_lock.task.execution import Execution, holder_of
+from celery_singleton_lock.task.on_conflict import Skipped
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 
 _numbers = itertools.count()
 
@@ -37,7 +43,7 @@ def app() -> Celery:
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the first execution had had its time to store what it returned."""
-    monkeypatch.setattr(done, "SETTLING", 0.0)
+    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
 
 
 def make(app: Celery, body: Any, **options: Any) -> Any:
@@ -219,7 +225,7 @@ class TestExpired:
 
 class TestWhileItIsStillBeingStored:
     def test_copy_is_put_back(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(done, "SETTLING", 10.0)
+        monkeypatch.setattr(redelivery, "SETTLING", 10.0)
         task, runs = make(app, lambda: 1)
         deliver(task)
         with pytest.raises(Ignore, match=r"put back, due in (9\.|10\.0)"):
@@ -230,7 +236,7 @@ class TestWhileItIsStillBeingStored:
         self, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else it would be delivered again while it waits, and multiply."""
-        monkeypatch.setattr(done, "SETTLING", 10.0)
+        monkeypatch.setattr(redelivery, "SETTLING", 10.0)
         app.conf.broker_transport_options = {"visibility_timeout": 3}
         task, _ = make(app, lambda: 1)
         deliver(task)
@@ -297,7 +303,7 @@ class TestForeignRecords:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
-            assert isinstance(done.answer(task, Done(record, 0.0)).error, ResultLost)
+            assert isinstance(redelivery.answer(task, Done(record, 0.0)).error, ResultLost)
         finally:
             task.pop_request()
 
@@ -307,7 +313,7 @@ class TestForeignRecords:
         task.push_request(id=id_for(task), headers={})
         try:
             assert isinstance(
-                done.answer(task, Done(b'["FAILURE", 1, true, false]\n' + content, 0.0)).error, ResultLost
+                redelivery.answer(task, Done(b'["FAILURE", 1, true, false]\n' + content, 0.0)).error, ResultLost
             )
         finally:
             task.pop_request()
@@ -317,7 +323,7 @@ class TestForeignRecords:
         task.push_request(id=id_for(task), headers={})
         try:
             assert isinstance(
-                done.answer(task, Done(b'["SUCCESS", 1, true, false]\n\x80\x04K\x01.', 0.0)).error, ResultLost
+                redelivery.answer(task, Done(b'["SUCCESS", 1, true, false]\n\x80\x04K\x01.', 0.0)).error, ResultLost
             )
         finally:
             task.pop_request()
@@ -334,14 +340,14 @@ def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) 
     """A signature was frozen and sent again; the second worker died before it stored anything."""
     task, _ = make(app, lambda: 1)
     task.backend.store_result(id_for(task), "last night's", "SUCCESS")
-    record = done.Outcome("SUCCESS", kept.dumps("this night's", 100)).dumps(3600.0)
+    record = redelivery.Outcome("SUCCESS", value_codec.dumps("this night's", 100)).dumps(3600.0)
     task.push_request(id=id_for(task), headers={})
     try:
         with pytest.raises(Ignore):
-            done.answer(task, Done(record, 3599.0))
+            redelivery.answer(task, Done(record, 3599.0))
         meta = {**task.backend.get_task_meta(id_for(task), cache=False), "date_done": "2020-01-01T00:00:00+00:00"}
         task.backend.get_task_meta = lambda *_: meta
-        assert done.answer(task, Done(record, 3599.0)).value == "this night's"
+        assert redelivery.answer(task, Done(record, 3599.0)).value == "this night's"
     finally:
         task.pop_request()
 
@@ -525,7 +531,7 @@ class TestInterrupted:
     def test_as_the_body_is_about_to_begin(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1, acks_late=True)
         with monkeypatch.context() as patched:
-            patched.setattr("celery_singleton_lock.execution.Body", interrupts)
+            patched.setattr("celery_singleton_lock.task.execution.Body", interrupts)
             self.is_interrupted(task)
         self.has_ended(task, runs)
 
@@ -535,7 +541,7 @@ class TestInterrupted:
         other = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
         assert isinstance(other, Lease)
         with monkeypatch.context() as patched:
-            patched.setattr("celery_singleton_lock.conflict.settle", interrupts)
+            patched.setattr("celery_singleton_lock.task.on_conflict.settle", interrupts)
             with suppress(Interrupted, Ignore):
                 deliver(task)
         Runtime.of(app).store.release(other)

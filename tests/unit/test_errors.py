@@ -17,7 +17,13 @@ from celery_singleton_lock import (
     SingletonLockError,
     StaleFence,
 )
-from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
+from celery_singleton_lock.lock.lock import (
+    NotAcquired,
+    NotHeld,
+    NoTimeout,
+    NotOwned,
+    Unavailable,
+)
 
 ERRORS = [
     InvalidKey("no stable form"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import LockConflict, events, signals
+from celery_singleton_lock import LockConflict, signals
+from celery_singleton_lock.worker import events
 
 
 @pytest.mark.parametrize(("remaining", "told"), [(2.5, 2.5), (math.inf, None)])

@@ -12,7 +12,8 @@ from celery.app.task import Context
 from celery.exceptions import Ignore
 from celery.signals import before_task_publish
 
-from celery_singleton_lock import SingletonTask, identity, requeue
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.task import message_identity, requeue
 
 _numbers = itertools.count()
 
@@ -71,7 +72,7 @@ def test_one_id_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None
     signature.apply_async()
     first, second = sent
     assert first.id == second.id
-    assert identity.sending_of(first) != identity.sending_of(second)
+    assert message_identity.sending_of(first) != message_identity.sending_of(second)
 
 
 def test_the_last_step_of_a_chain_that_is_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None:
@@ -83,7 +84,7 @@ def test_the_last_step_of_a_chain_that_is_sent_twice_is_two_sendings(app: Celery
     for request in (one, other):
         step = app.signature(request.chain[-1])
         in_worker(first, request, lambda step=step, id=request.id: step.apply_async(parent_id=id, root_id=id))
-    assert identity.sending_of(sent[2]) != identity.sending_of(sent[3])
+    assert message_identity.sending_of(sent[2]) != message_identity.sending_of(sent[3])
 
 
 def test_two_copies_of_one_message_send_one_next_step(app: Celery, sent: list[Any]) -> None:
@@ -92,7 +93,7 @@ def test_two_copies_of_one_message_send_one_next_step(app: Celery, sent: list[An
     (request,) = sent
     for _ in range(2):
         in_worker(first, request, lambda: last.apply_async(task_id="next", parent_id=request.id, root_id=request.id))
-    assert identity.sending_of(sent[1]) == identity.sending_of(sent[2])
+    assert message_identity.sending_of(sent[1]) == message_identity.sending_of(sent[2])
 
 
 def test_what_a_body_sends_is_new_each_time(app: Celery, sent: list[Any]) -> None:
@@ -108,7 +109,7 @@ def test_what_a_body_sends_is_new_each_time(app: Celery, sent: list[Any]) -> Non
     finally:
         _task_stack.pop()
     assert sent[1].id == sent[2].id
-    assert identity.sending_of(sent[1]) != identity.sending_of(sent[2])
+    assert message_identity.sending_of(sent[1]) != message_identity.sending_of(sent[2])
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -134,21 +135,21 @@ def test_a_retry_and_a_replacement_are_of_the_same_sending(
     in_worker(task, request, retry)
     in_worker(task, request, replace)
     in_worker(task, sent[2], retry)
-    assert len({identity.sending_of(it) for it in sent}) == 1
-    assert [identity.replaced(it) for it in sent] == [0, 0, 1, 1]
+    assert len({message_identity.sending_of(it) for it in sent}) == 1
+    assert [message_identity.replaced(it) for it in sent] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("nonsense", [7, "", "x" * 32, "0" * 33, ["0" * 32], {"a": 1}, "0" * 32 + "/1", None, "\ud800"])
 def test_a_header_that_others_wrote_counts_as_none(nonsense: object) -> None:
     bare = Context({"id": "1", "root_id": "1", "parent_id": None})
-    forged = Context({"id": "1", "root_id": "1", "parent_id": None, identity.SENT_HEADER: nonsense})
-    assert identity.sending_of(forged) == identity.sending_of(bare)
-    assert identity.replaced(forged) == 0
+    forged = Context({"id": "1", "root_id": "1", "parent_id": None, message_identity.SENT_HEADER: nonsense})
+    assert message_identity.sending_of(forged) == message_identity.sending_of(bare)
+    assert message_identity.replaced(forged) == 0
 
 
 def test_without_the_header_the_root_and_the_parent_tell_sendings_apart() -> None:
     names = {
-        identity.sending_of(Context({"id": "1", "root_id": root, "parent_id": parent}))
+        message_identity.sending_of(Context({"id": "1", "root_id": root, "parent_id": parent}))
         for root in ("a", "b")
         for parent in ("c", "d")
     }
@@ -157,14 +158,14 @@ def test_without_the_header_the_root_and_the_parent_tell_sendings_apart() -> Non
 
 @pytest.mark.parametrize("task_id", [None, 7, "x" * 1000, "\x1b[2J", "\ud800", ["a"]])
 def test_the_name_of_a_record_is_short_and_plain_whatever_the_id(task_id: object) -> None:
-    name = identity.record_name("task", task_id, identity.sending_of(Context({"id": task_id})))
+    name = message_identity.record_name("task", task_id, message_identity.sending_of(Context({"id": task_id})))
     assert len(name) < 100
     assert name.isascii()
     assert name.isprintable()
 
 
 def test_records_of_two_tasks_have_two_names() -> None:
-    assert identity.record_name("a", "id", "0" * 32) != identity.record_name("b", "id", "0" * 32)
+    assert message_identity.record_name("a", "id", "0" * 32) != message_identity.record_name("b", "id", "0" * 32)
 
 
 @pytest.mark.parametrize("root", [None, "1"])
@@ -172,7 +173,7 @@ def test_a_retry_belongs_to_its_message_though_that_came_without_a_root(root: st
     """From an old client, or another program; Celery gives the retry its own id as the root and the parent."""
     first = Context({"id": "1", "root_id": root, "parent_id": None})
     retry = Context({"id": "1", "root_id": "1", "parent_id": "1", "retries": 1})
-    assert identity.sending_of(first) == identity.sending_of(retry)
+    assert message_identity.sending_of(first) == message_identity.sending_of(retry)
 
 
 def test_task_that_its_own_handler_sends_again_is_another_one(app: Celery, sent: list[Any]) -> None:
@@ -181,7 +182,7 @@ def test_task_that_its_own_handler_sends_again_is_another_one(app: Celery, sent:
     (request,) = sent
     for _ in range(2):
         in_worker(task, request, lambda: task.apply_async(task_id=request.id))
-    first, again, copy = (identity.sending_of(it) for it in sent)
+    first, again, copy = (message_identity.sending_of(it) for it in sent)
     assert again != first
     assert again == copy, "two copies of one message send one"
 
@@ -209,9 +210,9 @@ def test_copy_that_is_made_anew_is_of_the_same_sending(
     in_worker(task, request, put_back)
     copy = sent[1]
     assert (copy.id, copy.retries) == (request.id, retries)
-    assert identity.sending_of(copy) == identity.sending_of(request)
+    assert message_identity.sending_of(copy) == message_identity.sending_of(request)
     in_worker(task, copy, put_back)
-    assert identity.sending_of(sent[2]) == identity.sending_of(request), "also a copy of the copy"
+    assert message_identity.sending_of(sent[2]) == message_identity.sending_of(request), "also a copy of the copy"
     follow(request)
     follow(copy)
-    assert identity.sending_of(sent[3]) == identity.sending_of(sent[4]), "both send one next step"
+    assert message_identity.sending_of(sent[3]) == message_identity.sending_of(sent[4]), "both send one next step"

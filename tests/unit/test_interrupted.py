@@ -68,7 +68,7 @@ def test_command_that_is_written_down_does_not_crash_the_process() -> None:
     """As hiredis does if a handler raises within the text of a number."""
     program = f"""
 import random, signal
-from celery_singleton_lock.stores.stream import packed
+from celery_singleton_lock.stores.redis.connection import packed
 def handler(*_): raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, handler)
 for _ in range({TIMES}):

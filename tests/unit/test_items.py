@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
-from celery_singleton_lock import LockConflict, LockUnavailable, SingletonTask, clock, requeue
+from celery_singleton_lock import (
+    LockConflict,
+    LockUnavailable,
+    SingletonTask,
+    clock,
+)
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import requeue
 from tests.patience import LIMIT
 
 _numbers = itertools.count()

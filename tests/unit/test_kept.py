@@ -22,7 +22,8 @@ from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock import LockConflict, LockLost, ResultLost, kept
+from celery_singleton_lock import LockConflict, LockLost, ResultLost
+from celery_singleton_lock.task import value_codec
 
 LIMIT = 4096
 
@@ -68,10 +69,10 @@ def exactly(value: Any) -> Any:
 
 @given(VALUES)
 def test_value_comes_back_exactly_or_is_not_kept(value: object) -> None:
-    content = kept.dumps(value, 10**6)
+    content = value_codec.dumps(value, 10**6)
     if content is not None:
-        assert exactly(kept.loads(content)) == exactly(value)
-    small = kept.dumps(value, 50)
+        assert exactly(value_codec.loads(content)) == exactly(value)
+    small = value_codec.dumps(value, 50)
     assert small is None or (small == content and len(small) <= 50)
 
 
@@ -87,13 +88,13 @@ def test_value_comes_back_exactly_or_is_not_kept(value: object) -> None:
     ids=repr,
 )
 def test_plain_value_is_kept(value: object) -> None:
-    content = kept.dumps(value, LIMIT)
+    content = value_codec.dumps(value, LIMIT)
     assert content is not None
-    assert exactly(kept.loads(content)) == exactly(value)
+    assert exactly(value_codec.loads(content)) == exactly(value)
 
 
 def test_nan_is_kept() -> None:
-    value = kept.loads(kept.dumps(float("nan"), LIMIT) or b"")
+    value = value_codec.loads(value_codec.dumps(float("nan"), LIMIT) or b"")
     assert value != value
 
 
@@ -120,7 +121,7 @@ class Text(str):
     ids=lambda value: type(value).__name__,
 )
 def test_what_would_come_back_as_another_is_not_kept(value: object) -> None:
-    assert kept.dumps(value, LIMIT) is None
+    assert value_codec.dumps(value, LIMIT) is None
 
 
 class Hostile:
@@ -156,9 +157,9 @@ class HostileText(str):
 def test_nothing_of_the_users_runs(make: Any) -> None:
     value = make()
     for whole in (value, [value], {"a": value}, (1, {2: [value]})):
-        assert kept.dumps(whole, LIMIT) is None
+        assert value_codec.dumps(whole, LIMIT) is None
     error = ValueError(value)
-    assert kept.dumps_error(error, LIMIT) is None
+    assert value_codec.dumps_error(error, LIMIT) is None
     assert Hostile.ran == []
 
 
@@ -166,7 +167,7 @@ def test_value_is_not_touched() -> None:
     """An overriding backend (Elasticsearch's) writes into a dictionary that has a result in it."""
     inner = [1]
     value = {"result": inner, "traceback": "x"}
-    assert kept.loads(kept.dumps(value, LIMIT) or b"") == value
+    assert value_codec.loads(value_codec.dumps(value, LIMIT) or b"") == value
     assert value == {"result": [1], "traceback": "x"}
     assert value["result"] is inner
 
@@ -196,7 +197,7 @@ def test_large_value_costs_no_more_than_the_limit(make: Any) -> None:
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        content = kept.dumps(value, LIMIT)
+        content = value_codec.dumps(value, LIMIT)
     finally:
         sys.settrace(before)
     assert content is None
@@ -207,7 +208,7 @@ def test_shared_parts_do_not_multiply_the_work() -> None:
     value: Any = [1]
     for _ in range(25):
         value = [value, value]
-    assert kept.dumps(value, LIMIT) is None
+    assert value_codec.dumps(value, LIMIT) is None
 
 
 def test_value_that_contains_itself_is_not_kept() -> None:
@@ -216,8 +217,8 @@ def test_value_that_contains_itself_is_not_kept() -> None:
     deep: Any = None
     for _ in range(100_000):
         deep = [deep]
-    assert kept.dumps(around, 10**9) is None
-    assert kept.dumps(deep, 10**9) is None
+    assert value_codec.dumps(around, 10**9) is None
+    assert value_codec.dumps(deep, 10**9) is None
     while deep is not None:  # Bit by bit: the interpreter would end it in one go, deep in itself.
         deep = deep[0]
 
@@ -236,8 +237,8 @@ def test_value_that_another_thread_changes_never_raises() -> None:
     try:
         deadline = times.monotonic() + 0.2
         while times.monotonic() < deadline:
-            content = kept.dumps(value, LIMIT)
-            assert content is None or {**kept.loads(content), 1000: 1} == {**value, 1000: 1}
+            content = value_codec.dumps(value, LIMIT)
+            assert content is None or {**value_codec.loads(content), 1000: 1} == {**value, 1000: 1}
     finally:
         stopped.set()
         thread.join()
@@ -249,9 +250,9 @@ def test_value_that_another_thread_changes_never_raises() -> None:
 )
 def test_foreign_bytes_are_an_error(content: bytes) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - whichever
-        kept.loads(content)
+        value_codec.loads(content)
     with pytest.raises(Exception):  # noqa: B017, PT011
-        kept.loads_error(content)
+        value_codec.loads_error(content)
 
 
 class Plain(Exception):
@@ -322,9 +323,9 @@ def noted() -> Exception:
 )
 def test_exception_comes_back_as_it_was(make: Any) -> None:
     error = make()
-    content = kept.dumps_error(error, LIMIT)
+    content = value_codec.dumps_error(error, LIMIT)
     assert content is not None
-    again = kept.loads_error(content)
+    again = value_codec.loads_error(content)
     assert again is not error
     assert type(again) is type(error)
     assert again.args == error.args
@@ -335,7 +336,7 @@ def test_exception_comes_back_as_it_was(make: Any) -> None:
 @pytest.mark.parametrize("name", ["errno", "strerror", "filename"])
 def test_attributes_that_python_itself_keeps_come_back(name: str) -> None:
     error = raised(lambda: os.stat("/nowhere"))
-    again = kept.loads_error(kept.dumps_error(error, LIMIT) or b"")
+    again = value_codec.loads_error(value_codec.dumps_error(error, LIMIT) or b"")
     assert getattr(again, name) == getattr(error, name)
 
 
@@ -365,7 +366,7 @@ def with_lock() -> Exception:
     ],
 )
 def test_exception_that_would_come_back_as_another_is_not_kept(make: Any) -> None:
-    assert kept.dumps_error(make(), LIMIT) is None
+    assert value_codec.dumps_error(make(), LIMIT) is None
 
 
 @pytest.mark.parametrize(
@@ -382,14 +383,14 @@ def test_exception_that_would_come_back_as_another_is_not_kept(make: Any) -> Non
     ],
 )
 def test_record_cannot_make_anything_but_an_exception(parts: object) -> None:
-    content = kept.dumps(parts, LIMIT)
+    content = value_codec.dumps(parts, LIMIT)
     assert content is not None
     with pytest.raises(Exception):  # noqa: B017, PT011 - whichever
-        kept.loads_error(content)
+        value_codec.loads_error(content)
 
 
 def test_exception_that_came_back_pickles_like_the_first() -> None:
     """A pool sends it to the main process."""
     error = Plain("x", 1)
-    again = kept.loads_error(kept.dumps_error(error, LIMIT) or b"")
+    again = value_codec.loads_error(value_codec.dumps_error(error, LIMIT) or b"")
     assert pickle.dumps(again) == pickle.dumps(error)

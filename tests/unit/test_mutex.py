@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.aside import Aside
 from celery_singleton_lock.heartbeat import _pulse
-from celery_singleton_lock.keepers import _making
 from celery_singleton_lock.lease import Lease, new_owner
+from celery_singleton_lock.lock.clients import _making
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.runtime import _opening
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.worker.background import Aside
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

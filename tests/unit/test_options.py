@@ -14,7 +14,7 @@ from celery.local import Proxy
 from hypothesis import given
 
 from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
-from celery_singleton_lock.options import (
+from celery_singleton_lock.options.options import (
     ACCEPTABLE,
     CALL_KEYS,
     MAX_ASKED,

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from celery_singleton_lock import process
+from celery_singleton_lock import process_identity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="by /proc")
 
-ASK = "from celery_singleton_lock import process; print(process.identity(), flush=True); input()"
+ASK = "from celery_singleton_lock import process_identity; print(process_identity.own(), flush=True); input()"
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def other() -> subprocess.Popen[str]:
 
 
 def test_living_process_is_not_over(other: subprocess.Popen[str]) -> None:
-    assert not process.is_over(process.identity())
-    assert not process.is_over(other.stdout.readline().strip())
+    assert not process_identity.is_over(process_identity.own())
+    assert not process_identity.is_over(other.stdout.readline().strip())
 
 
 def test_ended_process_is_over(other: subprocess.Popen[str]) -> None:
@@ -32,42 +32,42 @@ def test_ended_process_is_over(other: subprocess.Popen[str]) -> None:
     other.stdin.close()
     # Waited for but not reaped: a zombie holds nothing any more.
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-    assert process.is_over(identity)
+    assert process_identity.is_over(identity)
     other.wait()
-    assert process.is_over(identity)
+    assert process_identity.is_over(identity)
 
 
 def test_pid_that_was_given_to_another_process_is_over() -> None:
-    place, pid, start = process.identity().split("/")
-    assert process.is_over(f"{place}/{pid}/{int(start) - 1}")
+    place, pid, start = process_identity.own().split("/")
+    assert process_identity.is_over(f"{place}/{pid}/{int(start) - 1}")
 
 
 def test_process_of_another_user_is_not_over() -> None:
-    place, _, _ = process.identity().split("/")
-    _, start = process._state_and_start(1)
-    assert not process.is_over(f"{place}/1/{start}")
+    place, _, _ = process_identity.own().split("/")
+    _, start = process_identity._state_and_start(1)
+    assert not process_identity.is_over(f"{place}/1/{start}")
 
 
 @pytest.mark.parametrize("text", ["", "x", "//", "a/b/c", "0123456789ab/1/1", "0123456789ab/99999999/1", "a/1", "/1/2"])
 def test_what_did_not_run_here_is_never_over(text: str) -> None:
-    assert not process.is_over(text)
+    assert not process_identity.is_over(text)
 
 
 @pytest.mark.parametrize("pid", ["", "-1", "0x1", "٣", "1.5", "one"])
 def test_what_is_no_pid_is_never_over(pid: str) -> None:
-    place = process.identity().split("/")[0]
-    assert not process.is_over(f"{place}/{pid}/1")
+    place = process_identity.own().split("/")[0]
+    assert not process_identity.is_over(f"{place}/{pid}/1")
 
 
 def test_child_of_a_fork_has_its_own_identity() -> None:
     readable, writable = os.pipe()
-    mine = process.identity()
+    mine = process_identity.own()
     if os.fork() == 0:
-        os.write(writable, process.identity().encode())
+        os.write(writable, process_identity.own().encode())
         os._exit(0)
     os.wait()
     theirs = os.read(readable, 200).decode()
     os.close(readable)
     os.close(writable)
     assert theirs != mine
-    assert process.is_over(theirs)
+    assert process_identity.is_over(theirs)

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_singleton_lock import reports
 from celery_singleton_lock.lease import new_owner
-from celery_singleton_lock.reports import MAX_SIZE, Report
+from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task.key_report import MAX_SIZE, Report
 
 
 class Delivery:
     def __init__(self) -> None:
         self.owner = new_owner()
         self.report: Report | None = None
-        reports.expect(self.owner, self)
+        key_report.expect(self.owner, self)
 
 
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reports, "_channel", None)
-    reports.open_channel()
-    opened = reports._channel
+    monkeypatch.setattr(key_report, "_channel", None)
+    key_report.open_channel()
+    opened = key_report._channel
     yield
     os.close(opened._reader)
     os.close(opened._writer)
@@ -43,23 +43,23 @@ def in_child(function: Callable[[], object]) -> None:
 
 def test_child_says_its_key(channel: None) -> None:
     first, second = Delivery(), Delivery()
-    in_child(lambda: reports.report(second.owner, "kéy", ttl=30.0, limit=2))
-    reports.receive()
+    in_child(lambda: key_report.report(second.owner, "kéy", ttl=30.0, limit=2))
+    key_report.receive()
     assert second.report == Report(second.owner, "kéy", 30.0, 2, second.owner)
     assert first.report is None
 
 
 def test_child_that_dies_right_after_has_said_it(channel: None) -> None:
     delivery = Delivery()
-    in_child(lambda: (reports.report(delivery.owner, "k", ttl=30.0, limit=1), os.kill(os.getpid(), 0)))
-    reports.receive()
+    in_child(lambda: (key_report.report(delivery.owner, "k", ttl=30.0, limit=1), os.kill(os.getpid(), 0)))
+    key_report.receive()
     assert delivery.report is not None
 
 
 def test_execution_in_the_main_process_needs_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_channel", None)
+    monkeypatch.setattr(key_report, "_channel", None)
     delivery = Delivery()
-    reports.report(delivery.owner, "k", ttl=30.0, limit=1)
+    key_report.report(delivery.owner, "k", ttl=30.0, limit=1)
     assert delivery.report == Report(delivery.owner, "k", 30.0, 1, delivery.owner)
 
 
@@ -68,20 +68,20 @@ def test_full_pipe_stops_nobody(channel: None) -> None:
 
     def many() -> None:
         for _ in range(5000):
-            reports.report(new_owner(), "k" * 100, ttl=30.0, limit=1)
+            key_report.report(new_owner(), "k" * 100, ttl=30.0, limit=1)
 
     in_child(many)
-    reports.receive()
-    in_child(lambda: reports.report(delivery.owner, "k", ttl=30.0, limit=1))
-    reports.receive()
+    key_report.receive()
+    in_child(lambda: key_report.report(delivery.owner, "k", ttl=30.0, limit=1))
+    key_report.receive()
     assert delivery.report is not None, "and it goes on when there is room again"
 
 
 def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
     delivery, other = Delivery(), Delivery()
-    in_child(lambda: reports.report(delivery.owner, "k" * MAX_SIZE, ttl=30.0, limit=1))
-    in_child(lambda: reports.report(other.owner, "k", ttl=30.0, limit=1))
-    reports.receive()
+    in_child(lambda: key_report.report(delivery.owner, "k" * MAX_SIZE, ttl=30.0, limit=1))
+    in_child(lambda: key_report.report(other.owner, "k", ttl=30.0, limit=1))
+    key_report.receive()
     assert delivery.report is None
     assert other.report is not None
 
@@ -89,11 +89,11 @@ def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
 def test_lines_that_are_cut_are_put_together(channel: None) -> None:
     delivery = Delivery()
     line = Report(delivery.owner, "k", 30.0, 1, delivery.owner).dumps()
-    os.write(reports._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
-    reports.receive()
+    os.write(key_report._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
+    key_report.receive()
     assert delivery.report is None
-    os.write(reports._channel._writer, line[20:])
-    reports.receive()
+    os.write(key_report._channel._writer, line[20:])
+    key_report.receive()
     assert delivery.report is not None
 
 
@@ -101,6 +101,6 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
     delivery = Delivery()
     owner = delivery.owner
     del delivery
-    in_child(lambda: reports.report(owner, "k", ttl=30.0, limit=1))
-    reports.receive()
-    assert owner not in reports._expected
+    in_child(lambda: key_report.report(owner, "k", ttl=30.0, limit=1))
+    key_report.receive()
+    assert owner not in key_report._expected

@@ -17,12 +17,13 @@ from celery.signals import task_revoked
 from kombu.exceptions import EncodeError
 from kombu.message import Message
 
-from celery_singleton_lock import SingletonTask, clock, reports
-from celery_singleton_lock.conflict import Expired, Skipped
-from celery_singleton_lock.execution import OWNER, holder_of
+from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, new_owner
-from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task.execution import OWNER, holder_of
+from celery_singleton_lock.task.on_conflict import Expired, Skipped
+from celery_singleton_lock.worker.request import SingletonRequest
 from tests.patience import LIMIT
 
 _numbers = itertools.count()
@@ -65,7 +66,7 @@ def make(app: Celery, **options: Any) -> Any:
 def begin(request: SingletonRequest) -> Lease:
     """As the child does that carries it out: it says for which lock it is about to ask."""
     options, key = request.task.lock_of(request._context, request.args, request.kwargs)
-    reports.report(request.delivery_info[OWNER], key, ttl=options.ttl, limit=options.limit)
+    key_report.report(request.delivery_info[OWNER], key, ttl=options.ttl, limit=options.limit)
     lease = request.lease()
     assert lease is not None
     return lease

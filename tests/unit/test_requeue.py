@@ -11,10 +11,17 @@ from celery import Celery
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_singleton_lock import SingletonTask, clock, requeue
+from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock.lease import new_owner
-from celery_singleton_lock.original import PUT_BACK_HEADER
-from celery_singleton_lock.requeue import MAX_GIVEN_UP, back_off, given_up, put_back, put_back_count
+from celery_singleton_lock.task import requeue
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.requeue import (
+    MAX_GIVEN_UP,
+    back_off,
+    given_up,
+    put_back,
+    put_back_count,
+)
 
 _numbers = itertools.count()
 

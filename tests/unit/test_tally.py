@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import clock, metrics, signals, tally
-from celery_singleton_lock.entry import LOST, Entry
+from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.journal import counts as metrics
+from celery_singleton_lock.journal import writer
+from celery_singleton_lock.journal.alerts import Warner
+from celery_singleton_lock.journal.writer import MOST, Tally
+from celery_singleton_lock.journal_entry import LOST, Entry
 from celery_singleton_lock.stores.base import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.tally import MOST, Tally
-from celery_singleton_lock.warner import Warner
 
 KEY = "p:1:{report:1}"
 
@@ -64,7 +66,7 @@ class Book:
 
 @pytest.fixture
 def book(monkeypatch: pytest.MonkeyPatch) -> Book:
-    monkeypatch.setattr(tally, "WRITE_AFTER", 3600.0)  # Here the tests write.
+    monkeypatch.setattr(writer, "WRITE_AFTER", 3600.0)  # Here the tests write.
     monkeypatch.setattr(
         Written,
         "_replace_now",
@@ -136,15 +138,15 @@ def test_many_are_all_counted_and_the_latest_kept(book: Book, told: Tally) -> No
 
 def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, told: Tally) -> None:
     book.fails = True
-    for number in range(tally.MOST_COUNTS + 100):
+    for number in range(writer.MOST_COUNTS + 100):
         told.add(refusal()._replace(scheduled=f"entry {number}"))
-    assert len(told._counts) <= tally.MOST_COUNTS + 2
+    assert len(told._counts) <= writer.MOST_COUNTS + 2
     book.fails = False
     told.write()
     counts = book.counts()
     ticks = {count: value for count, value in counts.items() if count.name == "refused_ticks"}
     assert len(ticks) <= MAX_LABELS + 1
-    assert sum(ticks.values()) == tally.MOST_COUNTS + 100, "none is lost"
+    assert sum(ticks.values()) == writer.MOST_COUNTS + 100, "none is lost"
     assert counts["refused_ticks", "report", metrics.OTHER] >= 100
 
 
@@ -166,7 +168,7 @@ def test_threads_lose_nothing(book: Book, told: Tally) -> None:
 
 def test_thread_of_its_own_writes(book: Book, told: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ends when there is nothing to tell."""
-    monkeypatch.setattr(tally, "WRITE_AFTER", 0.01)
+    monkeypatch.setattr(writer, "WRITE_AFTER", 0.01)
     told.add(refusal())
     thread = told._thread
     assert thread is not None

@@ -14,7 +14,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 from pydantic import BaseModel
 
-import celery_singleton_lock.remote  # noqa: F401 - registers its command
+import celery_singleton_lock.diagnosis.peers  # noqa: F401 - registers its command
 from celery_singleton_lock import (
     InvalidKey,
     InvalidOption,
@@ -25,11 +25,11 @@ from celery_singleton_lock import (
     lock_acquired,
     lock_conflict,
     lock_released,
-    process,
+    process_identity,
 )
-from celery_singleton_lock.execution import seconds_until
 from celery_singleton_lock.lease import Holder, Lease, new_owner
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task.execution import seconds_until
 
 _numbers = itertools.count()
 
@@ -183,7 +183,7 @@ class TestLeftBehind:
 
     @pytest.fixture
     def gone(self) -> str:
-        place, pid, start = process.identity().split("/")
+        place, pid, start = process_identity.own().split("/")
         return f"{place}/{pid}/{int(start) - 1}"
 
     def test_is_freed(self, app: Celery, gone: str) -> None:

@@ -15,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.ticks import Tick, micros, moment, tick_of
+from celery_singleton_lock.beat.ticks import (
+    Tick,
+    micros,
+    moment,
+    tick_of,
+)
 
 UTC = timezone.utc
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)

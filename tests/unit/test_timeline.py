@@ -7,9 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from celery_singleton_lock.entry import KINDS, Entry
+from celery_singleton_lock.journal.timeline import (
+    OPEN,
+    Window,
+    page,
+    running,
+)
+from celery_singleton_lock.journal_entry import KINDS, Entry
 from celery_singleton_lock.lease import Held, Holder
-from celery_singleton_lock.timeline import OPEN, Window, page, running
 
 WINDOW = Window(1_000_000.0, 1_000_600.0)
 

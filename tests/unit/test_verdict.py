@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import clock, process
+from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.cli.verdict import Verdict, judge, longest_watch, verdicts
 from celery_singleton_lock.lease import Heir, Held, Holder, Lease, new_owner
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -23,7 +23,7 @@ HELD = Held(Holder("id", 0, "one@host", 42, 1.0, ttl=TTL), "owner", 25.0, slot=0
 
 def over() -> str:
     """The identity of a process that is over."""
-    code = "from celery_singleton_lock import process; print(process.identity())"
+    code = "from celery_singleton_lock import process_identity; print(process_identity.own())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -48,7 +48,7 @@ def test_process_that_is_provably_over_holds_nothing() -> None:
 
 def test_living_process_is_no_proof_of_life() -> None:
     """It may be another task's by now: a child of a worker outlives what it carried out."""
-    here = replace(HELD.holder, process=process.identity())
+    here = replace(HELD.holder, process=process_identity.own())
     assert judge(replace(HELD, holder=here), replace(HELD, holder=here)) is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery.contrib.django.task import DjangoTask
 
-from celery_singleton_lock.task import SingletonTask
+from celery_singleton_lock.task.singleton_task import SingletonTask
 
 __all__ = ["DjangoSingletonTask"]
 

@@ -19,11 +19,11 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.utils.module_loading import autodiscover_modules
 
 from celery_singleton_lock.beat import ExclusiveScheduler
-from celery_singleton_lock.broker import visibility_timeout
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options import SETTINGS, Settings, problems
+from celery_singleton_lock.options.options import SETTINGS, Settings, problems
+from celery_singleton_lock.options.visibility import visibility_timeout
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.task import SingletonTask, is_builtin
+from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
 #: How alike a name and one of ours are that was probably meant: `get_close_matches` counts from 0 to 1.
 ALIKE = 0.85

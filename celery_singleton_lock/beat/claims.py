@@ -1,0 +1,161 @@
+"""What one beat may send, and what it has sent.
+
+A tick is claimed before it is sent and recorded afterwards, both for many entries in one round trip where many are due
+at once. A beat that dies in between loses no tick: its claim ends, and who leads then sends it again, under the same
+id. What that costs is small, since what was sent is recorded within milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.beat import ticks
+from celery_singleton_lock.beat.ticks import Tick
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.lease import new_owner
+from celery_singleton_lock.stores.base import Ledger, Refused
+
+#: Seconds after which what was sent is recorded though more is about to be sent.
+RECORD_AFTER = 0.01
+
+#: Seconds by which the clock of another host may be ahead: of a last run that is later it is taken for wrong.
+MAX_AHEAD = 3600.0
+
+
+class Claims:
+    """The claims of one beat. Used by one thread.
+
+    Args:
+        ledger: where they are.
+        ttl: seconds that they last.
+        may_send: whether this beat may send anything at all; asks nobody.
+    """
+
+    def __init__(self, ledger: Ledger, *, ttl: float, may_send: Callable[[], bool]) -> None:
+        self._ledger = ledger
+        self._ttl = ttl
+        self._may_send = may_send
+        self._owner = new_owner()
+        #: Owners of claims that were not answered, and the entries that they may have claimed.
+        self._unanswered: list[tuple[str, list[str]]] = []
+        self._granted: dict[str, tuple[Tick, float]] = {}
+        self._unrecorded: dict[str, int] = {}
+        self._unrecorded_since = 0.0
+        #: What the ids of ticks are made with; known before anything may be sent.
+        self.secret = ""
+
+    def align(self, entries: Iterable[Any]) -> list[Any]:
+        """Have each entry know its last run, whoever sent it.
+
+        Of an entry that is kept in a database only what was sent is recorded: all beats see there what else is to be
+        known, and what is taken for the last run of one that never ran changes with each edit.
+
+        Returns:
+            The entries of which their database does not know what was sent last.
+
+        Raises:
+            LockUnavailable: nothing was changed.
+        """
+        self.settle()
+        named = {entry.name: entry for entry in entries}
+        stored = {name: ticks.stored(entry) for name, entry in named.items()}
+        lasts = {name: ticks.last_of(entry) if stored[name] is None else 0 for name, entry in named.items()}
+        behind = []
+        for name, known in self._ledger.align(lasts, ceiling=_ceiling()).items():
+            entry, kept = named[name], stored[name]
+            last = known or ticks.last_of(entry)
+            if last != ticks.micros(entry.last_run_at):
+                entry.last_run_at = ticks.moment(last, entry.last_run_at)
+            if kept is not None and known > kept:
+                behind.append(entry)
+        return behind
+
+    def granted(self, entry: Any) -> Tick | None:
+        """The tick of the entry that may be sent now."""
+        tick, until = self._granted.get(entry.name, (None, 0.0))
+        if tick is None or not self._may_send() or clock.now() >= until:
+            return None
+        return tick if tick.last == ticks.micros(entry.last_run_at) else None
+
+    def require(self, entry: Any) -> None:
+        """Refuse a scheduler that sends without having asked; a claim that has ended since is no such case.
+
+        Raises:
+            InvalidOption: it does.
+        """
+        if entry.name not in self._granted:
+            raise InvalidOption(
+                "setting singleton_lock_beat_scheduler names a scheduler that sends in a way of its own, without "
+                "asking its is_due(); allowed: one that ticks as celery.beat.Scheduler does"
+            )
+
+    def take(self, wanted: Mapping[str, Tick]) -> dict[str, Refused]:
+        """Claim some ticks; those that are refused.
+
+        Raises:
+            LockUnavailable: none may be sent.
+        """
+        self.settle()
+        asked_at = clock.now()
+        lasts = {entry: tick.last for entry, tick in wanted.items()}
+        try:
+            refused = self._ledger.claim(lasts, self._owner, ttl=self._ttl, ceiling=_ceiling())
+            # Behind the claim, each time: should the server have lost it, whoever claims next is told the same.
+            self.secret = self._ledger.secret()
+        except BaseException:
+            # It may have been carried out, or be when the server has woken up, and nobody else could send then.
+            self._unanswered.append((self._owner, sorted({*wanted, *self._granted})))
+            self._owner, self._granted = new_owner(), {}
+            raise
+        until = asked_at + self._ttl * 0.99 - 0.002
+        self._granted = {entry: grant for entry, grant in self._granted.items() if grant[1] > asked_at}
+        self._granted.update({entry: (tick, until) for entry, tick in wanted.items() if entry not in refused})
+        return refused
+
+    def sent(self, tick: Tick, last: int | None = None) -> None:
+        """The tick was sent, or is not to be sent any more; `last` if the entry's last run is another one then."""
+        self._granted.pop(tick.entry, None)
+        if not self._unrecorded:
+            self._unrecorded_since = clock.now()
+        self._unrecorded[tick.entry] = tick.sets if last is None else last
+        if not self._granted or clock.now() - self._unrecorded_since > RECORD_AFTER:
+            self.record()
+
+    def settle(self) -> None:
+        """Record what was sent, and take back what was claimed without an answer.
+
+        Raises:
+            LockUnavailable: it will be tried again before anything else is claimed.
+        """
+        self.record()
+        while self._unanswered:
+            owner, entries = self._unanswered[0]
+            self._ledger.unclaim(entries, owner)
+            del self._unanswered[0]
+
+    def record(self) -> None:
+        """Record what was sent.
+
+        Raises:
+            LockUnavailable: it will be tried again before anything else is claimed.
+        """
+        if self._unrecorded:
+            self._ledger.record(self._unrecorded, self._owner, ceiling=_ceiling())
+            self._unrecorded = {}
+
+    def give_up(self) -> None:
+        """Record what was sent, and leave to others what was not.
+
+        Raises:
+            LockUnavailable: the claims end by themselves.
+        """
+        unsent = dict.fromkeys(self._granted, 0)
+        self._granted = {}
+        self._unrecorded = {**unsent, **self._unrecorded}
+        self.settle()
+
+
+def _ceiling() -> int:
+    return ticks.now() + round(MAX_AHEAD * 1_000_000)

@@ -1,0 +1,189 @@
+"""Which of several processes leads: the one that holds a lease.
+
+Nothing renews the lease in the background: who leads has to come by often enough, so that a leader that hangs does not
+lead for ever. The others wait, and are woken when it resigns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.heartbeat import GONE, RENEW_AFTER, step_of
+from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.stores import Bell, Store
+
+logger = get_logger(__name__)
+
+#: Seconds between two tries while the lock server does not answer.
+RETRY_AFTER = 1.0
+
+#: Owners that are known as given up, the last ones; the store undoes what each has asked for.
+GIVEN_UP = 8
+
+#: Seconds after which one that waits looks again, whatever it was told: less than a wake-up is waited for. The program
+#: around it sees in between whether it is to stop.
+LOOK_AFTER = 4.0
+
+
+class Leadership:
+    """A candidate. Used by one thread.
+
+    Args:
+        store: where the lease is.
+        key: of the lease.
+        name: of what is led, for messages.
+        ttl: seconds.
+        holder: who the candidate is.
+    """
+
+    def __init__(self, store: Store, key: str, name: str, *, ttl: float, holder: Holder) -> None:
+        self._store = store
+        self._key = key
+        self._name = name
+        self._ttl = ttl
+        self._holder = holder
+        self._owner = new_owner()
+        #: Owners that have asked without an answer, and may get the lease when the server wakes up.
+        self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
+        self._lease: Lease | None = None
+        #: How often it has become the leader.
+        self.term = 0
+        self._leader: Held | None = None
+        self._renews_at = 0.0
+        self._looks_at = 0.0
+        #: Whether the leader has resigned since the last look.
+        self._woken = False
+        self._waiting = ExitStack()
+        self._bell: Bell | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the lease can be believed in; asks nobody."""
+        return self._lease is not None and self._lease.held
+
+    @property
+    def renews_in(self) -> float:
+        """Seconds until the lease is to be renewed."""
+        return max(self._renews_at - clock.now(), 0.0)
+
+    def lead(self, patience: float) -> bool:
+        """Whether this one leads now; the lease is renewed if that is due.
+
+        Args:
+            patience: seconds to wait at most where another one leads.
+        """
+        if self._lease is not None:
+            self._keep(self._lease)
+        if self._lease is None and not self._try():
+            self._wait(patience)
+        return self.holds
+
+    def resign(self) -> None:
+        """Lead no more, so that another one can at once."""
+        lease, self._lease, self._owner = self._lease, None, new_owner()
+        self._stop_waiting()
+        self._take_back()
+        if lease is None:
+            return
+        try:
+            self._store.release(lease)
+            logger.info("beat: resigned as leader of schedule %s", self._name)
+        except LockUnavailable as error:
+            logger.warning("beat: could not resign; the next leader comes in %.1f s: %s", lease.remaining, error)
+
+    def _keep(self, lease: Lease) -> None:
+        if self.renews_in > 0 and lease.held:
+            return
+        try:
+            (ours,) = self._store.renew([lease], timeout=step_of([lease]))
+        except LockUnavailable as error:
+            if lease.held:
+                logger.warning("beat: the lease could not be renewed, trying again: %s", error)
+                self._renews_at = clock.now() + min(RETRY_AFTER, self._ttl / 20)
+                return
+            self._lose(f"it could not be renewed in time: {error}")
+        else:
+            if not ours:
+                self._lose(GONE)
+            self._renews_at = lease.trusted_until - self._ttl * (1 - RENEW_AFTER)
+
+    def _lose(self, reason: str) -> None:
+        logger.warning("beat: leads schedule %s no more: %s", self._name, reason)
+        if self._lease is not None and reason != GONE:
+            # A renewal that was not answered may be carried out later, and keep the others waiting.
+            self._given_up.append(self._lease.owner)
+        self._lease, self._owner = None, new_owner()
+
+    def _take_back(self) -> None:
+        """See to it, if the server answers, that nobody waits for what this one has asked for and given up."""
+        while self._given_up:
+            given_up = Lease(self._key, self._given_up.pop(), ttl=self._ttl, fence=0, sent_at=clock.now())
+            if self._store.abandon(given_up) is None:
+                return
+
+    def _try(self) -> bool:
+        """Try to become the leader, unless it is known that another one is."""
+        if clock.now() < self._looks_at:
+            return False
+        found, why = self._ask(), "resigned" if self._woken else "let its lease end"
+        if isinstance(found, Held) and found.holder is not None and process_identity.is_over(found.holder.process):
+            # It ran on this host: no need to wait for the end of its lease.
+            self._store.release(found.lease(self._key, ttl=self._ttl))
+            found, why = self._ask(), "was killed"
+        if isinstance(found, Held):
+            self._look_up_to(found)
+            return False
+        self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - RENEW_AFTER)
+        self._stop_waiting()
+        self.term += 1
+        after = f", after {_shown(self._leader)} {why}" if self._leader else ""
+        logger.info("beat: leads schedule %s (fence %d)%s", self._name, found.fence, after)
+        self._leader = None
+        return True
+
+    def _ask(self) -> Lease | Held:
+        try:
+            found = self._store.acquire(
+                *(self._key, self._owner),
+                ttl=self._ttl,
+                holder=self._holder,
+                waiting=True,
+                given_up=tuple(self._given_up),
+            )
+        except BaseException:
+            self._given_up.append(self._owner)
+            self._owner = new_owner()
+            raise
+        self._given_up.clear()
+        assert isinstance(found, (Lease, Held))  # noqa: S101 - it did not ask for records
+        return found
+
+    def _look_up_to(self, leader: Held) -> None:
+        if self._leader is None or self._leader.owner != leader.owner:
+            logger.info("beat: stands by; %s leads schedule %s", _shown(leader), self._name)
+        self._leader = leader
+        self._looks_at, self._woken = clock.now() + min(leader.remaining + 0.002, LOOK_AFTER), False
+
+    def _wait(self, patience: float) -> None:
+        """Until the leader resigns, or it is time to look again."""
+        if self._bell is None:
+            self._bell = self._waiting.enter_context(self._store.bell(self._key))
+        seconds = max(min(patience, self._looks_at - clock.now()), 0.001)
+        began = clock.now()
+        self._bell.wait(seconds)
+        if clock.now() - began < seconds:
+            self._looks_at, self._woken = 0.0, True
+
+    def _stop_waiting(self) -> None:
+        self._bell = None
+        self._waiting.close()
+
+
+def _shown(leader: Held) -> str:
+    holder = leader.holder
+    return "another beat" if holder is None else f"{holder.node} (pid {holder.pid})"

@@ -1,0 +1,209 @@
+"""A scheduler for beat that can be started twice: `celery beat -S exclusive`.
+
+Three layers, each enough for its case. One beat leads by a lease, the others stand by. What was sent is recorded where
+all see it, so that the next leader neither repeats nor skips. And a tick's task id is made from the entry and its due
+time, so that should two beats send one tick all the same, the workers see one message twice, and carry it out once.
+
+It wraps any scheduler that ticks as Celery's do: `singleton_lock_beat_scheduler`, by default Celery's own. What that
+sends is claimed and recorded (`sending.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from celery.beat import Scheduler
+from celery.signals import beat_embedded_init
+from celery.utils.imports import qualname, symbol_by_name
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock, keys, process_identity
+from celery_singleton_lock.beat.claiming import NotNow, claiming
+from celery_singleton_lock.beat.claims import Claims
+from celery_singleton_lock.beat.leader import LOOK_AFTER, RETRY_AFTER, Leadership
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.lease import Holder
+from celery_singleton_lock.options.options import BeatSettings
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores import Store
+from celery_singleton_lock.stores.memory import MemoryStore
+
+logger = get_logger(__name__)
+
+#: Seconds that a claim lasts at most: who follows on a leader that was killed while it sent waits so long to send that
+#: tick again, also where its lease was much longer.
+MAX_CLAIM = 5.0
+
+
+class ExclusiveScheduler(Scheduler):
+    """Makes a scheduler exclusive: of all beats that run it, one sends each tick.
+
+    The wrapped scheduler exists only while this beat leads: it is made anew each time, from its own file or database
+    and the shared record of what was sent.
+    """
+
+    def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
+        """Raises `InvalidOption` for wrong settings; connects to nothing."""
+        self._settings = BeatSettings.from_app(app)
+        self._wrapped = _class_of(self._settings.scheduler)
+        self._arguments = kwargs
+        self._inner: Any = None
+        self._ticking = False
+        self._silent_since: float | None = None
+        super().__init__(app, lazy=True, **kwargs)
+        self._leadership: Leadership | None = None
+        if lazy:
+            return
+        settings, store = Runtime.of(app).settings, Runtime.of(app).store
+        if not settings.enabled:
+            store = MemoryStore()
+        key = keys.key_of_beat(settings.prefix, self._settings.name)
+        if self._settings.mode == "leader":
+            self._leadership = self._candidacy(store, key)
+        ttl = min(self._settings.ttl, MAX_CLAIM)
+        self._claims = Claims(store.ledger(key), ttl=ttl, may_send=self._may_send)
+
+    @property
+    def schedule(self) -> Any:
+        """The wrapped scheduler's; empty while another beat leads."""
+        return {} if self._inner is None else self._inner.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Any) -> None:
+        if self._inner is not None:
+            self._inner.schedule = schedule
+
+    @property
+    def info(self) -> str:
+        """For beat's banner."""
+        return (
+            f"    . exclusive -> {qualname(self._wrapped)}\n"
+            f"    . mode -> {self._settings.mode} (ttl {self._settings.ttl:g}s)"
+        )
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Send one due task if this beat leads; the seconds until the next call."""
+        self._ticking = True
+        try:
+            seconds = self._tick(*args, **kwargs)
+            self._heard()
+        except LockUnavailable as error:
+            seconds = self._unheard(error)
+        finally:
+            self._ticking = False
+        return seconds
+
+    def sync(self) -> None:
+        """Have the wrapped scheduler keep its state."""
+        if self._inner is not None:
+            self._inner.sync()
+
+    def close(self) -> None:
+        """Stop sending, and let another beat lead at once."""
+        if self._ticking:
+            return  # A signal's handler has interrupted a tick; the service closes again when that has unwound.
+        if self._inner is not None:
+            self._retire()
+        if self._leadership is not None:
+            self._leadership.resign()
+
+    def _tick(self, *args: Any, **kwargs: Any) -> float:
+        # Also where another beat leads now: what this one has left unsettled could delay it.
+        self._claims.settle()
+        if not self._leads():
+            return 0.0
+        if self._inner is None:
+            self._take_over()
+        try:
+            seconds: float = self._inner.tick(*args, **kwargs)
+        except NotNow as stopped:
+            self._inner._heap = None
+            if stopped.__cause__ is not None:
+                raise stopped.__cause__ from None
+            return 0.0
+        return seconds if self._leadership is None else min(seconds, self._leadership.renews_in)
+
+    def _leads(self) -> bool:
+        """Whether this beat leads; what it had as the leader of an earlier term is given up."""
+        if self._leadership is None:
+            return True
+        term, leads = self._leadership.term, False
+        try:
+            leads = self._leadership.lead(float(self.max_interval or LOOK_AFTER))
+        finally:
+            if self._inner is not None and not (self._leadership.holds and self._leadership.term == term):
+                self._retire()
+        return leads
+
+    def _take_over(self) -> None:
+        try:
+            self._inner = claiming(self._wrapped)(self.app, **self._arguments)
+        except BaseException:
+            # A wrong schedule, or its database is not there: perhaps another host fares better.
+            if self._leadership is not None:
+                self._leadership.resign()
+            raise
+        self._inner.take_part(self._claims, self._settings)
+
+    def _retire(self) -> None:
+        """Give up the wrapped scheduler, and with it the broker's connection."""
+        inner, self._inner = self._inner, None
+        try:
+            self._claims.give_up()
+        except LockUnavailable as error:
+            logger.warning("beat: what was sent last could not be recorded: %s", error)
+        try:
+            inner.close()
+        except Exception:
+            logger.exception("beat: the schedule could not be closed")
+        if (connection := vars(inner).pop("connection", None)) is not None:
+            with suppress(Exception):
+                connection.release()
+
+    def _may_send(self) -> bool:
+        return self._leadership is None or self._leadership.holds
+
+    def _candidacy(self, store: Store, key: str) -> Leadership:
+        holder = Holder(
+            node=f"beat@{socket.gethostname()}",
+            pid=os.getpid(),
+            since=clock.wall(),
+            process=process_identity.own(),
+        )
+        return Leadership(store, key, self._settings.name, ttl=self._settings.ttl, holder=holder)
+
+    def _heard(self) -> None:
+        if self._silent_since is not None:
+            logger.warning("beat: the lock server answers again, after %.1f s", clock.now() - self._silent_since)
+            self._silent_since = None
+
+    def _unheard(self, error: LockUnavailable) -> float:
+        if self._silent_since is None:
+            logger.error("beat: nothing is sent until the lock server answers: %s", error)
+            self._silent_since = clock.now()
+        return RETRY_AFTER
+
+
+def _class_of(scheduler: str | type) -> type:
+    try:
+        found: Any = symbol_by_name(scheduler) if isinstance(scheduler, str) else scheduler
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidOption(f"setting singleton_lock_beat_scheduler is {scheduler!r}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Scheduler)) or issubclass(found, ExclusiveScheduler):
+        raise InvalidOption(
+            f"setting singleton_lock_beat_scheduler is {scheduler!r}; allowed: a subclass of celery.beat.Scheduler "
+            "other than ExclusiveScheduler itself"
+        )
+    return found
+
+
+@beat_embedded_init.connect
+def _unwind_when_terminated(sender: Any = None, **_: Any) -> None:
+    """`celery worker -B` ends its beat by SIGTERM, which by default leaves no time to resign."""
+    if isinstance(vars(sender).get("scheduler"), ExclusiveScheduler):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

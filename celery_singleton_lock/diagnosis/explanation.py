@@ -1,0 +1,155 @@
+"""Why a call has the key that it has, where its options come from, and why two calls have different keys."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_singleton_lock import keys
+from celery_singleton_lock.diagnosis.audit import shown_lock_key
+from celery_singleton_lock.options.options import (
+    OPTIONS,
+    Settings,
+    options_for,
+    raw_attribute,
+)
+from celery_singleton_lock.task.singleton_task import SingletonTask
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that goes into a key.
+
+    Attributes:
+        value: for people.
+        serialized: in the canonical form that is hashed; equal for equal parts only.
+    """
+
+    value: str
+    serialized: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option's value, and where that comes from."""
+
+    option: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One call.
+
+    Attributes:
+        task: its name.
+        key: of its lock.
+        lock_name: the first thing that goes into the key.
+        lock_key: which the others are, for people.
+        arguments: all of them by name, for people; empty where they do not fit the task's signature.
+        defaults: the names of those that the caller left out.
+        counts: what goes into the key beside the name.
+        options: each with its source.
+    """
+
+    task: str
+    key: str
+    lock_name: str
+    lock_key: str
+    arguments: Mapping[str, str]
+    defaults: Sequence[str]
+    counts: Mapping[str, Part]
+    options: Sequence[Setting]
+
+
+def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Explanation:
+    """Explain a call of an exclusive task.
+
+    Raises:
+        InvalidKey: an argument has no stable form.
+    """
+    arguments = keys.bind(task.run, args, kwargs)
+    key = task.lock_key_of(*args, **kwargs)
+    return Explanation(
+        task=task.name,
+        key=key,
+        lock_name=task.lock_name or task.name,
+        lock_key=shown_lock_key(task) if arguments is not None else "all arguments, as they do not fit the signature",
+        arguments={name: _shown(value) for name, value in (arguments or {}).items()},
+        defaults=_left_out(task.run, args, kwargs) if arguments is not None else [],
+        counts={
+            name: Part(_shown(value), keys.encode(value).decode(errors="backslashreplace"))
+            for name, value in _counting(task, arguments, args, kwargs).items()
+        },
+        options=[*_options(task, settings)],
+    )
+
+
+def differences(one: Explanation, other: Explanation) -> list[str]:
+    """Why the keys of two calls differ; where they do not, which arguments differ all the same and do not count."""
+    if one.key == other.key:
+        names = [name for name in one.arguments if one.arguments[name] != other.arguments.get(name)]
+        return [f"{name} differs and does not count: {one.arguments[name]}, {_of(other, name)}" for name in names]
+    found = []
+    if one.lock_name != other.lock_name:
+        found.append(f"lock_name: {one.lock_name}, {other.lock_name}")
+    for name in dict.fromkeys((*one.counts, *other.counts)):
+        first, second = one.counts.get(name), other.counts.get(name)
+        if first is None or second is None:
+            found.append(f"{name} counts in one of them only")
+        elif first.serialized != second.serialized:
+            found.append(f"{name}: {first.value} ({first.serialized}), {second.value} ({second.serialized})")
+    return found or [f"made in different ways: {one.lock_key}, {other.lock_key}"]
+
+
+def _counting(
+    task: Any, arguments: Mapping[str, Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What `keys.key_of_call` takes into the key, by a name for it."""
+    lock_key = raw_attribute(task, "lock_key")
+    if arguments is None:
+        return {"args": args, "kwargs": kwargs}
+    if lock_key is None:
+        return arguments
+    if callable(lock_key):
+        return {"what lock_key returned": lock_key(dict(arguments))}
+    if isinstance(lock_key, str):
+        return {"the filled template": keys.fill(task.name, lock_key, arguments)}
+    return keys.choose(task.run, lock_key, arguments)
+
+
+def _left_out(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    signature = inspect.signature(run)
+    given = signature.bind(*args, **kwargs).arguments
+    return [name for name in signature.parameters if name not in given]
+
+
+def _options(task: Any, settings: Settings) -> Iterator[Setting]:
+    values = options_for(task, settings)
+    for name, option in OPTIONS.items():
+        value = getattr(values, name)
+        shown = getattr(value, "__qualname__", value)
+        yield Setting(option.attribute, shown, _source(task, option.attribute, option.setting))
+
+
+def _source(task: Any, attribute: str, setting: str) -> str:
+    if vars(task).get(attribute) is not None:
+        return "the task"
+    own = task.__class__  # Not type(task): it may be Celery's proxy of a task.
+    for cls in own.__mro__:
+        if vars(cls).get(attribute) is not None:
+            return "the task" if cls is own else f"its class {cls.__qualname__}"
+        if cls is SingletonTask:
+            break
+    return f"the setting {setting}" if task.app.conf.get(setting) is not None else "the default"
+
+
+def _of(explanation: Explanation, name: str) -> str:
+    return explanation.arguments.get(name, "nothing")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)

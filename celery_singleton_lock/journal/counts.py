@@ -1,0 +1,149 @@
+"""What is counted, under which names, and how the journal's counts are read."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import Counter as Counted
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.journal_entry import LOST, REFUSALS, Entry
+
+
+class Counter(NamedTuple):
+    """A number that only grows.
+
+    Attributes:
+        name: of the count.
+        label: what it is divided by, beside the task; '' for nothing.
+        text: what it counts.
+    """
+
+    name: str
+    label: str
+    text: str
+
+
+class Histogram(NamedTuple):
+    """How often something took how long.
+
+    Attributes:
+        name: of the two kinds of counts, behind which stand _bucket and _sum (milliseconds).
+        bounds: of its buckets: seconds.
+        shown: the bounds as labels; the last is that of the bucket above them all.
+        text: what it measures.
+    """
+
+    name: str
+    bounds: tuple[float, ...]
+    shown: tuple[str, ...]
+    text: str
+
+    @classmethod
+    def of(cls, name: str, bounds: tuple[float, ...], text: str) -> Histogram:
+        """Make one."""
+        return cls(name, bounds, (*(f"{bound:g}" for bound in bounds), "+Inf"), text)
+
+
+COUNTERS = (
+    Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
+    Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
+    Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
+    Counter("renewals", "", "Times that the lock of an execution was renewed."),
+    Counter("losses", "", "Executions that lost their lock while they ran."),
+    Counter("redeliveries", "kind", "Copies of a message that stood by or were dropped, since another one ran or had."),
+    Counter("takeovers", "", "Locks that were freed because the process that held them had died."),
+    Counter("blocked", "", "Warnings that copies were refused many times in a row."),
+    Counter("overlaps", "", "Pairs of executions that held one lock at the same time."),
+)
+WAITED = Histogram.of("waited", (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300), "Seconds until an execution had its lock.")
+HELD = Histogram.of("held", (0.01, 0.1, 0.5, 1, 5, 30, 120, 600, 3600, 14400), "Seconds for which a lock was held.")
+HISTOGRAMS = (WAITED, HELD)
+
+
+class Count(NamedTuple):
+    """One number of the journal.
+
+    Attributes:
+        name: of a counter, or of a histogram with _bucket or _sum.
+        task: that it is of.
+        label: a counter's, or the upper bound of a bucket in seconds.
+    """
+
+    name: str
+    task: str
+    label: str = ""
+
+
+#: The same as a plain tuple: there are several for each execution.
+Key = tuple[str, str, str]
+
+
+#: The counters whose label comes from a message, of which a journal has a few hundred counts (`base.MAX_LABELS`), and
+#: the label of what is more. The policies, outcomes and kinds of the other counters are few.
+FREE_LABELS, OTHER = ("refused_ticks",), "(other)"
+
+
+def dumps(count: Key) -> str:
+    """The name of a count in the journal."""
+    return json.dumps([cleaned.text(part) for part in count], ensure_ascii=False)
+
+
+def coarse(count: Key) -> Key | None:
+    """The count that takes the place of this one where there are too many labels; None for those that are few."""
+    name, task, _ = count
+    return (name, task, OTHER) if name in FREE_LABELS else None
+
+
+def of(entry: Entry) -> list[tuple[Key, int]]:
+    """What an entry adds to which counts."""
+    task = entry.task
+    if entry.kind == "run":
+        found: list[tuple[Key, int]] = [(("runs", task, entry.outcome), 1)]
+        found += _observed(WAITED, task, entry.waited)
+        found += _observed(HELD, task, entry.ended - entry.began)
+        if entry.renewals:
+            found.append((("renewals", task, ""), entry.renewals))
+        if entry.outcome == LOST:
+            found.append((("losses", task, ""), 1))
+        return found
+    if entry.kind in ("stand-by", "drop", "repeat"):
+        return [(("redeliveries", task, entry.kind), 1)]
+    if entry.kind == "free":
+        return [(("takeovers", task, ""), 1)]
+    conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1
+    if entry.scheduled and entry.kind in REFUSALS:
+        return [conflict, (("refused_ticks", task, entry.scheduled), 1)]
+    return [conflict]
+
+
+def read(counts: Mapping[str, int]) -> dict[Count, int]:
+    """The counts of a journal; what is none of ours is left out."""
+    found: Counted[Count] = Counted()
+    for text, value in counts.items():
+        parts = cleaned.array(text)
+        if parts is not None and len(parts) == len(Count._fields) and all(isinstance(part, str) for part in parts):
+            # What others wrote may look the same as something else when it is clean.
+            found[Count(*map(cleaned.text, parts))] += value
+    return dict(found)
+
+
+def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> list[tuple[str, int]]:
+    """The upper bounds of a histogram, and how many were not above each: the last is their number."""
+    total, found = 0, []
+    for bound in histogram.shown:
+        total += counts.get(Count(f"{histogram.name}_bucket", task, bound), 0)
+        found.append((bound, total))
+    return found
+
+
+def sum_of(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> float:
+    """Seconds altogether."""
+    return counts.get(Count(f"{histogram.name}_sum", task), 0) / 1000
+
+
+def _observed(histogram: Histogram, task: str, seconds: float) -> tuple[tuple[Key, int], tuple[Key, int]]:
+    bound = histogram.shown[bisect_left(histogram.bounds, seconds)]
+    return ((histogram.name + "_bucket", task, bound), 1), ((histogram.name + "_sum", task, ""), round(seconds * 1000))

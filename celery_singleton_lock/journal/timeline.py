@@ -1,0 +1,143 @@
+"""Who held what and when, as one page of HTML that needs nothing else: a chart of each lock, and a table."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from celery_singleton_lock.journal_entry import REFUSALS, Entry
+from celery_singleton_lock.keys import name_in
+from celery_singleton_lock.lease import Held
+
+#: Rows up to which the table is shown at once.
+OPEN = 100
+
+#: Marks on the axis.
+TICKS = 6
+
+#: The kind of an entry for what runs still.
+RUNNING = "running"
+
+_SIGNS = {"retry": "↻", "stand-by": "↻", "drop": "↻", "repeat": "↻", "free": "†"}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time that is shown: seconds since the epoch, on the lock server's clock."""
+
+    since: float
+    until: float
+
+    def share(self, moment: float) -> float:
+        """Where in it a moment is, from 0 to 1."""
+        return min(max((moment - self.since) / (self.until - self.since), 0.0), 1.0)
+
+
+def running(key: str, held: Held, now: float) -> Entry | None:
+    """The entry of a lock that is held; None where nobody is known to run."""
+    holder = held.holder
+    if holder is None or not holder.pid:
+        return None
+    # The holder's clock is not the server's: for a look that is near enough.
+    began = min(holder.since, now)
+    place = (holder.task_id, holder.node, holder.pid)
+    entry = Entry("run", name_in(key), key, *place, began, now, outcome=RUNNING, limit=(held.slot or 0) + 1)
+    return entry.cleaned()
+
+
+def page(title: str, entries: Sequence[Entry], window: Window) -> str:
+    """The page of these entries."""
+    template = Template(files(__package__).joinpath("timeline.html").read_text(encoding="utf-8"))
+    by_time = sorted(entries, key=lambda it: it.began)
+    return template.substitute(
+        title=escape(title),
+        summary=escape(_summary(entries, window)),
+        charts="\n".join(_charts(entries, window)) or "<p>Nothing happened.</p>",
+        open=" open" if len(entries) <= OPEN else "",
+        count=len(entries),
+        rows="\n".join(map(_row, by_time)),
+    )
+
+
+def _summary(entries: Sequence[Entry], window: Window) -> str:
+    counts = Counter(_what(entry) for entry in entries)
+    told = ", ".join(f"{count} {what}" for what, count in counts.most_common())
+    return f"{_moment(window.since)} to {_moment(window.until)} UTC: {told or 'nothing'}"
+
+
+def _charts(entries: Sequence[Entry], window: Window) -> Iterator[str]:
+    """One of each lock's name, with a lane for each key; what began first is on top."""
+    by_name: defaultdict[str, defaultdict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for entry in sorted(entries, key=lambda it: it.began):
+        by_name[name_in(entry.key)][entry.key].append(entry)
+    for name, lanes in by_name.items():
+        keys = "1 key" if len(lanes) == 1 else f"{len(lanes)} keys"
+        yield f'<h2>{escape(name)} <span class="faint">{keys}</span></h2>'
+        yield f'<div class="scroll"><div class="chart">{_axis(window)}{"".join(_lanes(lanes, window))}</div></div>'
+
+
+def _axis(window: Window) -> str:
+    step = (window.until - window.since) / TICKS
+    ticks = [window.since + step * number for number in range(TICKS)]
+    marks = [f'<span style="left:{100 * window.share(tick):.2f}%">{_moment(tick)[11:19]}</span>' for tick in ticks]
+    return f'<div class="axis">{"".join(marks)}</div>'
+
+
+def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str]:
+    for key, entries in lanes.items():
+        digest = key.rpartition(":")[2].rstrip("}")[:12]
+        bars = "".join(bar for entry in entries for bar in _bars(entry, window))
+        yield f'<div class="row"><b title="{escape(key)}">{escape(digest)}</b><div class="lane">{bars}</div></div>'
+
+
+def _bars(entry: Entry, window: Window) -> Iterator[str]:
+    told = escape(_told(entry))
+    left, right = window.share(entry.began), window.share(entry.ended)
+    if entry.kind != "run":
+        sign, kind = _SIGNS.get(entry.kind, "\u00d7"), "free" if entry.kind == "free" else "copy"
+        marked = "mark" if entry.kind in REFUSALS else f"mark {kind}"
+        yield f'<i class="{marked}" data-sign="{sign}" style="left:{100 * left:.3f}%" title="{told}"></i>'
+        return
+    asked = window.share(entry.began - entry.waited)
+    if left - asked > 0.0005:
+        yield f'<i class="wait" style="left:{100 * asked:.3f}%;width:{100 * (left - asked):.3f}%" title="{told}"></i>'
+    outcome = {RUNNING: "now"}.get(entry.outcome, escape(entry.outcome.lower()))
+    yield f'<i class="{outcome}" style="left:{100 * left:.3f}%;width:{100 * (right - left):.3f}%" title="{told}"></i>'
+
+
+def _told(entry: Entry) -> str:
+    holder = f", held by {entry.holder} on {entry.holder_node}" if entry.holder else ""
+    waited = f", waited {entry.waited:.2f} s" if entry.waited >= 0.005 else ""
+    seconds = f" for {entry.ended - entry.began:.2f} s" if entry.kind == "run" else ""
+    where = f" on {entry.node} (pid {entry.pid})" if entry.node else ""
+    task = f"{entry.task}[{entry.task_id}]"
+    return f"{_moment(entry.began)[11:]} {task}{where}: {_what(entry)}{seconds}{waited}{holder}"
+
+
+def _row(entry: Entry) -> str:
+    seconds = f"{entry.ended - entry.began:.3f}" if entry.kind == "run" else ""
+    waited = f"{entry.waited:.3f}" if entry.waited >= 0.0005 else ""
+    where = f"{entry.node} ({entry.pid})" if entry.node else str(entry.pid)
+    cells = [
+        f"<td>{_moment(entry.began)}</td>",
+        f'<td class="n">{seconds}</td>',
+        f"<td>{escape(entry.task)}</td>",
+        f"<td>{escape(_what(entry))}</td>",
+        f'<td class="n">{waited}</td>',
+        *(f"<td><code>{escape(text)}</code></td>" for text in (entry.task_id or "", where, entry.holder or "")),
+        f"<td><code>{escape(entry.key)}</code></td>",
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _what(entry: Entry) -> str:
+    return entry.outcome.lower() if entry.kind == "run" else entry.kind
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(sep=" ", timespec="milliseconds")[:23]

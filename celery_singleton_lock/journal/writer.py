@@ -1,0 +1,211 @@
+"""What happened to the locks of this process, until the journal has it.
+
+A thread of its own writes it every few seconds: nothing of this is in the way of a task, and a renewal never waits
+behind it. What happened in the last seconds of a process that is killed is not told.
+
+Entries are timed on this host's steady clock, and written with the server's time: each write is also a sample of the
+difference between the two, which is known to half of the time that the write took (Cristian 1989). The best of the last
+samples is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.journal import counts as metrics
+from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.stores.base import Journal, Written
+
+logger = get_logger(__name__)
+
+#: Seconds from the first entry to the write that tells of it, and of what came meanwhile.
+WRITE_AFTER = 5.0
+
+#: Seconds until a write is tried again that failed.
+RETRY_AFTER = 15.0
+
+#: Entries that are kept until the next write; of more only the counts are.
+MOST = 500
+
+#: Counts up to which each label has one of its own.
+MOST_COUNTS = 5000
+
+#: Entries that are written at once: the server is blocked meanwhile.
+BATCH = 100
+
+#: Samples of the server's clock of which the best counts.
+SAMPLES = 20
+
+
+class Witness(Protocol):
+    """Is told what the journal has found."""
+
+    def blocked(self, entry: Entry, in_a_row: int) -> bool:
+        """So many copies were refused in a row, `entry` last; whether anybody is to know that."""
+
+    def overlapped(self, entry: Entry, other: Entry) -> None:
+        """Two executions held one lock at the same time."""
+
+
+class _Sample(NamedTuple):
+    """The server's time less this host's, and by how much that may be wrong."""
+
+    slack: float
+    offset: float
+
+
+class Tally:
+    """Collects entries, and writes them to `journal`.
+
+    Args:
+        journal: None to collect nothing.
+        witness: told of what is wrong.
+    """
+
+    def __init__(self, journal: Journal | None, witness: Witness) -> None:
+        self._journal = journal
+        self._witness = witness
+        self.begin()
+        _tallies.add(self)
+
+    def begin(self) -> None:
+        """Start with nothing: at first, and in the child of a fork, whose entries and thread are the parent's."""
+        self._mutex = threading.Lock()
+        self._writing = threading.Lock()
+        self._counts: Counter[metrics.Key] = Counter()
+        self._entries: deque[Entry] = deque(maxlen=MOST)
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
+        self._thread: threading.Thread | None = None
+
+    def add(self, entry: Entry, *, at_once: bool = False) -> None:
+        """Count an entry and keep it for the journal; its times are this host's.
+
+        Args:
+            entry: what happened.
+            at_once: write it now rather than in a thread, for a caller that may look for threads of ours afterwards.
+        """
+        if self._journal is None:
+            return
+        with self._mutex:
+            for count, by in metrics.of(entry):
+                self._counts[self._bounded(count)] += by
+            self._entries.append(entry)
+            if self._thread is None and not at_once:
+                self._thread = threading.Thread(target=self._run, name="singleton-lock-journal", daemon=True)
+                self._thread.start()
+        if at_once:
+            self.write()
+
+    def write(self) -> bool:
+        """Write what there is; False if the journal could not be written to."""
+        if self._journal is None:
+            return True
+        with self._writing:
+            with self._mutex:
+                counts, entries = self._counts, list(self._entries)
+                self._counts = Counter()
+                self._entries.clear()
+            try:
+                self._write(self._journal, counts, entries)
+            except LockUnavailable as error:
+                logger.debug("journal: not written, trying again: %s", error)
+                with self._mutex:
+                    # Some may have been written: better counted twice than not at all.
+                    self._counts.update(counts)
+                    self._entries.extendleft(reversed(entries[: MOST - len(self._entries)]))
+                return False
+            return True
+
+    def _run(self) -> None:
+        written = True
+        while True:
+            clock.sleep(WRITE_AFTER if written else RETRY_AFTER)
+            with self._mutex:
+                if not self._counts:
+                    self._thread = None
+                    return
+            try:
+                written = self.write()
+            except Exception:
+                logger.exception("journal: unexpected error; going on")
+
+    def _write(self, journal: Journal, counts: Counter[metrics.Key], entries: Sequence[Entry]) -> None:
+        if not self._samples:
+            self._timed(journal, {}, [], 0.0, {})
+        sample = min(self._samples)
+        texts = {metrics.dumps(count): by for count, by in counts.items()}
+        coarse = {metrics.dumps(it): metrics.dumps(other) for it in counts if (other := metrics.coarse(it)) is not None}
+        for start in range(0, max(len(entries), 1), BATCH):
+            part = [_at(entry, sample.offset) for entry in entries[start : start + BATCH]]
+            self._judge(part, self._timed(journal, texts, part, sample.slack, coarse))
+            texts = {}
+
+    def _timed(
+        self,
+        journal: Journal,
+        texts: Mapping[str, int],
+        entries: Sequence[Entry],
+        slack: float,
+        coarse: Mapping[str, str],
+    ) -> Written:
+        sent_at = clock.now()
+        written = journal.write(texts, entries, slack=slack, coarse=coarse)
+        half = (clock.now() - sent_at) / 2
+        self._compare(_Sample(half + 0.001, written.now - (sent_at + half)))
+        return written
+
+    def _compare(self, newest: _Sample) -> None:
+        """Keep the samples that the newest one agrees with: else one of the two clocks was set."""
+        agree = [it for it in self._samples if abs(it.offset - newest.offset) <= it.slack + newest.slack]
+        self._samples = deque([*agree, newest], maxlen=SAMPLES)
+
+    def _judge(self, entries: Sequence[Entry], written: Written) -> None:
+        for entry, in_a_row, other in zip(entries, written.in_a_row, written.overlaps, strict=True):
+            if in_a_row and self._witness.blocked(entry, in_a_row):
+                self._count("blocked", entry)
+            if other is not None:
+                self._count("overlaps", entry)
+                self._witness.overlapped(entry, other)
+
+    def _bounded(self, count: metrics.Key) -> metrics.Key:
+        """The same count, or its coarse one where there are too many while the journal does not answer."""
+        if len(self._counts) < MOST_COUNTS or count in self._counts:
+            return count
+        return metrics.coarse(count) or count
+
+    def _count(self, name: str, entry: Entry) -> None:
+        with self._mutex:
+            self._counts[name, entry.task, ""] += 1
+
+
+def _at(entry: Entry, offset: float) -> Entry:
+    # Cleaned here, and not in the way of the task: what of it is a sender's was bounded when the entry was made.
+    return entry._replace(began=entry.began + offset, ended=entry.ended + offset).cleaned()
+
+
+#: All of this process, for the child of a fork to begin anew with.
+_tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
+
+
+def write_all() -> None:
+    """Write what there is: the process ends."""
+    for tally in list(_tallies):
+        tally.write()
+
+
+def _begin_anew() -> None:
+    for tally in _tallies:
+        tally.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

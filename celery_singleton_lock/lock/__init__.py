@@ -1,0 +1,10 @@
+"""Locks outside of tasks: the same lease as a `with` block, on clients of redis-py.
+
+Begin with `lock.py`; `clients.py` is what the locks of one client share.
+"""
+
+from __future__ import annotations
+
+from celery_singleton_lock.lock.lock import Lock, Redlock, Semaphore
+
+__all__ = ["Lock", "Redlock", "Semaphore"]

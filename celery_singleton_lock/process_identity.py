@@ -1,0 +1,64 @@
+"""Which process that was, and whether it is provably over.
+
+A pid alone says little: it is reused, and another container or host has the same ones. On Linux a process is known by
+the name of its host (which tells apart two that were resumed from one snapshot), the boot of that, its pid namespace,
+its pid, and when it was started. Elsewhere nothing is ever proven.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from functools import lru_cache
+from pathlib import Path
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def own() -> str:
+    """This process as "place/pid/start", the place being a digest; empty where that cannot be told."""
+    return _identity(os.getpid())
+
+
+def is_over(process: str) -> bool:
+    """Whether a process that was called this has ended: False unless it ran here and that can be proven."""
+    place, _, rest = process.partition("/")
+    digits, _, start = rest.partition("/")
+    if not place or place != _place() or not (digits.isascii() and digits.isdigit()):
+        return False
+    pid = int(digits)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass  # It exists, under another user; or was never a pid.
+    state, started = _state_and_start(pid)
+    return state in ("Z", "X") or (started is not None and started != start)
+
+
+@lru_cache(maxsize=1)
+def _identity(pid: int) -> str:
+    place, (_, start) = _place(), _state_and_start(pid)
+    return f"{place}/{pid}/{start}" if place and start else ""
+
+
+@lru_cache(maxsize=1)
+def _place() -> str:
+    """This host, this boot of it, and this namespace of pids."""
+    try:
+        place = f"{socket.gethostname()} {_BOOT.read_text()} {os.readlink('/proc/self/ns/pid')}"
+        return hashlib.sha256(place.encode()).hexdigest()[:12]
+    except OSError:
+        return ""
+
+
+def _state_and_start(pid: int) -> tuple[str | None, str | None]:
+    """A process's state and the tick at which it was started, by /proc (see proc_pid_stat(5))."""
+    try:
+        # The name of the program, in parentheses, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return None, None

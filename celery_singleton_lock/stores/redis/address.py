@@ -1,0 +1,149 @@
+"""Where a URL says that the locks are, as redis-py would connect to it. Nothing is connected to here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool, parse_url
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.backend import is_readable
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.stores.redis.server import Server
+
+#: Options for finding the master, which are none of the connection to it.
+_OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
+
+#: Seconds that one Sentinel may take to say who the master is.
+_SENTINEL_TIMEOUT = 0.5
+
+_SENTINEL_PORT, _REDIS_PORT = 26379, 6379
+
+#: Makes a pool for one node of a cluster.
+PoolOf = Callable[[str, int], ConnectionPool]
+
+
+def of_server(url: str, options: Mapping[str, Any], shown: str) -> ConnectionPool:
+    """One server: `redis://`, `rediss://`, `unix://` or `redis+socket://`, as kombu spells them.
+
+    Raises:
+        InvalidOption: the URL or an option is not one that redis-py knows.
+    """
+    return _checked(lambda: _pool(url, options), url, options, shown)
+
+
+def of_sentinels(urls: str, options: Mapping[str, Any], shown: str) -> ConnectionPool:
+    """The master that Sentinels know by the option `master_name`: `sentinel://a:26379;sentinel://b:26379`.
+
+    User, password and database in the first URL are the master's, as with kombu; `sentinel_kwargs` has the Sentinels'.
+
+    Raises:
+        InvalidOption: the URL or an option is not one that redis-py knows, or there is no `master_name`.
+    """
+    if not options.get("master_name"):
+        raise InvalidOption(
+            f"setting singleton_lock_transport_options has no 'master_name', which singleton_lock_backend {shown!r} "
+            "needs: set it to the name under which the Sentinels know the master, such as {'master_name': 'mymaster'}"
+        )
+    return _checked(lambda: _sentinel_pool(urls.split(";"), options), urls, options, shown)
+
+
+def of_cluster(urls: str, options: Mapping[str, Any], shown: str) -> tuple[Sequence[tuple[str, int]], PoolOf]:
+    """Nodes of a cluster to begin with, and how to connect to any: `redis+cluster://a:6379;redis+cluster://b:6379`.
+
+    Raises:
+        InvalidOption: the URL or an option is not one that redis-py knows.
+    """
+    addresses: list[tuple[str, int]] = []
+
+    def parsed() -> dict[str, Any]:
+        each = [_as_redis_py_spells(url.replace("+cluster", "", 1)) for url in urls.split(";")]
+        addresses.extend(_address(url, _REDIS_PORT) for url in each)
+        if any(urlsplit(url).path.strip("/") not in ("", "0") for url in each):
+            raise ValueError("a cluster has database 0 only")
+        merged = {**dict(parse_url(each[0])), **options}  # type: ignore[no-untyped-call]
+        for name in ("host", "port", "db"):
+            merged.pop(name, None)
+        return merged
+
+    def pool_of(host: str, port: int) -> ConnectionPool:
+        return ConnectionPool(host=host, port=port, **common)
+
+    def checked() -> ConnectionPool:
+        common.update(parsed())
+        return pool_of("localhost", _REDIS_PORT)
+
+    common: dict[str, Any] = {}
+    _checked(checked, urls, options, shown)
+    return addresses, pool_of
+
+
+def _pool(url: str, options: Mapping[str, Any]) -> ConnectionPool:
+    from_url: dict[str, Any] = dict(parse_url(_as_redis_py_spells(url)))  # type: ignore[no-untyped-call]
+    return ConnectionPool(**{**from_url, **options})
+
+
+def _sentinel_pool(urls: Sequence[str], options: Mapping[str, Any]) -> ConnectionPool:
+    common: dict[str, Any] = dict(parse_url(_as_redis_py_spells(urls[0].replace("sentinel", "redis", 1))))  # type: ignore[no-untyped-call]
+    common.pop("host", None)
+    common.pop("port", None)
+    common.update({name: value for name, value in options.items() if name not in _OF_SENTINEL})
+    if any(name.startswith("ssl") for name in common):
+        common["ssl"] = True
+    limits = {
+        "socket_timeout": _SENTINEL_TIMEOUT,
+        "socket_connect_timeout": _SENTINEL_TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),  # The next Sentinel is asked instead.
+    }
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        [_address(url, _SENTINEL_PORT) for url in urls],
+        min_other_sentinels=options.get("min_other_sentinels", 0),
+        sentinel_kwargs={**limits, **(options.get("sentinel_kwargs") or {})},
+    )
+    return SentinelConnectionPool(options["master_name"], sentinel, **common)  # type: ignore[no-untyped-call]
+
+
+def _address(url: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "localhost", parts.port or default_port
+
+
+def _checked(make: Callable[[], ConnectionPool], url: str, options: Mapping[str, Any], shown: str) -> ConnectionPool:
+    """What `make` makes, if redis-py can make a connection from it."""
+    if not all(map(is_readable, url.split(";"))):
+        # What redis-py says of such a URL shows parts of it.
+        raise InvalidOption(f"setting singleton_lock_backend is {shown!r}, and cannot be read") from None
+    try:
+        pool = make()
+        Server(pool).connection()
+    except (ValueError, TypeError, AttributeError, OverflowError, RedisError) as error:
+        # It may repeat what stands behind a `?`: where the URL was mistyped, that is a part of the password.
+        why = (
+            cleaned.text(str(error)) if "?" not in url else f"{type(error).__name__} for the URL, or what follows its ?"
+        )
+        raise InvalidOption(
+            f"setting singleton_lock_backend is {shown!r}, with the transport options "
+            f"{sorted(map(str, options))}: {why}; allowed: what redis-py's connections take"
+        ) from None
+    return pool
+
+
+def _as_redis_py_spells(url: str) -> str:
+    """kombu's spellings of a Redis URL, in redis-py's."""
+    scheme, netloc, path, query, _ = urlsplit(url)
+    given = dict(parse_qsl(query))
+    if scheme in ("redis", "rediss") and not path.strip("/").isdigit() and path.strip("/"):
+        raise ValueError("the database, behind the host and a slash, is not a number")
+    if scheme == "redis+socket":
+        scheme = "unix"
+    if "virtual_host" in given:
+        given["db"] = given.pop("virtual_host").strip("/")
+    if "ssl_cert_reqs" in given:
+        given["ssl_cert_reqs"] = given["ssl_cert_reqs"].removeprefix("CERT_").lower()
+    return f"{scheme}://{netloc}{path}?{urlencode(given)}"

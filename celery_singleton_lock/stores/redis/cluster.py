@@ -1,0 +1,243 @@
+"""Connections of this process to a Redis Cluster: each call goes to the master of its slot, and follows where it moves.
+
+All keys of one lock are in one slot (their hash tag is the lock's name). The map of the slots is read from any node
+when it is first needed, and again after a node failed or a slot had moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, TimeoutError
+
+from celery_singleton_lock.stores.redis.address import PoolOf
+from celery_singleton_lock.stores.redis.calls import Call, Command
+from celery_singleton_lock.stores.redis.connection import Stream
+from celery_singleton_lock.stores.redis.server import Server
+
+Address = tuple[str, int]
+
+#: How often one call follows a slot that has moved, before it counts as not answered.
+REDIRECTIONS = 5
+
+
+class Cluster:
+    """A cluster that has been told some of its nodes.
+
+    Args:
+        start: nodes to ask for the others.
+        pool_of: how to connect to a node.
+    """
+
+    def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
+        #: Nodes to ask for the map: at first the ones that were told, later all.
+        self._known = tuple(start)
+        self._pool_of = pool_of
+        self._servers: dict[Address, Server] = {}
+        #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
+        self._slots: dict[int, Address] = {}
+        self.step = self._server(self._known[0]).step
+
+    def run(self, call: Call, *, step: float | None = None) -> Any:
+        """Run a script where its keys are; see `Server.run`."""
+        return self._follow(call, step)
+
+    def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
+        """Run scripts, in one round trip for each node; where one fails, its error stands for its answer."""
+        answers: dict[int, Any] = {}
+        by_address: dict[Address, list[int]] = {}
+        for index, call in enumerate(calls):
+            try:
+                by_address.setdefault(self._address(call), []).append(index)
+            except (RedisError, OSError) as error:
+                answers[index] = error
+        for address, indexes in by_address.items():
+            try:
+                given = self._server(address).run_each([calls[index] for index in indexes], step=step)
+            except (RedisError, OSError) as error:
+                self._forget()
+                given = [error] * len(indexes)
+            answers.update(zip(indexes, given, strict=True))
+        return [self._again_if_moved(call, answers[index], step) for index, call in enumerate(calls)]
+
+    def server_of(self, key: str) -> Part:
+        """Whichever master has the key."""
+        return Part(self, lambda: self._address_of(key))
+
+    def slot_of(self, key: str) -> int:
+        """Keys with the same slot can be named in one call."""
+        return key_slot(key.encode())
+
+    def servers(self) -> Sequence[Part]:
+        """All masters, as they are now."""
+        self._forget()
+        return [Part(self, lambda address=address: address) for address in self._masters()]  # type: ignore[misc]
+
+    def masters(self) -> Sequence[Server]:
+        """All masters themselves, which do not send on to others."""
+        return [self._server(address) for address in self._masters()]
+
+    def master_of(self, key: str) -> Server:
+        """The master that has the key, as far as is known."""
+        return self._server(self._address_of(key))
+
+    def answers(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+        """What a master answers to some commands, or, where a key is no longer there, the one that has it."""
+        try:
+            given = self._server(address).command_each(commands)
+        except (ConnectionError, TimeoutError, OSError):
+            self._forget()
+            raise
+        return [
+            self._redirected(command, address, answer) if isinstance(answer, (AskError, MovedError)) else answer
+            for command, answer in zip(commands, given, strict=True)
+        ]
+
+    @contextmanager
+    def conversation(self, address: Address, step: float | None) -> Iterator[Stream]:
+        """A connection to a master, for one thread; an error on it says where the key is now."""
+        try:
+            with self._server(address).stream(step) as stream:
+                yield stream
+        except MovedError as moved:
+            self._learn(moved, address)
+            raise
+        except (ConnectionError, TimeoutError, OSError):
+            self._forget()
+            raise
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        for server in self._servers.values():
+            server.close()
+
+    def _follow(self, call: Call, step: float | None) -> Any:
+        address, asking = self._address(call), False
+        for _ in range(REDIRECTIONS):
+            try:
+                return self._server(address).run(call, step=step, asking=asking)
+            except AskError as moving:
+                address, asking = (moving.host or address[0], moving.port), True
+            except MovedError as moved:
+                address, asking = self._learn(moved, address), False
+            except (ConnectionError, TimeoutError, OSError):
+                self._forget()
+                raise
+        raise ConnectionError(f"the slot of {call.keys[0]} moved {REDIRECTIONS} times while it was asked for")
+
+    def _again_if_moved(self, call: Call, answer: Any, step: float | None) -> Any:
+        if not isinstance(answer, (AskError, MovedError)):
+            return answer
+        if isinstance(answer, MovedError):
+            self._forget()
+        try:
+            return self._follow(call, step)
+        except (RedisError, OSError) as error:
+            return error
+
+    def _redirected(self, command: Command, address: Address, answer: Any) -> Any:
+        """What is answered where the key is now; or the error, if it cannot be found."""
+        for _ in range(REDIRECTIONS):
+            if isinstance(answer, AskError):
+                address, before = (answer.host or address[0], answer.port), [("ASKING",)]
+            elif isinstance(answer, MovedError):
+                address, before = self._learn(answer, address), []
+            else:
+                break
+            *_, answer = self._server(address).command_each([*before, command])
+        return answer
+
+    def _learn(self, moved: MovedError, asked: Address) -> Address:
+        """Where the slot is now."""
+        address = (moved.host or asked[0], moved.port)
+        self._slots = {**self._slots, moved.slot_id: address}
+        return address
+
+    def _masters(self) -> Sequence[Address]:
+        return sorted(set(self._map().values()))
+
+    def _address(self, call: Call) -> Address:
+        return self._address_of(call.keys[0])
+
+    def _address_of(self, key: str) -> Address:
+        slot, slots = key_slot(key.encode()), self._map()
+        try:
+            return slots[slot]
+        except KeyError:
+            self._forget()
+            raise ConnectionError(f"no node of the cluster has slot {slot}") from None
+
+    def _server(self, address: Address) -> Server:
+        server = self._servers.get(address)
+        if server is None:
+            server = self._servers[address] = Server(self._pool_of(*address))
+        return server
+
+    def _map(self) -> dict[int, Address]:
+        if not self._slots:
+            self._slots = self._read_map()
+        return self._slots
+
+    def _forget(self) -> None:
+        """Read the map anew before the next call."""
+        self._slots = {}
+
+    def _read_map(self) -> dict[int, Address]:
+        error: Exception | None = None
+        for address in self._known:
+            try:
+                ranges = self._server(address).command("CLUSTER", "SLOTS")
+            except (RedisError, OSError) as failed:
+                error = failed
+                continue
+            everybody = [_named(node, address) for _, _, *nodes in ranges for node in nodes]
+            self._known = tuple(dict.fromkeys((*everybody, *self._known)))
+            return {
+                slot: _named(master, address) for first, last, master, *_ in ranges for slot in range(first, last + 1)
+            }
+        raise error or ConnectionError("the cluster has no nodes")
+
+
+class Part:
+    """What a cluster shows of one key, or of one master: a key that is no longer there is followed to where it is.
+
+    Args:
+        cluster: whose part it is.
+        address: where to ask first.
+    """
+
+    def __init__(self, cluster: Cluster, address: Callable[[], Address]) -> None:
+        self._cluster = cluster
+        self._address = address
+
+    def run(self, call: Call) -> Any:
+        """Run a script where its keys are."""
+        return self._cluster.run(call)
+
+    def command(self, *command: object) -> Any:
+        """Send one command and read its answer."""
+        (answer,) = self.command_each([command])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def command_each(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands; what the server says against one stands for its answer."""
+        return self._cluster.answers(self._address(), commands)
+
+    def searched(self) -> Sequence[Part]:
+        """All masters: a search by name is sent on by none, and the key may be about to move."""
+        return self._cluster.servers()
+
+    def stream(self, step: float | None = None) -> AbstractContextManager[Stream]:
+        """A connection for this thread to the master that has the key now."""
+        return self._cluster.conversation(self._address(), step)
+
+
+def _named(node: Sequence[Any], asked: Address) -> Address:
+    """The address of a node in the map; one that does not know its own name leaves it out."""
+    host, port, *_ = node
+    return (host.decode() if host else asked[0]), port

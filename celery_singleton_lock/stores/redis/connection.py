@@ -1,0 +1,295 @@
+"""One connection to a Redis server, on which commands are answered in the order in which they were sent.
+
+redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master); afterwards the
+conversation is ours, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
+none of them costs what the client's retries and callbacks do.
+"""
+
+from __future__ import annotations
+
+import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import hiredis
+from redis.connection import Connection, DefaultParser
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    InvalidResponse,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from celery_singleton_lock.stores.redis.calls import Call, Command
+
+_NOTHING = object()
+
+_READ = 65_536
+
+#: Seconds for which an answer is looked for before the thread goes to sleep: a server next door has answered by then,
+#: and being woken would take as long again.
+LOOK = 0.00005
+
+#: Answers that are not looked for, at most, after some that took longer: of a server that is far away, or busy.
+MAX_UNLOOKED = 255
+
+#: Linger for no time: closing resets the connection.
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+_WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
+
+#: redis-py before 6 knows these in its cluster client only.
+_OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
+    "ASK": AskError,
+    "MOVED": MovedError,
+    "TRYAGAIN": TryAgainError,
+    "CLUSTERDOWN": ClusterDownError,
+}
+
+
+def packed(command: Command) -> bytes:
+    """A command as it goes over the wire.
+
+    hiredis (3.5) crashes the process if a signal's handler raises while it writes down a number: it gets none.
+    """
+    parts: Any = tuple(part if isinstance(part, (str, bytes)) else str(part) for part in command)
+    packed: bytes = hiredis.pack_command(parts)
+    return packed
+
+
+class TooFewReplicas(RedisError):
+    """A script was run, and too few replicas have its writes.
+
+    Attributes:
+        answer: of the script.
+    """
+
+    def __init__(self, answer: Any, reason: str) -> None:
+        super().__init__(f"only {reason} had it in time")
+        self.answer = answer
+
+
+class Stream:
+    """A conversation with one server. Used by one thread at a time.
+
+    Args:
+        connection: of redis-py, not connected yet.
+
+    Raises:
+        RedisError, OSError: no connection, or the login was refused.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        connection.connect()  # type: ignore[no-untyped-call]
+        self._connection = connection
+        # Private, and there in every version: what else could be the point of a connection?
+        self._socket = cast("Any", connection)._sock
+        self._timeout = self._socket.gettimeout()
+        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
+        #: Commands that were sent and not answered yet.
+        self.unanswered = 0
+        #: What the socket has not taken yet of what was pushed.
+        self._unsent = bytearray()
+        #: How many answers will not be looked for, and how many it will be after the next one that is late.
+        self._unlooked, self._late = 0, 1
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait on."""
+        return int(self._socket.fileno())
+
+    def send(self, command: Command) -> None:
+        """Send a command; `read` gives its answer, after those to what was sent before."""
+        self.send_packed(packed(command))
+
+    def send_each(self, commands: Sequence[Command]) -> None:
+        """Send some commands at once, whose answers are read one by one."""
+        self.send_packed(b"".join(map(packed, commands)), len(commands))
+
+    def send_packed(self, command: bytes, count: int = 1) -> None:
+        """As `send`, for a command as it goes over the wire, or for several."""
+        try:
+            self._socket.sendall(command)
+        except OSError as error:
+            raise _as_redis_py_says(error, "sending") from error
+        self.unanswered += count
+
+    def push(self, command: bytes) -> None:
+        """As `send_packed`, in non-blocking mode; what the socket does not take is sent by `flush`."""
+        self._unsent += command
+        self.unanswered += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Send of what was pushed as much as the socket takes."""
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except OSError as error:
+                said = _as_redis_py_says(error, "sending")
+                if isinstance(said, TimeoutError):
+                    return
+                raise said from error
+            del self._unsent[:sent]
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were pushed and not sent yet."""
+        return len(self._unsent)
+
+    def read(self) -> Any:
+        """The next answer.
+
+        Raises:
+            ResponseError: it is an error.
+            TimeoutError: it is not there yet; it can be read later.
+            ConnectionError: it will not come; the stream must not be used again.
+        """
+        while (answer := self._reader.gets()) is _NOTHING:
+            self._receive()
+        self.unanswered -= 1
+        if isinstance(answer, Exception):
+            try:
+                raise answer
+            finally:
+                # It refers to this frame from now on, and so to the leases of its callers, which must not live on in a
+                # cycle: the heartbeat renews what somebody refers to.
+                del answer
+        return answer
+
+    def run(self, call: Call, *, asking: bool = False) -> Any:
+        """Run a script by its digest, or by its text where the server does not know it yet.
+
+        Args:
+            call: what to run; its answer is returned.
+            asking: the server is about to become the one for the keys of the call.
+
+        Raises:
+            TooFewReplicas: they did not have it in time; what was written stays.
+        """
+        try:
+            return self._run(call, call.by_digest, asking)
+        except NoScriptError:
+            return self._run(call, call.by_text, asking)
+
+    def _run(self, call: Call, command: Command, asking: bool) -> Any:
+        if asking:
+            self.send(("ASKING",))
+        self.send(command)
+        if call.replicas is None:
+            return self._read_behind(asking)
+        self.send(call.and_wait)
+        try:
+            answer = self._read_behind(asking)
+        finally:
+            acknowledged = self.read()
+        if acknowledged < call.replicas[0]:
+            raise TooFewReplicas(answer, f"{acknowledged} of {call.replicas[0]} replicas")
+        return answer
+
+    def _read_behind(self, asking: bool) -> Any:
+        self._look()
+        if asking:
+            self.read()
+        return self.read()
+
+    def arrived(self) -> Iterator[Any]:
+        """The answers that are there, errors among them, without waiting for more; in non-blocking mode.
+
+        Raises:
+            ConnectionError: after the last of them.
+        """
+        received = False
+        while True:
+            while (answer := self._reader.gets()) is not _NOTHING:
+                self.unanswered -= 1
+                yield answer
+            if received and not self.unanswered:
+                return
+            try:
+                # Also where nothing is to come: the server may have closed the connection.
+                self._receive()
+            except TimeoutError:
+                return
+            received = True
+
+    def wait_at_most(self, seconds: float) -> None:
+        """How long a step of sending or reading may take from now on; 0: no step waits."""
+        if seconds != self._timeout:
+            self._timeout = seconds
+            self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        """End the conversation, whatever is still under way."""
+        self._connection.disconnect()  # type: ignore[no-untyped-call]
+
+    def drop(self) -> None:
+        """End it, and have the kernel forget what it has not got through to the server yet.
+
+        Else it would go on trying for minutes: what was given up would be carried out when the network is back.
+        """
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.close()
+
+    def _look(self) -> None:
+        """Receive an answer that comes at once, without going to sleep.
+
+        Where answers take longer, this is tried more and more seldom.
+        """
+        if self._unlooked:
+            self._unlooked -= 1
+            return
+        until = time.perf_counter() + LOOK
+        self._socket.setblocking(False)
+        try:
+            while time.perf_counter() < until:
+                with suppress(TimeoutError):
+                    self._receive()
+                    self._late = 1
+                    return
+                # Others may need this core more, the server among them.
+                _yield()
+        finally:
+            self._socket.settimeout(self._timeout)
+        self._unlooked = self._late
+        self._late = min(2 * self._late + 1, MAX_UNLOOKED)
+
+    def _receive(self) -> None:
+        try:
+            received = self._socket.recv(_READ)
+        except OSError as error:
+            raise _as_redis_py_says(error, "reading") from error
+        if not received:
+            raise ConnectionError("the server closed the connection")
+        self._reader.feed(received)
+
+
+def _error(text: str) -> Exception:
+    """An error of the server as redis-py's exception; that of a command within a script (Redis 6) as the command's."""
+    within = _WITHIN_SCRIPT.search(text)
+    text = within.group(1) if within else text
+    code, _, rest = text.partition(" ")
+    if code in _OF_CLUSTER:
+        return _OF_CLUSTER[code](rest)
+    found: Exception = DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _as_redis_py_says(error: OSError, doing: str) -> Exception:
+    # A socket that does not wait says BlockingIOError, one with TLS an SSLWant...Error.
+    if isinstance(error, (socket.timeout, BlockingIOError)) or type(error).__name__.startswith("SSLWant"):
+        return TimeoutError(f"timeout while {doing}")
+    return ConnectionError(f"{type(error).__name__} while {doing}: {error}")

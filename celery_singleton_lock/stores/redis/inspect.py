@@ -1,0 +1,152 @@
+"""A look at the locks that one server holds, and at the ledgers; none blocks the server.
+
+Where there are many keys, they are looked for step by step, and what a step has found is asked for in one round trip.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from redis.exceptions import ResponseError
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.lease import MARKS, Held, Mark, Sight
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.calls import Command
+from celery_singleton_lock.stores.redis.server import Reader
+
+#: Keys, or entries, that the server looks at in one step.
+_STEP = 500
+
+
+def look(server: Reader, key: str, limit: int) -> list[Held]:
+    """Who holds the key, also in slots beyond the limit.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
+    (in_use,) = server.command_each([("GET", calls.slots_key(key))])
+    slots = max(limit, min(_number(in_use) or 0, calls.MAX_SLOTS))
+    return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
+
+
+def holds(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
+    """The locks whose key begins with `prefix` and a colon.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
+    for names in _named(server, f"{prefix}:*:run*"):
+        places = [place for name in names if (place := _Place.of(name)) is not None]
+        for place, held in zip(places, _looked_up(server, places, others=True), strict=True):
+            if held is not None:
+                yield place.key, held
+
+
+def sight(server: Reader, key: str) -> Sight:
+    """All that there is of one key.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
+    done = calls.done_key(key, "")
+    places: set[_Place] = set()
+    marks: dict[str, int] = {}
+    for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in server.searched()):
+        places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
+        messages = [name for name in names if name.startswith(done)]
+        marks.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
+    latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MARKS]
+    held = _looked_up(server, sorted(places, key=lambda place: place.slot))
+    about: list[Command] = [("GET", calls.fence_key(key)), ("ZCOUNT", calls.waiting_key(key), *calls.waiting_since())]
+    # A record may hold a return value of some KiB.
+    fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
+    return Sight(
+        tuple(it for it in held if it is not None),
+        _number(fence),
+        _count(waiters),
+        tuple(
+            Mark(name.removeprefix(done), record, marks[name] / 1000)
+            for name, record in zip(latest, records, strict=True)
+            if isinstance(record, bytes) and marks[name] > 0
+        ),
+    )
+
+
+def entries(server: Reader, key: str) -> Iterator[bytes]:
+    """What a ledger knows of; some perhaps more than once.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
+    cursor = b"0"
+    while True:
+        cursor, pairs = server.command("HSCAN", calls.ledger_key(key), cursor, "COUNT", _STEP)
+        yield from pairs[::2]
+        if cursor == b"0":
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a lock may be."""
+
+    key: str
+    slot: int
+
+    @classmethod
+    def of(cls, name: str) -> _Place | None:
+        """The place of this name; None if no lock of ours can be there."""
+        key, found, slot = name.rpartition(":run")
+        if not found or (slot and not re.fullmatch(":[1-9][0-9]{0,3}", slot, re.ASCII)):
+            return None
+        return cls(key, int(slot[1:] or 0))
+
+
+def _named(server: Reader, pattern: str) -> Iterator[list[str]]:
+    """The keys of such names, step by step; some perhaps more than once."""
+    cursor = b"0"
+    while True:
+        cursor, names = server.command("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)
+        yield [name.decode(errors="replace") for name in names]
+        if cursor == b"0":
+            return
+
+
+def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
+    """Who holds each of the places, None where nobody does.
+
+    Args:
+        server: where they are.
+        places: where to look.
+        others: whether values of another type may be there, which are nobody's lock; an error unless that is said.
+    """
+    ways = [(place, calls.run_key(place.key, place.slot)) for place in places]
+    since = calls.waiting_since()
+    asked = [(("GET", name), ("PTTL", name), ("ZCOUNT", calls.waiting_key(it.key), *since)) for it, name in ways]
+    answers = server.command_each([*chain.from_iterable(asked)])
+    found: list[Held | None] = []
+    for (place, name), value, pttl, waiters in zip(ways, answers[::3], answers[1::3], answers[2::3], strict=True):
+        if isinstance(value, Exception) and not others:
+            raise ResponseError(f"what is at {name} is no lock: {value}")
+        if not isinstance(value, bytes):
+            found.append(None)  # It is gone by now, or of another type.
+            continue
+        found.append(replace(calls.held(value, pttl), slot=place.slot, waiters=_count(waiters)))
+    return found
+
+
+def _count(answer: object) -> int:
+    return answer if isinstance(answer, int) else 0
+
+
+def _number(answer: object) -> int | None:
+    return cleaned.whole(answer)
+
+
+def _literally(text: str) -> str:
+    """A pattern of Redis that only this text matches."""
+    return re.sub(r"([\\*?\[\]^])", r"\\\1", text)

@@ -1,0 +1,94 @@
+"""The journal on a Redis server, or on the nodes of a Redlock, of which each has a part."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.stores.base import Written
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.server import Reader
+
+#: Entries that are read at once.
+PAGE = 1000
+
+#: Applies a function to each server that has a part; what it returned.
+Read = Callable[[Callable[[Reader], Any]], Sequence[Any]]
+
+
+class RedisJournal:
+    """A `Journal`.
+
+    Args:
+        prefix: what its keys begin with.
+        size: entries that are kept.
+        run: runs a script on one of the servers.
+        read: see `Read`.
+    """
+
+    def __init__(self, prefix: str, size: int, run: Callable[[calls.Call], Any], read: Read) -> None:
+        self._prefix = prefix
+        self._size = size
+        self._run = run
+        self._read = read
+
+    def write(
+        self,
+        counts: Mapping[str, int],
+        entries: Sequence[Entry],
+        *,
+        slack: float,
+        coarse: Mapping[str, str] | None = None,
+    ) -> Written:
+        return calls.written(self._run(calls.write(self._prefix, self._size, counts, entries, slack, coarse or {})))
+
+    def counts(self) -> dict[str, int]:
+        return self._sum("counts")
+
+    def refused(self) -> dict[str, int]:
+        return self._sum("refused")
+
+    def entries(self, *, since: float) -> Iterator[Entry]:
+        key, start = calls.journal_key(self._prefix, "entries"), round(since * 1000)
+        parts = self._read(lambda server: list(_texts(server, key, start)))
+        for _, text in heapq.merge(*parts):
+            if (entry := Entry.loads(text)) is not None:
+                yield entry
+
+    def _sum(self, part: str) -> dict[str, int]:
+        key, total = calls.journal_key(self._prefix, part), Counter[str]()
+        for flat in self._read(lambda server: _answer(server, "HGETALL", key)):
+            for name, value in zip(flat[::2], flat[1::2], strict=True):
+                if (count := cleaned.whole(value)) is not None:  # Or somebody else wrote it.
+                    total[name.decode(errors="replace")] += count
+        return dict(total)
+
+
+def _texts(server: Reader, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
+    """The elements of the stream, with their ids; since so many milliseconds."""
+    start = str(since)
+    while True:
+        page = _answer(server, "XRANGE", key, start, "+", "COUNT", PAGE)
+        for name, fields in page:
+            milliseconds, _, number = name.partition(b"-")
+            yield (int(milliseconds), int(number)), fields[1]
+        if len(page) < PAGE:
+            return
+        start = f"({page[-1][0].decode()}"
+
+
+def _answer(server: Reader, *command: object) -> Sequence[Any]:
+    """What there is; nothing where somebody else has put a value of another type, which the next write replaces."""
+    try:
+        answer: Sequence[Any] = server.command(*command)
+    except ResponseError as error:
+        if str(error).startswith("WRONGTYPE"):
+            return ()
+        raise
+    return answer

@@ -1,0 +1,116 @@
+"""One owner's question for a lock on one server, over all of its tries.
+
+A try that was not answered may be carried out later. So each has a name, and the next one says which were given up
+before it: from then on they take nothing. What is given up without another try is undone by `undone`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import TimeoutError
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.lease import Done, Held, Holder, Lease, new_owner
+from celery_singleton_lock.stores.redis import calls
+
+#: How often a question is asked anew at once, since there are more slots in use than were named; then it is a try.
+_WIDER = 5
+
+
+class Asking:
+    """What an owner asks for.
+
+    Args:
+        run: carries out an acquire.
+        key, owner, ttl, holder, waiting, once, limit, given_up: as for `Store.acquire`.
+        replicas: see `calls.Call`.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[calls.Call], Sequence[Any]],
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        waiting: bool,
+        once: bool,
+        limit: int,
+        given_up: Sequence[str] = (),
+        replicas: tuple[int, float] | None = None,
+    ) -> None:
+        self._run = run
+        self._key, self._owner, self._ttl = key, owner, ttl
+        self._holder, self._waiting, self._once, self._limit = holder, waiting, once, limit
+        self._given_up = tuple(given_up)
+        self._replicas = replicas
+        self._slots = limit
+        #: Names of the tries that were not answered.
+        self._unanswered: list[str] = []
+
+    def lease(self, *, fence: int = 0, sent_at: float = 0.0, slot: int | None = None) -> Lease:
+        """The lease that this is about."""
+        place = self._key, self._owner
+        return Lease(*place, ttl=self._ttl, fence=fence, sent_at=sent_at, limit=self._limit, slot=slot)
+
+    def try_once(self) -> Lease | Held | Done:
+        """Ask; which may be repeated after any error.
+
+        Raises:
+            RedisError, OSError: no answer, or one that is an error.
+        """
+        for _ in range(_WIDER):
+            sent_at = clock.now()
+            try:
+                found = self._found(sent_at)
+            except calls.MoreSlots as more:
+                self._slots = max(more.slots, self._limit)
+                continue
+            if isinstance(found, Lease) and clock.now() - sent_at > self._ttl / 3:
+                # Trust counts from sending; what is left of it is too little to start work on.
+                raise TimeoutError(f"the answer took longer than a third of the ttl of {self._ttl:g} s")
+            return found
+        raise TimeoutError(f"the number of slots in use under {self._key} changes too often")
+
+    def undone(self, place: str | None = None, *, free: bool = True) -> calls.Call:
+        """What undoes the tries that were not answered, and the hold that one may have got.
+
+        It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with
+        the holder as it is here.
+
+        Args:
+            place: another name of a question that was asked for this.
+            free: whether to end the hold.
+        """
+        names = [*self._unanswered, *([place] if place else [])]
+        value = self._owner + self._holder.dumps(self._ttl) if free else new_owner()
+        return calls.undo(self.lease(), value, names)
+
+    def _found(self, sent_at: float) -> Lease | Held | Done:
+        name, late = new_owner(), tuple(self._unanswered)
+        call = calls.acquire(
+            *(self._key, self._owner, name),
+            ttl=self._ttl,
+            holder=self._holder,
+            waiting=self._waiting,
+            once=self._once,
+            limit=self._limit,
+            slots=self._slots,
+            late=late,
+            given_up=self._given_up,
+            replicas=self._replicas,
+        )
+        # Noted before it is sent: an interruption may come between any two lines.
+        self._unanswered.append(name)
+        try:
+            found = calls.found(
+                self._run(call), lambda fence, slot: self.lease(fence=fence, sent_at=sent_at, slot=slot)
+            )
+        except calls.MoreSlots:
+            self._unanswered.remove(name)
+            raise
+        self._unanswered.clear()
+        return found

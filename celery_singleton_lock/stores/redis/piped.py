@@ -1,0 +1,74 @@
+"""How a waiter gets its turn on one server: its question is sent behind the command that waits, on the same connection.
+
+The server carries it out as it wakes the waiter, so that nobody else can take the lock in between. It is the waiter's
+for a second (`calls.PROVISIONAL`), and for its ttl when the waiter has said that it is there: one that is frozen, or
+cannot be reached, is passed over. A waiter that leaves says so first (`:over:<place>`), or what it has left behind
+would take the lock for nobody; who is killed closes the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from celery_singleton_lock.lease import Done, Held, Lease
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.bell import RedisBell
+from celery_singleton_lock.stores.redis.turn import Ask, Breaks
+
+
+class PipedTurn:
+    """A `Turn` whose question stands behind its bell.
+
+    Args:
+        bell: wakes it.
+        ask: acquires the lock, where the bell brought no answer.
+        granted: the lease with this fence and slot, to be confirmed.
+        confirm: gives it its whole ttl; whether it is still ours.
+        leave: sees to it that nothing is left of the questions; and frees the lock, if told to.
+    """
+
+    def __init__(
+        self,
+        bell: RedisBell,
+        ask: Ask,
+        granted: Callable[[int, int], Lease],
+        *,
+        confirm: Callable[[Lease], bool],
+        leave: Callable[[bool], None],
+    ) -> None:
+        self._bell = bell
+        self._ask = ask
+        self._granted = granted
+        self._confirm = confirm
+        self._leave = leave
+        self._found: Lease | Held | Done | None = None
+        self._breaks = Breaks()
+
+    def __enter__(self) -> PipedTurn:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None or self._bell.is_open or self._breaks.seen:
+            # Interrupted between reading and returning, the lock may be ours, and nobody knows.
+            self._leave(error is not None or not isinstance(self._found, Lease))
+        self._bell.__exit__(kind, error, tb)
+
+    def wait(self, timeout: float) -> Lease | Held | Done:
+        """See `Turn.wait`."""
+        self._found = None
+        with self._breaks.survived(timeout):
+            self._found = self._heard(timeout)
+        return self.ask() if self._found is None else self._found
+
+    def ask(self) -> Lease | Held | Done:
+        """See `Turn.ask`."""
+        self._found = None
+        self._found = self._ask()
+        return self._found
+
+    def _heard(self, timeout: float) -> Lease | Held | Done | None:
+        """What the bell brings; None if it is nothing, or not any more."""
+        answer = self._bell.wait(timeout)
+        found = None if answer is None else calls.queued(answer, self._granted)
+        return None if isinstance(found, Lease) and not self._confirm(found) else found

@@ -1,0 +1,295 @@
+"""What the lock servers say about themselves, as far as their user may ask: facts, and no judgement of them.
+
+Everything here goes on connections of its own, and nothing blocks a server. What is written is one key of a few
+seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.lease import Held
+from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.stores.redis import address, calls
+from celery_singleton_lock.stores.redis.cluster import Cluster
+from celery_singleton_lock.stores.redis.server import Server, told
+
+#: Keys that the server looks at in one step, and that are looked at in all on one server.
+_STEP, MAX_KEYS = 500, 100_000
+
+#: What is raised where a server does not answer, or answers with an error.
+no_answer = (RedisError, OSError)
+
+#: Keys that are thought of until one is in a slot of a certain server.
+_TRIAL_KEYS = 10_000
+
+#: Milliseconds that what is written on trial lives.
+_TRIAL_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """One server. What its user may not ask is None.
+
+    Attributes:
+        name: where it is.
+        error: why it could not be asked at all; nothing else is known then.
+        info: what INFO told.
+        ahead: seconds by which its clock is ahead of this host's.
+        uncertain: seconds by which `ahead` may be wrong: half of a round trip.
+        refused: commands that the locks need, and that its user may not run on their keys.
+        refused_extras: those that some features need: TIME, WAIT.
+        cluster: what CLUSTER INFO told, of a node of one.
+    """
+
+    name: str
+    error: str | None = None
+    info: Mapping[str, str] | None = None
+    ahead: float | None = None
+    uncertain: float = 0.0
+    refused: Sequence[str] = ()
+    refused_extras: Sequence[str] = ()
+    cluster: Mapping[str, str] | None = None
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """Of Redis that it is compatible with; None if it may not be asked."""
+        digits = (self.info or {}).get("redis_version", "").split(".")
+        return tuple(int(digit) for digit in digits if digit.isdigit()) or None
+
+    def number(self, name: str) -> int:
+        """What INFO told under a name; 0 where it told nothing."""
+        text = (self.info or {}).get(name, "")
+        return int(text) if text.isdigit() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """A Sentinel: where it is, and whom it takes for the master, or why it could not be asked."""
+
+    name: str
+    master: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key under the prefix.
+
+    Attributes:
+        name: the whole key.
+        remaining: seconds to live; None for one that lives for ever.
+        held: what is in it, if it is a lock that is held.
+        foreign_type: its type, if it is where a lock should be and is none.
+    """
+
+    name: str
+    remaining: float | None
+    held: Held | None = None
+    foreign_type: str | None = None
+
+
+class Servers:
+    """The servers that an app's settings name, other than `memory://`.
+
+    Raises:
+        RedisError, OSError: no node of the cluster answers that would say who its masters are.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._prefix = settings.prefix
+        self._master: str | None = None
+        self._sentinels: Sequence[Any] = ()
+        self._cluster: Cluster | None = None
+        url, shown, scheme = settings.backend, settings.shown_backend, settings.backend.partition("://")[0].lower()
+        options = {name: value for name, value in settings.transport_options.items() if name != "restart_delay"}
+        if scheme == "sentinel":
+            self._master = options["master_name"]
+            pool: Any = address.of_sentinels(url, options, shown)
+            self._sentinels = pool.sentinel_manager.sentinels
+            self._each = [(f"the master {self._master}", Server(pool))]
+        elif scheme.endswith("+cluster"):
+            self._cluster = Cluster(*address.of_cluster(url, options, shown))
+            self._each = [(str(server), server) for server in self._cluster.masters()]
+        else:
+            servers = [Server(address.of_server(each, options, shown)) for each in url.split(";")]
+            self._each = [(str(server), server) for server in servers]
+
+    def checkups(self) -> list[Checkup]:
+        """Of each server."""
+        return [self._checkup(name, server) for name, server in self._each]
+
+    def watchers(self) -> list[Watcher]:
+        """The Sentinels, if it is they who know the master."""
+        return [_watcher(client, str(self._master)) for client in self._sentinels]
+
+    def keys(self, name: str) -> Iterator[Key]:
+        """The keys under the prefix on a server, `MAX_KEYS` of them at most.
+
+        Raises:
+            RedisError, OSError: no answer, or an error.
+        """
+        return itertools.islice(_keys(dict(self._each)[name], self._prefix), MAX_KEYS)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for _, server in self._each:
+            server.close()
+
+    def _checkup(self, name: str, server: Server) -> Checkup:
+        try:
+            refused = _refused(server, self._trial_key(server))
+            ahead, uncertain = _clock(server)
+            return Checkup(
+                name,
+                info=_told_by(server, "INFO"),
+                ahead=ahead,
+                uncertain=uncertain,
+                refused=refused,
+                refused_extras=[extra[0] for extra in _EXTRAS if _refuses(server, extra)],
+                cluster=_told_by(server, "CLUSTER", "INFO") if self._cluster else None,
+            )
+        except (RedisError, OSError) as error:
+            return Checkup(name, error=told(error))
+
+    def _trial_key(self, server: Server) -> str:
+        """A key that is on this server."""
+        for number in range(_TRIAL_KEYS):
+            key = f"{self._prefix}:{{doctor:{number}}}:trial"
+            with suppress(ConnectionError):  # Nobody has its slot.
+                if self._cluster is None or self._cluster.master_of(key) is server:
+                    return key
+        raise ConnectionError("it has hardly any slots of the cluster")
+
+
+def _refused(server: Server, key: str) -> list[str]:
+    """Which of the commands that the locks and their scripts use the user may not run on such a key.
+
+    The key holds a text for a moment: what is for lists and hashes fails on that and writes nothing.
+    """
+    if _refuses(server, ("SET", key, 0, "PX", _TRIAL_MS)):
+        return ["SET"]
+    return [command[0] for command in _probes(key) if _refuses(server, command)]
+
+
+def _probes(key: str) -> list[calls.Command]:
+    return [
+        ("GET", key),
+        ("INCR", key),
+        ("PTTL", key),
+        ("PEXPIRE", key, _TRIAL_MS),
+        ("EXISTS", key),
+        ("RPUSH", key, 1),
+        ("LTRIM", key, 0, 1),
+        ("BLPOP", key, "0.01"),  # Waits where the key could not be written.
+        ("HSET", key, "a", 1),
+        ("HGET", key, "a"),
+        ("HGETALL", key),
+        ("HINCRBY", key, "a", 1),
+        ("HLEN", key),
+        ("HSCAN", key, 0),
+        ("HDEL", key, "a"),
+        ("ZADD", key, 0, "a"),
+        ("ZCARD", key),
+        ("ZCOUNT", key, 0, 0),
+        ("ZRANGE", key, 0, 0),
+        ("ZREMRANGEBYRANK", key, 0, 0),
+        ("ZREMRANGEBYSCORE", key, 0, 0),
+        ("TYPE", key),
+        ("XADD", key, "*", "a", 1),
+        ("XRANGE", key, "-", "+"),
+        ("SCAN", 0, "COUNT", 1),
+        ("EVAL", "return 1", 1, key),
+        ("EVALSHA", "0" * 40, 1, key),
+        ("SCRIPT", "LOAD", "return 1"),
+        ("DEL", key),
+    ]
+
+
+#: What some features need: times of fencing tokens, and `singleton_lock_replicas`.
+_EXTRAS: Sequence[calls.Command] = (("TIME",), ("WAIT", 0, 1))
+
+
+def _refuses(server: Server, command: calls.Command) -> bool:
+    """Whether the user may not run this. Any other error is not about permissions, and shows in a real lock."""
+    try:
+        server.command(*command)
+    except NoPermissionError:
+        return True
+    except ResponseError:
+        return False
+    return False
+
+
+def _told_by(server: Server, *command: str) -> Mapping[str, str] | None:
+    """An answer that has a name and a value in each line; None if the user may not ask."""
+    answer = _if_allowed(server, *command)
+    lines = answer.decode(errors="replace").splitlines() if answer else []
+    return dict(line.split(":", 1) for line in lines if ":" in line) or None
+
+
+def _clock(server: Server) -> tuple[float | None, float]:
+    """Seconds by which the server's clock is ahead, and by which that may be wrong; None if it may not be asked."""
+    before = clock.wall()
+    answer = _if_allowed(server, "TIME")
+    after = clock.wall()
+    if answer is None:
+        return None, 0.0
+    seconds, microseconds = map(int, answer)
+    return seconds + microseconds / 1_000_000 - (before + after) / 2, (after - before) / 2
+
+
+def _if_allowed(server: Server, *command: object) -> Any:
+    try:
+        return server.command(*command)
+    except NoPermissionError:
+        return None
+
+
+def _watcher(client: Any, master: str) -> Watcher:
+    at = client.connection_pool.connection_kwargs
+    name = f"{at.get('host')}:{at.get('port')}"
+    try:
+        found = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", master)
+    except (RedisError, OSError) as error:
+        return Watcher(name, error=told(error))
+    parts = [part.decode() if isinstance(part, bytes) else str(part) for part in found or ()]
+    return Watcher(name, master=":".join(parts) or None)
+
+
+def _keys(server: Server, prefix: str) -> Iterator[Key]:
+    cursor = b"0"
+    while True:
+        cursor, names = server.command("SCAN", cursor, "MATCH", f"{prefix}:*", "COUNT", _STEP)
+        yield from _looked_at(server, names)
+        if cursor == b"0":
+            return
+
+
+def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
+    """The keys of one step, in two round trips."""
+    lives = server.command_each([("PTTL", name) for name in names])
+    locks = [name for name in names if _is_lock(name)]
+    values = dict(zip(locks, server.command_each([("GET", name) for name in locks]), strict=True))
+    for name, pttl in zip(names, lives, strict=True):
+        value = values.get(name)
+        if not isinstance(pttl, int) or pttl == -2:
+            continue  # It has ended meanwhile.
+        yield Key(
+            name.decode(errors="replace"),
+            remaining=None if pttl == -1 else pttl / 1000,
+            held=calls.held(value, pttl) if isinstance(value, bytes) else None,
+            foreign_type=server.command("TYPE", name).decode() if isinstance(value, ResponseError) else None,
+        )
+
+
+def _is_lock(name: bytes) -> bool:
+    before, found, slot = name.rpartition(b"}:run")
+    return bool(before and found) and (not slot or (slot[:1] == b":" and slot[1:].isdigit() and len(slot) <= 5))

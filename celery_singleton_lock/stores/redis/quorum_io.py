@@ -1,0 +1,368 @@
+"""Asking all nodes of a Redlock at once: one thread's connections to them, and what they answer in time.
+
+Each node has one ordered stream here. An answer that comes too late is read, and left aside, before the answer to
+something newer; what is sent behind a request that the node has not answered yet cannot overtake it.
+
+What a node is owed (the undoing of an attempt, a release) counts as sent when it was answered, and not before: a stream
+that breaks, or is given up, leaves it to the next one.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, RedisError, TimeoutError
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.stores.redis.calls import OF_A_NODE, Call
+from celery_singleton_lock.stores.redis.connection import Stream, packed
+from celery_singleton_lock.stores.redis.server import Server, told
+
+#: Seconds for which a node is left alone that could not be connected to: at first, and at most.
+PAUSE, MAX_PAUSE = 0.5, 4.0
+
+#: Rounds without an answer after which a node counts as silent: it is told what it is owed, and asked for nothing.
+SILENT = 32
+
+#: Unanswered requests, and bytes that its socket has not taken, with which the connection is given up; the former is
+#: also how many calls are kept for a node.
+MUTE, MAX_UNSENT = 1000, 8_000_000
+
+#: Seconds at least for a step of connecting to a node, whatever is left of the time for all.
+_LEAST = 0.02
+
+#: Seconds after which nobody is about to use a fan again.
+_RESTED = 0.5
+
+#: The answers so far, by the node's index; an exception where it failed.
+Answers = Mapping[int, Any]
+
+
+class NotAsked(ConnectionError):
+    """A node was not asked: there is no connection to it, or it has been silent for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A call that a node was sent.
+
+    Attributes:
+        call: what it was.
+        number: of the round in which it was sent.
+        place: which of the round's calls it is; None if nobody waits for the answer.
+        until: until when the node is owed it, on `clock.now()`; 0 if it is not.
+    """
+
+    call: Call
+    number: int
+    place: int | None
+    until: float
+
+
+class Node:
+    """One server of a Redlock, and whether it can be reached. Shared by the threads of a process.
+
+    No mutex: a fork may come at any time, and in the child nobody would unlock it. What threads do beside each other
+    here does no harm.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._pause = PAUSE
+        self._rests_until = 0.0
+        #: What it is to be told, and until when; the oldest give way.
+        self._owed: deque[tuple[float, Call]] = deque(maxlen=MUTE)
+        #: Why there is no connection; a text, since an exception would keep all alive that its traceback refers to.
+        self.reason = "not connected yet"
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it failed a moment ago."""
+        return clock.now() < self._rests_until
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed when it was last connected to."""
+        return self._pause > PAUSE
+
+    @property
+    def owes(self) -> bool:
+        """Whether there is something that it is still to be told."""
+        while self._owed:
+            with suppress(IndexError):
+                if self._owed[0][0] > clock.now():
+                    return True
+                self._owed.popleft()
+        return False
+
+    def failed(self, error: Exception) -> None:
+        """Leave it alone for a while, twice as long each time."""
+        self.reason = told(error)
+        self._rests_until = clock.now() + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE)
+
+    def connected(self) -> None:
+        """It is well."""
+        self._pause, self._rests_until = PAUSE, 0.0
+
+    def owe(self, call: Call, until: float) -> None:
+        """Have it told when it can be; pointless after that time."""
+        self._owed.append((until, call))
+
+    def owed(self) -> list[tuple[float, Call]]:
+        """What it is to be told now, and until when: whoever asks for that sees to it."""
+        found: list[tuple[float, Call]] = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._owed.popleft())
+        return [(until, call.later() if call.later else call) for until, call in found if until > clock.now()]
+
+
+class Fan:
+    """A connection to each node. Used by one thread at a time; after an exception, to be closed.
+
+    Args:
+        nodes: those to ask.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._streams: list[Stream | None] = [None] * len(nodes)
+        self._unanswered: list[deque[_Sent]] = [deque() for _ in nodes]
+        #: Of the last round: its number, and the answers to each of its calls.
+        self._round = 0
+        self._answers: list[dict[int, Any]] = []
+        #: Whether a round ended before it was decided, since there was last nothing to wait for.
+        self._is_late = False
+        self._rests_since = 0.0
+        self._selector = selectors.DefaultSelector()
+
+    def connect(self, *, step: float, seconds: float) -> None:
+        """Open what connections are missing and can be had, and tell the nodes what they are owed.
+
+        Args:
+            step: seconds that each step of connecting to a node may take.
+            seconds: for all of them. Those that failed before come last.
+        """
+        until = clock.now() + seconds
+        self.collect()
+        missing = [index for index, stream in enumerate(self._streams) if stream is None]
+        missing = [index for index in missing if not self._nodes[index].is_resting]
+        missing.sort(key=lambda index: self._nodes[index].has_failed)
+        for place, index in enumerate(missing):
+            # Each has its share of the time, and what those before it have left.
+            share = max((until - clock.now()) / (len(missing) - place), _LEAST)
+            try:
+                self._open(index, min(step, share))
+            except (RedisError, OSError) as error:
+                self._nodes[index].failed(error)
+        for index, node in enumerate(self._nodes):
+            if self._streams[index] is not None:
+                for owed_until, call in node.owed():
+                    self._send(index, _Sent(call, self._round, None, owed_until))
+
+    def ask(
+        self, call: Call, enough: Callable[[Answers], bool], *, seconds: float, owed_for: float = 0.0
+    ) -> dict[int, Any]:
+        """Send a call to each node, and collect the answers until they are enough, or for so many seconds.
+
+        Args:
+            call: what to ask.
+            enough: whether the answers so far decide the matter.
+            seconds: how long to wait for answers.
+            owed_for: seconds for which each node is owed the call; it is told later if it cannot be now.
+        """
+        (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, owed_for=owed_for)
+        return answers
+
+    def ask_each(
+        self,
+        calls: Sequence[Call],
+        enough: Callable[[Sequence[Answers]], bool],
+        *,
+        seconds: float,
+        owed_for: float = 0.0,
+    ) -> list[dict[int, Any]]:
+        """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
+        self._round += 1
+        each: list[dict[int, Any]] = [{} for _ in calls]
+        self._answers = each
+        until = clock.now() + seconds
+        owed_until = clock.now() + owed_for if owed_for else 0.0
+        for place, call in enumerate(calls):
+            command = packed(call.by_digest)
+            for index in range(len(self._nodes)):
+                is_silent = self._is_silent(index)
+                if is_silent:
+                    each[place][index] = NotAsked("it has not answered for some time")
+                if not is_silent or owed_until:
+                    sent = _Sent(call, self._round, None if is_silent else place, owed_until)
+                    self._send(index, sent, command)
+        asked = len(self._nodes) * len(calls)
+        while sum(map(len, each)) < asked and not enough(each):
+            if (left := until - clock.now()) <= 0:
+                self._is_late = True
+                break
+            self._hear(left)
+        self._answers = []
+        return each
+
+    def tell(self, call: Call, indexes: Collection[int], *, owed_for: float = 0.0) -> None:
+        """Send a call to some nodes, behind what they have not answered yet, and wait for nothing.
+
+        Args:
+            call: what to do.
+            indexes: of the nodes.
+            owed_for: seconds for which they are owed it; 0 if it does not matter where it is lost.
+        """
+        command = packed(call.by_digest)
+        until = clock.now() + owed_for if owed_for else 0.0
+        for index in indexes:
+            self._send(index, _Sent(call, self._round, None, until), command)
+
+    def collect(self) -> None:
+        """Take note of what has arrived meanwhile, and of connections that are gone."""
+        while self._hear(0.0):
+            pass
+        if not any(self._unanswered):
+            self._is_late = False
+
+    def rest(self) -> bool:
+        """Be used no more for now; whether a node `is_behind`."""
+        self.collect()
+        self._rests_since = clock.now()
+        return self.is_behind
+
+    @property
+    def has_rested(self) -> bool:
+        """Whether it has not been used for a while."""
+        return clock.now() - self._rests_since > _RESTED
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a node has not answered what it is owed, longer than the others."""
+        return any(
+            sent.until > clock.now() and (self._is_late or sent.number < self._round)
+            for unanswered in self._unanswered
+            for sent in unanswered
+        )
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether a node has not answered what it is owed, however short a time."""
+        return any(sent.until > clock.now() for unanswered in self._unanswered for sent in unanswered)
+
+    def close(self) -> None:
+        """Close all connections; what the nodes are owed is left to other ones."""
+        for index in range(len(self._nodes)):
+            self._break_off(index, ConnectionError("the connection was given up"))
+        self._selector.close()
+
+    def _is_silent(self, index: int) -> bool:
+        unanswered = self._unanswered[index]
+        return len(unanswered) > 0 and self._round - unanswered[0].number > SILENT
+
+    def _open(self, index: int, step: float) -> None:
+        node = self._nodes[index]
+        stream = node.server.open(step)
+        stream.wait_at_most(0.0)
+        self._streams[index] = stream
+        self._selector.register(stream, selectors.EVENT_READ, index)
+        node.connected()
+        # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
+        for script in OF_A_NODE:
+            loading = _Sent(Call(script, (), ()), self._round, None, 0.0)
+            self._send(index, loading, packed(loading.call.load))
+
+    def _send(self, index: int, sent: _Sent, command: bytes | None = None) -> None:
+        """Send a call to a node, behind what it was sent before, or have it owed."""
+        if len(self._unanswered[index]) >= MUTE:
+            self._break_off(index, TimeoutError("it has not answered for long"))
+        stream = self._streams[index]
+        if stream is None:
+            self._note(index, sent, NotAsked(self._nodes[index].reason))
+            return
+        # Before it is sent: an interruption may come between any two lines.
+        self._unanswered[index].append(sent)
+        try:
+            stream.push(command or packed(sent.call.by_digest))
+            if stream.unsent > MAX_UNSENT:
+                raise TimeoutError("it has not taken what was sent for some time")
+        except RedisError as error:
+            self._break_off(index, error)
+        else:
+            self._watch(index, stream)
+
+    def _hear(self, seconds: float) -> bool:
+        """Wait for something to arrive, and take note of it; whether something has."""
+        ready = self._selector.select(seconds)
+        for key, events in ready:
+            if events & selectors.EVENT_WRITE:
+                self._flush(key.data)
+            if events & selectors.EVENT_READ:
+                self._read(key.data)
+        return any(events & selectors.EVENT_READ for _, events in ready)
+
+    def _flush(self, index: int) -> None:
+        if (stream := self._streams[index]) is None:
+            return
+        try:
+            stream.flush()
+        except RedisError as error:
+            self._break_off(index, error)
+        else:
+            self._watch(index, stream)
+
+    def _watch(self, index: int, stream: Stream) -> None:
+        """Wait for what the socket can do next."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
+        if self._selector.get_key(stream).events != events:
+            self._selector.modify(stream, events, index)
+
+    def _read(self, index: int) -> None:
+        if (stream := self._streams[index]) is None:
+            return
+        try:
+            for answer in stream.arrived():
+                sent = self._unanswered[index].popleft()
+                if isinstance(answer, NoScriptError):
+                    # Also where nobody waits for it any more: it may be a release.
+                    self._send(index, sent, packed(sent.call.by_text))
+                    if self._streams[index] is None:
+                        return
+                else:
+                    self._note(index, sent, answer)
+        except (RedisError, OSError) as error:
+            self._break_off(index, error)
+
+    def _note(self, index: int, sent: _Sent, answer: Any) -> None:
+        """Take note of a node's answer, or of why there is none."""
+        if sent.until and isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
+            # Not carried out, as far as is known: it is loading its data, out of memory, a replica.
+            self._nodes[index].owe(sent.call, sent.until)
+        if sent.place is not None and sent.number == self._round and self._answers:
+            self._answers[sent.place].setdefault(index, answer)
+
+    def _break_off(self, index: int, error: Exception) -> None:
+        """Give up a connection; what the node was asked will not be answered any more."""
+        for sent in self._drop(index):
+            self._note(index, sent, error)
+
+    def _drop(self, index: int) -> list[_Sent]:
+        """End a connection; what was sent there and not answered."""
+        stream, unanswered = self._streams[index], list(self._unanswered[index])
+        if stream is not None:
+            self._streams[index] = None
+            self._unanswered[index].clear()
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(stream)
+            if unanswered:
+                stream.drop()
+            else:
+                stream.close()
+        return unanswered

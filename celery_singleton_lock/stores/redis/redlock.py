@@ -1,0 +1,695 @@
+"""Redlock: locks on a majority of independent Redis servers, so that no single failure or failover can give one twice.
+
+The algorithm is that of https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/: all nodes are asked
+at once; who gets a majority has the lock for its ttl, less what that took and what the nodes' clocks may differ in
+rate; who does not takes back what it got, on every node, and tries again after a random delay. Beyond that:
+
+- One connection per node carries everything in order, so that taking back never overtakes a late acquire; and each
+  attempt has a name, under which a node refuses what comes after it was given up.
+- A node that has lost its memory has no vote for one ttl, however its operators restart it.
+- A fencing token is the highest counter of a majority, and is written back to a majority before it is given out: any
+  later majority shares a node with that one, and so counts higher.
+- A renewal needs a majority, and puts the lock back on nodes that have lost it, for the next time.
+- A waiter's bell hangs on one node, the same for all who wait for a lock while that node is well; the first in the
+  queue is woken first as long as that is so.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from celery.utils.log import get_logger
+from redis.exceptions import ConnectionError, RedisError, TimeoutError
+
+from celery_singleton_lock import chance, clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
+from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis.bell import RedisBell
+from celery_singleton_lock.stores.redis.inspect import (
+    entries,
+    holds,
+    look,
+    sight,
+)
+from celery_singleton_lock.stores.redis.journal import RedisJournal
+from celery_singleton_lock.stores.redis.ledger import RedisLedger
+from celery_singleton_lock.stores.redis.owing import Owing
+from celery_singleton_lock.stores.redis.quorum_io import (
+    Answers,
+    Fan,
+    Node,
+    NotAsked,
+)
+from celery_singleton_lock.stores.redis.server import Reader, Server, told
+from celery_singleton_lock.stores.redis.turn import AskingTurn
+
+logger = get_logger(__name__)
+
+#: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
+TRIES, RETRY_DELAY = 3, 0.2
+
+#: What share of the ttl the nodes get to answer, and the seconds at least and at most.
+ANSWER_SHARE, MIN_ANSWER, MAX_ANSWER = 1 / 20, 0.05, 0.5
+
+#: Seconds at most for connecting to all nodes; and for waiting in vain where they are read one after the other.
+CONNECT_ALL, READ_ALL = 0.5, 3.0
+
+#: Seconds after which no new try is begun to get a majority.
+PATIENCE = 3.0
+
+#: Seconds at least for which a node is owed an undoing, or a release: what it was sent before may come as late.
+OWED = 600.0
+
+T = TypeVar("T")
+
+#: What a release is answered where it has freed the lock and woken nobody.
+_SOMEBODY_WAITS = 2
+
+#: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
+PROMISED = 5.0
+
+#: Seconds that one step of connecting to a node may take.
+CONNECT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What an acquire asks for, whatever the attempt."""
+
+    key: str
+    owner: str
+    ttl: float
+    holder: Holder
+    waiting: bool
+    once: bool
+    limit: int
+    given_up: tuple[str, ...] = ()
+
+    def lease(self, *, fence: int = 0, sent_at: float = 0.0, slot: int | None = None) -> Lease:
+        return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
+
+    def is_copy(self, held: Held) -> bool:
+        """Whether another copy of this message holds the lock: not this owner, nor is it kept for this message."""
+        if held.owner in (self.owner, calls.attempt_of(heir_of(self.holder), 0)):
+            return False
+        return held.holder is not None and held.holder.is_copy_of(self.holder)
+
+
+@dataclass(slots=True)
+class _Votes:
+    """What the nodes answered to one attempt, by their index."""
+
+    quorum: int
+    granted: dict[int, int] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
+    done: Done | None = None
+    withheld: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    #: So many are in use on some node, where that is more than were named.
+    slots: int = 0
+    unasked: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, answers: Answers, quorum: int) -> _Votes:
+        votes = cls(quorum)
+        for index, answer in answers.items():
+            votes._add(index, answer)
+        return votes
+
+    @property
+    def has_majority(self) -> bool:
+        return len(self.granted) >= self.quorum
+
+    @property
+    def is_held(self) -> bool:
+        """Whether one owner is known to have a majority."""
+        return any(count >= self.quorum for count in self._owners().values())
+
+    @property
+    def holder(self) -> Held | None:
+        """Who holds the lock as far as is known: the owner on most nodes; None if it seems to be free."""
+        if not self.held:
+            return None
+        owner = self._owners().most_common(1)[0][0]
+        of_owner = [held for held in self.held.values() if held.owner == owner]
+        holder = next((held.holder for held in of_owner if held.holder is not None), None)
+        return Held(holder, owner, max(held.remaining for held in of_owner))
+
+    def _owners(self) -> Counter[str]:
+        return Counter(held.owner for held in self.held.values())
+
+    @property
+    def answered(self) -> int:
+        """How many nodes have voted, or said that they do not."""
+        return len(self.granted) + len(self.held) + len(self.withheld)
+
+    def _add(self, index: int, answer: Any) -> None:
+        if isinstance(answer, Exception):
+            self.errors[index] = told(answer)
+            if isinstance(answer, NotAsked):
+                self.unasked.add(index)
+        elif answer[0] == 1:
+            self.granted[index] = answer[1]
+        elif answer[0] == 0:
+            held = calls.held(answer[1], answer[2])
+            self.held[index] = replace(held, owner=calls.attempt_of(held.owner, 0))
+        elif answer[0] == 2 and answer[1].startswith(calls.PROMISE):
+            self.withheld[index] = "the message is being refused"
+        elif answer[0] == 2:
+            self.done = Done(answer[1], max(answer[2], 0) / 1000)
+        elif answer[0] == 4:
+            self.withheld[index] = "the owner was given up"
+        elif answer[0] == 5:
+            self.withheld[index] = "more slots are in use there than were named"
+            self.slots = max(self.slots, min(answer[1], calls.MAX_SLOTS))
+        else:
+            self.withheld[index] = f"it came back without what it knew, and has no vote for {answer[1] / 1000:.1f} s"
+
+
+class RedlockStore:
+    """A `Store` on several servers that do not know each other.
+
+    Args:
+        servers: the nodes, an odd number of them.
+        shown: their URLs, for messages.
+        memory: the key by which a node knows since when it remembers; None to trust nodes that came back empty.
+    """
+
+    def __init__(self, servers: Sequence[Server], shown: str, *, memory: str | None) -> None:
+        self.server = shown
+        self._nodes = [Node(server) for server in servers]
+        self._quorum = len(servers) // 2 + 1
+        self._memory = memory
+        self._fans: deque[Fan] = deque()
+        self._pid = os.getpid()
+        self._owing = Owing(self._settle)
+        #: Of the thread that settles.
+        self._own: deque[Fan] = deque()
+        self._is_closed = False
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        waiting: bool = False,
+        once: bool = False,
+        limit: int = 1,
+        given_up: Sequence[str] = (),
+    ) -> Lease | Held | Done:
+        wanted = _Wanted(key, calls.attempt_of(owner, 0), ttl, holder, waiting, once, limit, tuple(given_up))
+        try:
+            with self._fan() as fan:
+                found = self._acquire(fan, wanted)
+        except BaseException:
+            # Interrupted (a time limit, a shutdown) between sending and reading.
+            self.abandon(wanted.lease())
+            raise
+        if not isinstance(found, _Votes):
+            return found
+        holding = found.holder
+        if holding is None or len(found.errors) + len(found.withheld) >= self._quorum:
+            raise self._unavailable(found.errors | found.withheld)
+        return holding
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+        """See `Store.renew`; `timeout` is that of connecting, and of the answers to all."""
+        batches = [leases[start : start + calls.BATCH] for start in range(0, len(leases), calls.BATCH)]
+        undecided = set(range(len(batches)))
+
+        def is_decided(each: Sequence[Answers]) -> bool:
+            for place in list(undecided):
+                if len(self._renewed(batches[place], each[place])) == len(batches[place]):
+                    undecided.discard(place)
+            # Nor does it help to wait where most nodes have failed.
+            return not undecided or all(self._has_failed(each[place]) for place in undecided)
+
+        with self._fan() as fan:
+            fan.connect(step=min(timeout, CONNECT), seconds=timeout)
+            sent_at = clock.now()
+            each = fan.ask_each([calls.renew_vote(batch) for batch in batches], is_decided, seconds=timeout)
+            renewed: dict[Lease, bool] = {}
+            for batch, answers in zip(batches, each, strict=True):
+                renewed.update(self._renewed(batch, answers))
+            for lease, ours in renewed.items():
+                if ours:
+                    lease.extend(sent_at)
+            for batch, answers in zip(batches, each, strict=True):
+                self._put_back(fan, batch, answers, renewed)
+        if len(renewed) < len(leases):
+            raise self._unavailable({index: told for answers in each for index, told in _errors(answers).items()})
+        return [renewed[lease] for lease in leases]
+
+    def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
+        call, answers = calls.release_vote(lease, mark=mark, heir=heir), {}
+        most = len(self._nodes) - self._quorum
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(chance.spread(RETRY_DELAY))
+            answers = self._released(lease, call, is_owed=not tries)
+            ours, gone = _released(answers)
+            if ours + gone >= self._quorum:
+                # Gone on a repeated release: the first one worked.
+                return tries > 0 or (ours > 0 and gone <= most)
+        raise self._unavailable(_errors(answers))
+
+    def abandon(self, lease: Lease) -> bool | None:
+        answers: Answers = {}
+        try:
+            answers = self._released(lease, calls.abandon_vote(lease), is_owed=True)
+        except Exception as error:  # noqa: BLE001 - it is owed all the same
+            logger.debug("redlock: %s: is taken back later: %s", lease.key, told(error))
+        ours, gone = _released(answers)
+        return None if ours + gone < self._quorum else ours > 0 and gone <= len(self._nodes) - self._quorum
+
+    def leave_mark(self, lease: Lease, mark: Mark) -> None:
+        try:
+            self._released(lease, calls.release_vote(lease, mark=mark), is_owed=True)
+        except Exception as error:  # noqa: BLE001 - it is owed all the same
+            logger.debug("redlock: %s: a mark is left later: %s", lease.key, told(error))
+
+    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+        slots = limit
+        while True:
+            try:
+                return self._refuse(key, holder, mark, slots)
+            except calls.MoreSlots as more:
+                slots = more.slots
+
+    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
+        for start in range(0, len(marks), calls.BATCH):
+            self._majority(calls.settle(marks[start : start + calls.BATCH]))
+
+    def bell(self, key: str) -> RedisBell:
+        return _NodesBell(key, self._nodes, self.server)
+
+    def turn(
+        self,
+        key: str,
+        owner: str,
+        *,
+        ttl: float,
+        holder: Holder,
+        once: bool = False,
+        limit: int = 1,
+        given_up: Sequence[str] = (),
+    ) -> AskingTurn:
+        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit, given_up=given_up)
+
+    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+        found = self._reachable(
+            lambda server: [(key, held) for held in look(server, key, limit)], at_least=self._quorum
+        )
+        return [held for _, held in self._agreed(found)]
+
+    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        yield from self._agreed(self._reachable(lambda server: [*holds(server, prefix)], at_least=self._quorum))
+
+    def sight(self, key: str) -> Sight:
+        sights = self._reachable(lambda server: sight(server, key), at_least=self._quorum)
+        marks = {mark.message: mark for it in sights for mark in sorted(it.marks, key=lambda mark: mark.seconds)}
+        return Sight(
+            tuple(held for _, held in self._agreed([(key, held) for held in it.holds] for it in sights)),
+            max((it.fence for it in sights if it.fence is not None), default=None),
+            max(it.waiters for it in sights),
+            tuple(sorted(marks.values(), key=lambda mark: mark.seconds, reverse=True)[:MARKS]),
+        )
+
+    def ledger(self, key: str) -> RedisLedger:
+        def known() -> list[bytes]:
+            return [entry for found in self._reachable(lambda server: [*entries(server, key)]) for entry in found]
+
+        return RedisLedger(key, self._majority, known, batch=calls.BATCH, quorum=self._quorum)
+
+    def journal(self, prefix: str, *, size: int) -> RedisJournal:
+        return RedisJournal(prefix, size, self._first, self._reachable)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._pid != os.getpid():
+            # Forked: the selectors of these are the parent's too, which would hear nothing any more.
+            self._fans, self._own, self._pid = deque(), deque(), os.getpid()
+        while self._fans:
+            self._fans.pop().close()
+        for node in self._nodes:
+            node.server.close()
+
+    def _refuse(self, key: str, holder: Holder, mark: Mark, slots: int) -> Held | Done | None:
+        """Refuse the message, on a majority of the nodes that has promised so before."""
+        against: list[Held | Done] = []
+        promise = mark._replace(record=calls.PROMISE + mark.record, seconds=PROMISED)
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(chance.spread(RETRY_DELAY))
+            for each in (promise, mark):
+                answers = self._majority(calls.refuse_vote(key, holder, each, slots=slots))
+                found = [calls.refused(answer) for answer in answers]
+                if found.count(None) < self._quorum:
+                    against = [it for it in found if it is not None and not _is_promise(it)]
+                    break
+            else:
+                return None
+            with self._fan() as fan:
+                fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+                for each in (promise, mark):
+                    fan.tell(calls.take_back(key, each), range(len(self._nodes)), owed_for=PROMISED)
+            if against:
+                return next((it for it in against if isinstance(it, Done)), against[0])
+        raise self._unavailable({})
+
+    def _released(self, lease: Lease, call: calls.Call, *, is_owed: bool) -> dict[int, Any]:
+        """What the nodes answered to a release; those that have not are owed it, if this is the first try."""
+        most = len(self._nodes) - self._quorum
+
+        def is_decided(answers: Answers) -> bool:
+            ours, gone = _released(answers)
+            return ours >= self._quorum or gone > most or self._has_failed(answers)
+
+        with self._fan() as fan:
+            fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+            answers = fan.ask(
+                call, is_decided, seconds=_patience(lease.ttl), owed_for=max(lease.ttl, OWED) if is_owed else 0
+            )
+            if _SOMEBODY_WAITS in answers.values():
+                # Only now: who wakes while most nodes still hold the lock would find it held.
+                fan.tell(calls.wake(lease.key, limit=lease.limit), range(len(self._nodes)))
+        return answers
+
+    def _has_failed(self, answers: Answers) -> bool:
+        """Whether so many nodes have failed that the others are no majority."""
+        return len(answers) - len(_given(answers)) > len(self._nodes) - self._quorum
+
+    def _majority(self, call: calls.Call) -> list[Any]:
+        """The answers of a majority at least."""
+        errors: dict[int, str] = {}
+
+        def is_decided(given: Answers) -> bool:
+            return len(_given(given)) >= self._quorum or self._has_failed(given)
+
+        for tries in range(TRIES):
+            if tries:
+                clock.sleep(chance.spread(RETRY_DELAY))
+            with self._fan() as fan:
+                fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+                answers = fan.ask(call, is_decided, seconds=MAX_ANSWER)
+            if len(_given(answers)) >= self._quorum:
+                return _given(answers)
+            errors = _errors(answers)
+        raise self._unavailable(errors)
+
+    def _first(self, call: calls.Call) -> Any:
+        """The answer of the first node that gives one."""
+        errors: dict[int, str] = {}
+        until = clock.now() + READ_ALL
+        for index, node in enumerate(self._nodes):
+            if not node.is_resting and (left := until - clock.now()) > 0:
+                try:
+                    return node.server.run(call, step=min(node.server.step, left))
+                except (RedisError, OSError) as error:
+                    errors[index] = self._failed(node, error)
+        raise self._unavailable(errors)
+
+    def _reachable(self, reading: Callable[[Reader], T], *, at_least: int = 1) -> list[T]:
+        """What each node shows that answers, one after the other; those that have failed a moment ago come last.
+
+        Raises:
+            LockUnavailable: fewer do than so many.
+        """
+        found: list[T] = []
+        errors: dict[int, str] = {}
+        spent = 0.0
+        for index, node in sorted(enumerate(self._nodes), key=lambda pair: pair[1].is_resting):
+            if node.is_resting and len(found) >= at_least:
+                continue  # The others say enough.
+            began = clock.now()
+            try:
+                found.append(reading(node.server))
+            except (RedisError, OSError) as error:
+                errors[index] = self._failed(node, error)
+                spent += clock.now() - began
+            if spent > READ_ALL or len(errors) > len(self._nodes) - at_least:
+                break
+        if len(found) < at_least:
+            raise self._unavailable(errors)
+        return found
+
+    def _failed(self, node: Node, error: Exception) -> str:
+        """What is told about an error; a node that did not answer is left alone for a while."""
+        if isinstance(error, (ConnectionError, TimeoutError, OSError)):
+            node.failed(error)
+        return told(error)
+
+    def _agreed(self, found: Iterable[Iterable[tuple[str, Held]]]) -> Iterator[tuple[str, Held]]:
+        """What a majority of the nodes shows, of what each does."""
+        by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
+        for of_node in found:
+            # A search may come upon a key twice.
+            once = {(key, held.slot, calls.attempt_of(held.owner, 0)): held for key, held in of_node}
+            for place, held in once.items():
+                by_owner[place].append(held)
+        for (key, slot, owner), each in by_owner.items():
+            if len(each) >= self._quorum:
+                holder = next((held.holder for held in each if held.holder is not None), None)
+                remaining, waiters = max(held.remaining for held in each), max(held.waiters for held in each)
+                yield key, Held(holder, owner, remaining, slot, waiters)
+
+    def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
+        """What was found; the last votes where that is not clear."""
+        unclear: _Votes | None = None
+        slots = wanted.limit
+        until = clock.now() + PATIENCE
+        for tries in range(TRIES):
+            if tries:
+                if clock.now() > until:
+                    break
+                clock.sleep(chance.spread(RETRY_DELAY))
+            fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+            unclear, holders = None, []
+            for slot in range(wanted.limit):
+                found = self._try(fan, wanted, slot, slots)
+                if not isinstance(found, _Votes):
+                    return found
+                if found.slots > slots:
+                    # Others had a higher limit; what they hold counts.
+                    unclear, slots = found, found.slots
+                    break
+                if found.answered < self._quorum:
+                    unclear = found
+                    break  # Another slot would fare no better.
+                if (holder := found.holder) is None or not found.is_held:
+                    unclear = found
+                elif wanted.is_copy(holder):
+                    return holder
+                else:
+                    holders.append(holder)  # Or it is ours, or kept for us, in another slot.
+            if unclear is None:
+                return min(holders, key=lambda held: held.remaining)
+        return unclear or _Votes(self._quorum)
+
+    def _try(self, fan: Fan, wanted: _Wanted, slot: int, slots: int) -> Lease | Done | _Votes:
+        """One attempt; nothing is left of it unless it gives a lease."""
+        attempt = calls.attempt_of(wanted.owner, chance.randrange(1, calls.ATTEMPTS))
+        call = calls.vote(
+            *(wanted.key, attempt),
+            ttl=wanted.ttl,
+            holder=wanted.holder,
+            waiting=wanted.waiting,
+            once=wanted.once,
+            limit=wanted.limit,
+            slot=slot,
+            slots=slots,
+            given_up=wanted.given_up,
+            memory=self._memory,
+        )
+        sent_at = clock.now()
+        votes = _Votes.of(fan.ask(call, self._is_decided, seconds=_patience(wanted.ttl)), self._quorum)
+        if votes.has_majority and votes.done is None:
+            fence = self._fence(fan, wanted, slot, [*votes.granted.values()])
+            if fence and clock.now() - sent_at < wanted.ttl / 3:
+                return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
+        not_granted = {*votes.held, *votes.withheld, *votes.unasked}
+        maybe = [index for index in range(len(self._nodes)) if index not in not_granted]
+        fan.tell(calls.undo_vote(wanted.lease(slot=slot), attempt), maybe, owed_for=max(wanted.ttl, OWED))
+        return votes.done or votes
+
+    def _is_decided(self, answers: Answers) -> bool:
+        """Whether the other nodes' votes cannot change anything."""
+        granted = 0
+        for answer in answers.values():
+            if isinstance(answer, list):
+                if answer[0] == 2:
+                    return True
+                granted += answer[0] == 1
+        return granted >= self._quorum or granted + len(self._nodes) - len(answers) < self._quorum
+
+    def _fence(self, fan: Fan, wanted: _Wanted, slot: int, fences: Sequence[int]) -> int | None:
+        """A token that any later majority counts beyond; None if that could not be made sure."""
+        fence = max(fences)
+        if fences.count(fence) >= self._quorum:
+            return fence
+        call = calls.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
+        most = len(self._nodes) - self._quorum
+
+        def is_decided(answers: Answers) -> bool:
+            return (raised := [*answers.values()].count(1)) >= self._quorum or len(answers) - raised > most
+
+        answers = fan.ask(call, is_decided, seconds=_patience(wanted.ttl))
+        return fence if [*answers.values()].count(1) >= self._quorum else None
+
+    def _renewed(self, batch: Sequence[Lease], answers: Answers) -> dict[Lease, bool]:
+        """Which leases are still ours and which are not; those for which that is not clear are left out."""
+        most = len(self._nodes) - self._quorum
+        each = [calls.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
+        if len(each) < self._quorum:
+            return {}
+        votes = {lease: sum(ours) for lease, *ours in zip(batch, *each, strict=True)}
+        return {
+            lease: ours >= self._quorum
+            for lease, ours in votes.items()
+            if ours >= self._quorum or len(each) - ours > most
+        }
+
+    def _put_back(self, fan: Fan, batch: Sequence[Lease], answers: Answers, renewed: Mapping[Lease, bool]) -> None:
+        """Give each node the leases that it lacks and a majority has, for the next time."""
+        for index, answer in answers.items():
+            if not isinstance(answer, list):
+                continue
+            lost = [
+                lease
+                for lease, ours in zip(batch, calls.renewed(batch, answer), strict=True)
+                if not ours and renewed.get(lease) and lease.slot is not None
+            ]
+            if lost:
+                fan.tell(calls.put_back(lost), [index])
+
+    @contextmanager
+    def _fan(self) -> Iterator[Fan]:
+        """A connection to each node, for this thread; what is owed afterwards is seen to."""
+        if self._pid != os.getpid():
+            # Forked: these sockets are the parent's, and so is what it owes.
+            self._fans, self._own, self._pid = deque(), deque(), os.getpid()
+        self._is_closed = False
+        try:
+            fan = self._fans.pop()
+        except IndexError:
+            fan = Fan(self._nodes)
+        try:
+            yield fan
+        except BaseException:
+            fan.close()
+            self._see_to_debts()
+            raise
+        is_behind = fan.rest()
+        self._fans.append(fan)
+        self._see_to_debts(is_behind)
+
+    def _see_to_debts(self, is_behind: bool = False) -> None:
+        if is_behind or any(node.owes for node in self._nodes):
+            self._owing.begin()
+
+    def _settle(self) -> bool:
+        """Have the nodes hear what they are owed; whether something is left."""
+        is_behind = self._collect()
+        if any(node.owes for node in self._nodes):
+            # Not on one of the others, which somebody may need while this one waits for a node.
+            fan = self._own.pop() if self._own else Fan(self._nodes)
+            with _closed_if_it_fails(fan):
+                fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+            self._own.append(fan)
+        for _ in range(len(self._own)):
+            fan = self._own.popleft()
+            fan.collect()
+            # Closed any sooner, it would take what is under way with it.
+            if fan.is_owing or any(node.owes for node in self._nodes):
+                is_behind = True
+                self._own.append(fan)
+            else:
+                fan.close()
+        if self._is_closed and not is_behind:
+            self.close()
+        return is_behind
+
+    def _collect(self) -> bool:
+        """Take note of what has arrived for fans that nobody uses; whether a node is behind with one."""
+        is_behind = False
+        for _ in range(len(self._fans)):
+            try:
+                # Those that have not been used for long are on the left.
+                if not self._fans[0].has_rested:
+                    return True
+                fan = self._fans.popleft()
+            except IndexError:
+                break
+            with _closed_if_it_fails(fan):
+                is_behind |= fan.rest()
+            self._fans.append(fan)
+        return is_behind
+
+    def _unavailable(self, errors: dict[int, str]) -> LockUnavailable:
+        """Say what was wrong with which node; one that is not among the errors did not answer in time, or did."""
+        failed = "; ".join(f"{self._nodes[index].server}: {error}" for index, error in sorted(errors.items()))
+        return LockUnavailable(
+            self.server, f"no majority: {self._quorum} of {len(self._nodes)} nodes are needed; {failed or 'no answer'}"
+        )
+
+
+class _NodesBell(RedisBell):
+    """A bell on the first node that is well, in an order that is the same for all who wait for a lock."""
+
+    def __init__(self, key: str, nodes: Sequence[Node], shown: str) -> None:
+        super().__init__(key, lambda: self._node().server, shown)
+        first = zlib.crc32(key.encode()) % len(nodes)
+        self._order = [*nodes[first:], *nodes[:first]]
+
+    def wait(self, timeout: float) -> Any:
+        node = self._node()
+        try:
+            super().wait(timeout)
+        except LockUnavailable as error:
+            # The next look finds another node, or that there is no majority.
+            node.failed(error)
+            clock.sleep(min(timeout, MIN_ANSWER))
+
+    def _node(self) -> Node:
+        return next((node for node in self._order if not node.is_resting), self._order[0])
+
+
+def _is_promise(found: Held | Done) -> bool:
+    return isinstance(found, Done) and found.record.startswith(calls.PROMISE)
+
+
+@contextmanager
+def _closed_if_it_fails(fan: Fan) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        fan.close()
+        raise
+
+
+def _released(answers: Answers) -> tuple[int, int]:
+    """On how many nodes a release found the lock, and on how many it did not."""
+    given = _given(answers)
+    return sum(answer != 0 for answer in given), given.count(0)
+
+
+def _given(answers: Answers) -> list[Any]:
+    return [answer for answer in answers.values() if not isinstance(answer, Exception)]
+
+
+def _errors(answers: Answers) -> dict[int, str]:
+    return {index: told(answer) for index, answer in answers.items() if isinstance(answer, Exception)}
+
+
+def _patience(ttl: float) -> float:
+    """Seconds that the nodes get to answer."""
+    return min(max(ttl * ANSWER_SHARE, MIN_ANSWER), MAX_ANSWER)

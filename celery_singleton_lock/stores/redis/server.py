@@ -1,0 +1,203 @@
+"""Connections of this process to one Redis server (or to whatever Sentinel says is the master)."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, ConnectionPool
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.retry import Retry
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.stores.redis.calls import Call, Command
+from celery_singleton_lock.stores.redis.connection import Stream, TooFewReplicas
+
+#: Seconds that one step (connect, send, read) may take, unless the connection options say less.
+STEP_TIMEOUT = 1.0
+
+#: What our parsing and our own retries depend on, whatever the URL or the client says.
+_FIXED_OPTIONS: Mapping[str, Any] = {
+    "protocol": 2,
+    "decode_responses": False,
+    "health_check_interval": 0,
+    "retry_on_error": [],
+}
+
+#: Options that refer to the pool of redis-py (since redis-py 8): they would keep it alive, and so its client, and have
+#: nothing to do with our connections.
+OF_A_POOL = frozenset(
+    {"maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"}
+)
+
+
+def told(error: BaseException) -> str:
+    """An error, without the innards that one about Sentinels ends with: some versions show their password.
+
+    A server that does not know AUTH (renamed, or a proxy) repeats its arguments.
+    """
+    text = f"{type(error).__name__}: {error}".partition(" : <")[0].partition(", with args beginning with")[0]
+    return cleaned.text(text)
+
+
+class Reader(Protocol):
+    """A server, or a part of a cluster, as those see it that read from it."""
+
+    def command(self, *command: object) -> Any:
+        """Send one command and read its answer."""
+
+    def command_each(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+
+    def searched(self) -> Sequence[Reader]:
+        """Where all keys are that a search by name has to look through."""
+
+
+class Server:
+    """One server, as redis-py's `pool` would connect to it; the connections are our own.
+
+    Each is used by one thread at a time and opened when needed. Nothing is ever sent twice from here.
+
+    Args:
+        pool: where to connect to and how to log in; it is not used for anything else.
+    """
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._class: type[Connection] = pool.connection_class
+        given = {name: value for name, value in pool.connection_kwargs.items() if name not in OF_A_POOL}
+        self._options: Mapping[str, Any] = {**given, **_FIXED_OPTIONS}
+        self.step = min(STEP_TIMEOUT, self._options.get("socket_timeout") or STEP_TIMEOUT)
+        self._free: deque[Stream] = deque()
+        self._pid = os.getpid()
+
+    def __str__(self) -> str:
+        at = self._options
+        return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
+
+    def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
+        """Run a script; one round trip. See `Stream.run`.
+
+        Raises:
+            RedisError, OSError: no answer, or one that is an error.
+        """
+        stream = self._take(step or self.step)
+        try:
+            answer = stream.run(call, asking=asking)
+        except BaseException as error:
+            self._give_back_after(error, stream)
+            raise
+        self._free.append(stream)
+        return answer
+
+    def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
+        """Run several scripts in one round trip; where one fails, its error stands for its answer."""
+        with self.stream(step) as stream:
+            return _run_each(stream, calls)
+
+    def server_of(self, key: str) -> Server:
+        """The server that has the key: this one."""
+        return self
+
+    def slot_of(self, key: str) -> int:
+        """Keys with the same slot can be named in one call: all of them."""
+        return 0
+
+    def servers(self) -> Sequence[Server]:
+        """All servers with keys."""
+        return [self]
+
+    def command(self, *command: object, step: float | None = None) -> Any:
+        """Send one command and read its answer."""
+        with self.stream(step) as stream:
+            stream.send(command)
+            return stream.read()
+
+    def command_each(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+        with self.stream() as stream:
+            stream.send_each(commands)
+            return [_read(stream) for _ in commands]
+
+    def searched(self) -> Sequence[Server]:
+        """Where all its keys are."""
+        return [self]
+
+    @contextmanager
+    def stream(self, step: float | None = None) -> Iterator[Stream]:
+        """A connection for this thread, given back afterwards unless the conversation broke off."""
+        stream = self._take(step or self.step)
+        try:
+            yield stream
+        except BaseException as error:
+            self._give_back_after(error, stream)
+            raise
+        self._give_back(stream)
+
+    def open(self, step: float | None = None) -> Stream:
+        """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds."""
+        step = step or self.step
+        connect = min(step, self._options.get("socket_connect_timeout") or STEP_TIMEOUT)
+        stream = Stream(self.connection(socket_timeout=step, socket_connect_timeout=connect))
+        stream.wait_at_most(step)
+        return stream
+
+    def connection(self, **options: Any) -> Connection:
+        """A connection of redis-py that retries nothing, not connected yet."""
+        return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
+
+    def close(self) -> None:
+        """Close what is not in use."""
+        while self._free:
+            self._free.pop().close()
+
+    def _take(self, step: float) -> Stream:
+        if self._pid != os.getpid():
+            # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
+            self._free, self._pid = deque(), os.getpid()
+        try:
+            stream = self._free.pop()
+        except IndexError:
+            return self.open(step)
+        stream.wait_at_most(step)
+        return stream
+
+    def _give_back_after(self, error: BaseException, stream: Stream) -> None:
+        answered = isinstance(error, (ResponseError, TooFewReplicas))
+        if answered and not isinstance(error, ReadOnlyError):
+            self._give_back(stream)
+        else:
+            # Half a conversation, whose answer must not be read as that to the next command; or a failover is under
+            # way, and the next connection may find the new master.
+            stream.drop()
+
+    def _give_back(self, stream: Stream) -> None:
+        if stream.unanswered:
+            stream.drop()
+        else:
+            self._free.append(stream)
+
+
+def _run_each(stream: Stream, calls: Sequence[Call]) -> list[Any]:
+    for call in calls:
+        stream.send(call.by_digest)
+    answers = [_read(stream) for _ in calls]
+    return [
+        _run_by_text(stream, call) if isinstance(answer, NoScriptError) else answer
+        for call, answer in zip(calls, answers, strict=True)
+    ]
+
+
+def _run_by_text(stream: Stream, call: Call) -> Any:
+    stream.send(call.by_text)
+    return _read(stream)
+
+
+def _read(stream: Stream) -> Any:
+    try:
+        return stream.read()
+    except ResponseError as error:
+        return error

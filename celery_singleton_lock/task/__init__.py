@@ -1,0 +1,4 @@
+"""One message in the hands of one process: the lock, the body, and what becomes of copies and conflicts.
+
+Begin with `singleton_task.py`, whose `__call__` is where a worker comes in, and go on with `execution.py`.
+"""

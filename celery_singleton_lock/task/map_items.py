@@ -1,0 +1,107 @@
+"""The calls that `task.map`, `task.starmap` and `task.chunks` make: one message, and in it one call for each item.
+
+Celery's own tasks of these names call the exclusive one as a function, within their own message. Each call takes the
+lock of its arguments, as `apply` does: for the call alone, renewed meanwhile. But there is no message of its own that
+could be put back, skipped or remembered, so that a call waits in its place where the lock is held: as long as
+`lock_wait` says, or with `on_conflict="retry"` until it is free. A call that cannot have its lock fails, and with it
+the map: a result that pretends would be worse. A group of signatures has a message, a state and a policy for each.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from celery import _state
+from celery.app.task import Context
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.options.options import Options
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import message_identity, requeue, synchronous
+from celery_singleton_lock.task.execution import Execution, is_nested
+
+logger = get_logger(__name__)
+
+#: Celery's own tasks that call others for each item; chunks are sent as the second.
+_SENDERS = ("celery.map", "celery.starmap")
+
+
+def sender() -> Any:
+    """The task that makes calls for items in this thread, if that is what it does; else None.
+
+    What an item's own function calls is called by that: Celery notes what runs, one inside the other.
+    """
+    task = _state.get_current_task()
+    return task if task is not None and task.name in _SENDERS else None
+
+
+def carry_out(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call the task's function for one item, under the lock of these arguments.
+
+    Raises:
+        LockConflict: the lock is held, and was for as long as this may wait.
+        LockUnavailable: with `on_unavailable="raise"`.
+        LockLost: the lease was lost and the function was stopped.
+    """
+    request = _request(sender.request, args, kwargs)
+    lock = task.lock_of(request, args, kwargs)
+    stack = _state._task_stack  # type: ignore[attr-defined]
+    stack.push(task)
+    task.request_stack.push(request)
+    try:
+        if lock is None:
+            return synchronous.value_of(task.name, function(*args, **kwargs))
+        options, key = lock
+        return _Call(task, _for_item(options), key, partial(function, *args, **kwargs)).carry_out()
+    finally:
+        task.request_stack.pop()
+        stack.pop()
+
+
+class _Call:
+    def __init__(self, task: Any, options: Options, key: str, function: Callable[[], Any]) -> None:
+        self._task, self._options, self._key, self._function = task, options, key, function
+        self._has_begun = False
+
+    def carry_out(self) -> Any:
+        failures = 0
+        while True:
+            try:
+                return Execution(self._task, Runtime.of(self._task.app), self._options, self._key).carry_out(self._run)
+            except LockUnavailable as error:
+                if self._has_begun or self._options.on_unavailable != "retry":
+                    raise
+                logger.warning("task %s, an item of a map, waits: %s", self._task.name, error)
+            clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
+            failures += 1
+
+    def _run(self) -> Any:
+        self._has_begun = True
+        return synchronous.value_of(self._task.name, self._function())
+
+
+def _for_item(options: Options) -> Options:
+    """What of a task's options holds for an item."""
+    waits = options.on_conflict == "retry" and options.conflict_retries is None
+    # Within a task that holds a lock there is an end to it: that might be what the other one waits for.
+    wait = math.inf if waits and not is_nested() else options.wait
+    return replace(options, on_conflict="raise", wait=wait)
+
+
+def _request(of_sender: Any, args: Any, kwargs: Any) -> Context:
+    """The request of one call: as `apply` makes it, with the id of the map, and no copy of anything else."""
+    return Context(
+        id=of_sender.id,
+        hostname=of_sender.hostname,
+        args=args,
+        kwargs=kwargs,
+        is_eager=True,
+        headers={message_identity.SENT_HEADER: secrets.token_hex(16)},
+    )

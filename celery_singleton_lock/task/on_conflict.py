@@ -1,0 +1,165 @@
+"""What an execution does that meets a held lock, or no lock server.
+
+Everything here ends the execution by raising what Celery understands. Nobody waits for ever afterwards: a refused
+execution gets a final state, its chain's later steps and its chord too, or its message goes back to the queue under
+the same id. A conflict never spends the task's own retries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, cast
+
+import celery
+from celery import states
+from celery.exceptions import Ignore, Reject, TaskRevokedError
+from celery.utils import uuid
+from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from celery_singleton_lock import cleaned, clock, signals
+from celery_singleton_lock.errors import InvalidOption, LockConflict
+from celery_singleton_lock.options.options import (
+    POLICIES,
+    ConflictPolicy,
+    Options,
+    raw_attribute,
+)
+from celery_singleton_lock.task import requeue
+
+logger = get_logger(__name__)
+
+#: Since this version Celery records a failure itself when a task rejects its message for good.
+_RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
+
+
+class Skipped(Ignore):
+    """Ends an execution that is recorded as revoked."""
+
+
+class Expired(Skipped):
+    """Ends one that came too late."""
+
+
+def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
+    """What to do with the execution that lost to another task, as its `on_conflict` says.
+
+    Raises:
+        InvalidOption: a callable of the user's gave an answer that is none.
+    """
+    policy = _policy(task, conflict, options)
+    bound = options.conflict_retries
+    if policy == "retry" and (
+        task.request.is_eager or (bound is not None and requeue.put_back_count(task.request, "conflict") >= bound)
+    ):
+        return "raise"
+    return policy
+
+
+def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy, *, given_up: str | None) -> NoReturn:
+    """End the execution that lost to another task.
+
+    Args:
+        task: whose `request` has lost.
+        conflict: what it met.
+        policy: what to do.
+        given_up: see `requeue.put_back`.
+    """
+    request = task.request
+    logger.info(
+        "task %s[%s] on_conflict=%s: %s is held by task %s, %.1f s left",
+        *(task.name, cleaned.text(request.id), policy, conflict.key, conflict.task_id, conflict.remaining),
+    )
+    signals.lock_conflict.send(sender=task, task_id=request.id, key=conflict.key, conflict=conflict, policy=policy)
+    if policy == "retry":
+        requeue.put_back(task, reason="conflict", given_up=given_up)
+    elif policy == "raise":
+        fail(task, conflict, conflict)
+    elif policy == "reject":
+        _reject(task, conflict)
+    else:
+        _skip(task, conflict)
+
+
+def fail(task: Any, error: Exception, met: LockConflict | None) -> NoReturn:
+    """End the execution with `error`; under a new id where the task that it `met` has its id, and so its result."""
+    if met is None or not _shares_id(task, met):
+        raise error
+    _record(task, error, states.FAILURE, task_id=uuid())
+    raise Ignore(str(error))
+
+
+def expire(task: Any) -> NoReturn:
+    """End the execution as one that came too late, as the worker would have done."""
+    revoke(task, Expired("expired"))
+
+
+def revoke(task: Any, end: Ignore) -> NoReturn:
+    """End the execution as a revoked one, with `end`, which says why."""
+    if not task.request.is_eager:
+        # A bare Ignore would leave chains and chords waiting for ever.
+        _record(task, TaskRevokedError(str(end)), states.REVOKED)
+    raise end
+
+
+def has_expired(request: Any) -> bool:
+    """Whether the message's time to be begun is over."""
+    expires = maybe_iso8601(request.expires)
+    return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
+
+
+def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
+    policy = options.on_conflict
+    if not callable(policy):
+        return policy
+    answer = policy(task, conflict)
+    if answer not in POLICIES:
+        raise InvalidOption(
+            f"the callable on_conflict of task {task.name} returned {answer!r}; allowed: {', '.join(POLICIES)}"
+        )
+    return cast("ConflictPolicy", answer)
+
+
+def _reject(task: Any, conflict: LockConflict) -> NoReturn:
+    if not _RECORDS_REJECTED and not task.request.is_eager:
+        _record(task, conflict, states.FAILURE)
+    raise Reject(str(conflict), requeue=False)
+
+
+def _skip(task: Any, conflict: LockConflict) -> NoReturn:
+    if not _shares_id(task, conflict):
+        revoke(task, Skipped(f"skipped: {conflict}"))
+    _record(task, TaskRevokedError(f"skipped: {conflict}"), states.REVOKED, task_id=uuid())
+    raise Ignore(f"skipped: {conflict}")
+
+
+def _shares_id(task: Any, conflict: LockConflict) -> bool:
+    """Whether the task that holds the lock has this one's id, and so its result: that is the holder's to write."""
+    return conflict.task_id is not None and conflict.task_id == task.request.id and not task.request.is_eager
+
+
+def _record(task: Any, error: Exception, state: str, *, task_id: str | None = None) -> None:
+    """Give the execution a final state, and with it the rest of its chain, and its part in a chord.
+
+    Args:
+        task: whose `request` it is.
+        error: why.
+        state: which.
+        task_id: to store it under; by default the execution's own.
+    """
+    request = task.request
+    if request.id is None:
+        return
+    task.backend.mark_as_failure(
+        task_id or request.id,
+        error,
+        request=request,
+        store_result=not ignores_result(task, request),
+        call_errbacks=state == states.FAILURE,
+        state=state,
+    )
+
+
+def ignores_result(task: Any, request: Any) -> bool:
+    """Whether nobody wants this execution's result: the call's own word, else the task's."""
+    of_call = vars(request).get("ignore_result")
+    return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)

@@ -1,0 +1,138 @@
+"""How we send a message again ("put back"): the same message, to the queue that it was taken from, due later.
+
+An execution that finds its lock held, or no lock server, ends; its message goes on as a copy. A copy keeps the id, the
+retries, and with them the result, the chain, the chord and the callbacks; nothing is recorded for the delivery that
+sent it. Its header says how often it was put back, and which owners earlier deliveries gave up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
+
+from celery.exceptions import Ignore
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import chance, cleaned, clock
+from celery_singleton_lock.options.options import MAX_TTL
+from celery_singleton_lock.options.visibility import longest_delay
+from celery_singleton_lock.task import message_identity
+from celery_singleton_lock.task.original import PUT_BACK_HEADER, original_of
+from celery_singleton_lock.task.publisher import Publisher
+
+logger = get_logger(__name__)
+
+#: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
+#: copy stands by in case that worker dies.
+Reason = Literal["conflict", "unavailable", "copy"]
+
+#: Seconds before the first put-back copy is due; doubled for each further one.
+FIRST_DELAY = 1.0
+
+#: Seconds that a put-back copy waits at most.
+MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0}
+
+#: How many given up owners a message names: the latest.
+MAX_GIVEN_UP = 16
+
+_OWNER = re.compile(r"[0-9a-f]{32}")
+
+
+def put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> NoReturn:
+    """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
+
+    While the broker does not take it, the message is kept here and sent again.
+
+    Args:
+        task: whose `request` is the message.
+        reason: why. A "copy" was begun elsewhere, and so does not expire any more.
+        delay: seconds; by default longer each time that it was put back for this reason, with jitter.
+        given_up: the owner under which this delivery has asked for the lock without an answer.
+
+    Raises:
+        Ignore: it was sent.
+    """
+    failures = 0
+    while True:
+        try_to_put_back(task, reason=reason, delay=delay, given_up=given_up)
+        clock.sleep(back_off(failures))
+        failures += 1
+
+
+def try_to_put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> None:
+    """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
+
+    The copy may be on its way. It takes for free what the owner holds that was given up, so this delivery must not ask
+    under that one again.
+    """
+    request = task.request
+    if delay is None:
+        delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
+    delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
+    try:
+        _send(task, reason, delay, _header(request, reason, given_up))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
+        logger.warning("task %s[%s] cannot be put back: %r", task.name, cleaned.text(request.id), error)
+        return
+    raise Ignore(f"put back, due in {delay:.1f} s")
+
+
+def put_back_count(request: Any, reason: Reason) -> int:
+    """How often this attempt of the message was put back for `reason`.
+
+    What others wrote into the header, or what an earlier attempt left there, counts as never.
+    """
+    return _count(_header_of(request).get(reason)) or 0
+
+
+def given_up(request: Any) -> tuple[str, ...]:
+    """The owners under which earlier deliveries of this attempt have asked for the lock without an answer; the latest
+    sixteen.
+    """
+    owners = _header_of(request).get("given_up")
+    if not isinstance(owners, (list, tuple)):
+        return ()
+    return tuple(owner for owner in owners if isinstance(owner, str) and _OWNER.fullmatch(owner))[-MAX_GIVEN_UP:]
+
+
+def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
+    """Seconds to wait after `count` tries: doubled each time, with jitter so that a crowd spreads out."""
+    return chance.spread(min(FIRST_DELAY * 2.0 ** min(count, 16), at_most))
+
+
+def _send(task: Any, reason: Reason, delay: float, header: dict[str, Any]) -> None:
+    request = task.request
+    expires = reason != "copy"
+    if (original := original_of(request)) is not None:
+        Publisher.of(task.app).send(original, header, expires=expires, delay=delay)
+        return
+    # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
+    copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
+    if not expires:
+        copy.set(expires=None)
+    headers = {**(copy.options.get("headers") or {}), **message_identity.passed_on(request), PUT_BACK_HEADER: header}
+    copy.set(headers=headers).apply_async()
+
+
+def _header(request: Any, reason: Reason, owner: str | None) -> dict[str, Any]:
+    """The header of the next copy."""
+    counts: dict[str, Any] = {other: put_back_count(request, other) for other in ("conflict", "unavailable")}
+    if reason != "copy":
+        counts[reason] += 1
+    owners = [*given_up(request), *([owner] if owner is not None else [])]
+    return {"retries": request.retries or 0, **counts, "given_up": owners[-MAX_GIVEN_UP:]}
+
+
+def _header_of(request: Any) -> dict[str, Any]:
+    """The header, if it is of this attempt; what others wrote counts as none."""
+    header = cleaned.headers(request).get(PUT_BACK_HEADER)
+    if not isinstance(header, dict) or _count(header.get("retries")) != (request.retries or 0):
+        return {}
+    return header
+
+
+def _count(value: object) -> int | None:
+    """A number of times; None for nonsense."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

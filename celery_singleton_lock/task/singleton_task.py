@@ -1,0 +1,260 @@
+"""SingletonTask: the way of one message.
+
+`__call__` → options → key → `store.acquire` → `Lease` → heartbeat → `self.run` → `store.release`.
+
+The lock is taken in `__call__`, in the process that runs the body, right before it and freed right after it: what was
+sent by name or by another program is covered as well, and a caller that sees the result finds the lock free. What
+belongs to one execution lives in its request and its lease; the task object is shared between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from celery import Task
+
+from celery_singleton_lock import cleaned, keys
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.lease import Lease, unheld
+from celery_singleton_lock.options.options import (
+    ConflictPolicy,
+    Options,
+    Settings,
+    accepted,
+    check_accepted,
+    check_call,
+    check_task,
+    options_for,
+    raw_attribute,
+)
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import (
+    key_report,
+    map_items,
+    message_identity,
+    synchronous,
+)
+from celery_singleton_lock.task.execution import OWNER, Execution, record_started
+
+#: The message header that carries the options of a call.
+CALL_HEADER = "singleton_lock"
+
+
+class SingletonTask(Task):  # type: ignore[type-arg]
+    """A task of which only one execution at a time runs for the same key, on all workers together.
+
+    Each option is a class attribute: set it in `@app.task(...)` or in a subclass. None means the app's setting of the
+    same meaning (`singleton_lock_ttl` for `lock_ttl`), and where that is not set either, what is said here.
+    Called directly, `task(...)`, it is a plain function and takes no lock.
+    """
+
+    abstract = True
+
+    #: What makes two calls the same: None all arguments, defaults applied; a list of argument names ([]: the task's
+    #: name alone); a template such as "tenant:{tenant_id}"; or a callable of the dictionary of arguments.
+    lock_key: ClassVar[Any] = None
+
+    #: The name that goes into the key; by default the task's. Tasks with one name exclude each other.
+    lock_name: ClassVar[str | None] = None
+
+    #: When the lock is held: "while_executing".
+    lock_scope: ClassVar[str | None] = None
+
+    #: Seconds (1 to 86400; default 30) that a lease is good for unless the heartbeat renews it, and so how long a lock
+    #: outlives its worker. It does not limit how long a task may run.
+    lock_ttl: ClassVar[float | None] = None
+
+    #: Seconds (default 0) to wait for a held lock, in the worker's slot, before it counts as a conflict.
+    lock_wait: ClassVar[float | None] = None
+
+    #: What to do when another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
+    #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
+    #: dead-letter queue may take if it is acknowledged late; or a callable of (task, conflict) that returns one of
+    #: them.
+    on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
+
+    #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without bound.
+    lock_conflict_retries: ClassVar[int | None] = None
+
+    #: "abort" (default): stop the task before its lease can end for others; "warn": only say so.
+    on_lock_lost: ClassVar[Literal["abort", "warn"] | None] = None
+
+    #: What to do when the lock server does not answer. "retry" (default): put the message back with a delay; "raise":
+    #: fail with `LockUnavailable`; "run": run without a lock.
+    on_unavailable: ClassVar[Literal["retry", "raise", "run"] | None] = None
+
+    #: True: keep the lock between `self.retry()` and the next attempt, so that no other execution runs in between.
+    #: False (default): each attempt takes it anew.
+    lock_retain_on_retry: ClassVar[bool | None] = None
+
+    #: Seconds (default 0) that the lock is held at least, also when the task ends sooner: what was sent twice by beats
+    #: whose clocks differ by less than this runs once. A retry, or a worker that dies, does not wait for it.
+    lock_at_least_for: ClassVar[float | None] = None
+
+    #: How many executions may hold the lock at once (1 to 1000; default 1).
+    lock_limit: ClassVar[int | None] = None
+
+    #: What stands for a message in the worker's main process: it looks after the locks of its children.
+    Request = "celery_singleton_lock.worker.request:SingletonRequest"
+
+    #: Whether STARTED is to be recorded: `track_started`, kept here. We record it, after acquiring; Celery would do so
+    #: before the lock is asked for, and a refused copy would overwrite the state of the execution that runs.
+    tracks_started: ClassVar[bool] = False
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Check the options when the task is bound to its app.
+
+        Raises:
+            InvalidOption: an option is unknown or not allowed.
+        """
+        super().on_bound(app)
+        if cls.name is None or is_builtin(cls.name):
+            return
+        check_task(cls)
+        synchronous.check(cls.name, object.__new__(cls).run)
+        keys.check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
+        if cls.track_started:
+            cls.tracks_started, cls.track_started = True, False
+
+    @property
+    def lock(self) -> Lease:
+        """The lease of the execution that asks; one that is not `held`, with fence 0, where there is no lock."""
+        return _lease_of(self.request) or unheld()
+
+    def lock_key_of(self, *args: Any, **kwargs: Any) -> str:
+        """The key of the lock that a call with these arguments takes, as logs and errors show it.
+
+        Raises:
+            InvalidKey: an argument has no stable form.
+        """
+        return self._key(Runtime.of(self.app).settings, None, args, kwargs)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """As Celery's, with options of the lock for this call.
+
+        Args:
+            args, kwargs, rest, options: as Celery's.
+            singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that is used instead of
+                the arguments), `ttl`, `wait`, `at_least_for` (seconds), `on_conflict`, `conflict_retries`,
+                `on_lock_lost`, `on_unavailable`. It travels in the message's headers, from which workers take what the
+                setting `singleton_lock_accept` says.
+
+        Raises:
+            InvalidOption: `singleton_lock` is not allowed; nothing was sent.
+        """
+        options = self._with_call_header(options)
+        # As Celery's own: the task's id and its publisher may be given by place.
+        named = dict(zip(("task_id",), rest, strict=False))
+        if (sent := message_identity.header_for({**named, **options})) is not None:
+            options["headers"] = _with_header(options.get("headers"), message_identity.SENT_HEADER, sent)
+        return super().apply_async(args, kwargs, *rest, **options)
+
+    def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """As Celery's, under the lock; `singleton_lock` as for `apply_async`."""
+        return super().apply(args, kwargs, *rest, **self._with_call_header(options, applied=True))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
+        request: Any = self.request
+        if is_builtin(self.name):
+            return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
+        if (sender := map_items.sender()) is not None:
+            return map_items.carry_out(self, sender, self._body(), args, kwargs)
+        if request.called_directly or _lease_of(request) is not None:
+            return super().__call__(*args, **kwargs)
+        following = self._body()
+
+        def body() -> Any:
+            request.singleton_in_body = True
+            try:
+                return synchronous.value_of(self.name, following(*args, **kwargs))
+            finally:
+                request.singleton_in_body = False
+
+        lock = self.lock_of(request, args, kwargs)
+        if lock is None:
+            record_started(self)
+            return body()
+        options, key = lock
+        if (owner := (request.delivery_info or {}).get(OWNER)) is not None:
+            key_report.report(owner, key, ttl=options.ttl, limit=options.limit)
+        return Execution(self, Runtime.of(self.app), options, key).carry_out(body)
+
+    def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
+        call = check_call(options.pop("singleton_lock", None), self.name)
+        if call is not None:
+            if not (applied or self.app.conf.task_always_eager):
+                check_accepted(call, accepted(self.app.conf), self)
+            headers = options["headers"] = _with_header(options.get("headers"), CALL_HEADER, call)
+            if not isinstance(headers, dict):
+                raise InvalidOption(
+                    f"headers of a call of {self.name} is {headers!r}, but must be a dictionary, in which "
+                    "singleton_lock travels"
+                )
+        return options
+
+    def _body(self) -> Callable[..., Any]:
+        """What comes after us: `run`, or the `__call__` of a class that stands behind this one."""
+        following = super().__call__
+        # Celery's own __call__ would push a second, empty request.
+        return self.run if getattr(following, "__func__", None) is Task.__call__ else following
+
+    def lock_options(self, request: Any) -> Options | None:
+        """The options of the lock that an execution takes; None when it takes none.
+
+        Raises:
+            InvalidOption: what the caller asked for is not allowed.
+        """
+        settings = Runtime.of(self.app).settings
+        headers = cleaned.headers(request)
+        call = check_call(headers.get(CALL_HEADER, getattr(request, CALL_HEADER, None)), self.name)
+        if call is not None and not _is_applied(request):
+            check_accepted(call, settings.accept, self)
+        if call is False or not settings.enabled or is_builtin(self.name):
+            return None
+        return options_for(self, settings, call)
+
+    def lock_of(self, request: Any, args: Any, kwargs: Any) -> tuple[Options, str] | None:
+        """The options and the key of the lock that an execution takes; None when it takes none.
+
+        Raises:
+            InvalidOption: what the caller asked for is not allowed.
+            InvalidKey: an argument has no stable form.
+        """
+        options = self.lock_options(request)
+        if options is None:
+            return None
+        return options, self._key(Runtime.of(self.app).settings, options.key, args, kwargs)
+
+    def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> str:
+        lock_name = self.lock_name or self.name
+        if explicit is not None:
+            return keys.key_of_text(settings.prefix, lock_name, explicit)
+        lock_key = raw_attribute(self, "lock_key")
+        return keys.key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
+
+
+def _is_applied(request: Any) -> bool:
+    """Whether it is called by `apply` in this process: the delivery's own word, which no sender can write."""
+    return (request.delivery_info or {}).get("is_eager") is True
+
+
+def _with_header(headers: Any, name: str, value: Any) -> Any:
+    """The headers with one more; what cannot be headers as it is, for Celery to say so."""
+    try:
+        return {**dict(headers or {}), name: value}
+    except (TypeError, ValueError):
+        return headers
+
+
+def _lease_of(request: Any) -> Lease | None:
+    """The lease of an execution; a message may say that it has one, but cannot carry it."""
+    lease = getattr(request, "singleton_lease", None)
+    return lease if isinstance(lease, Lease) else None
+
+
+def is_builtin(name: str) -> bool:
+    """Whether it is one of Celery's own tasks, which `Celery(task_cls=SingletonTask)` makes singletons too."""
+    return name.startswith("celery.")

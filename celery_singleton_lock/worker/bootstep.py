@@ -1,0 +1,186 @@
+"""The worker's part: options on its command line, a check of the settings before anything runs, and what an earlier
+life of the worker left behind.
+
+Installed on every Celery app of a process that imports this package, through Celery's own hook for such extensions
+(fix-ups, which an app calls when it is made): the command line is parsed before the app's tasks exist.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import click
+from celery import Celery, _state, bootsteps
+from celery.concurrency import prefork
+from celery.signals import worker_process_shutdown, worker_shutdown
+from celery.utils.log import get_logger
+from kombu.utils import functional
+
+import celery_singleton_lock.worker.remote_control  # noqa: F401 - registers its commands
+from celery_singleton_lock import process_identity
+from celery_singleton_lock.diagnosis import audit
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.journal.writer import write_all
+from celery_singleton_lock.options.options import MAX_TTL, MIN_TTL
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.settling import settle_all
+from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
+from celery_singleton_lock.worker.children import Children, free
+from celery_singleton_lock.worker.request import children_of
+
+logger = get_logger(__name__)
+
+_BACKEND = click.Option(
+    ["--singleton-lock-backend"],
+    metavar="URL",
+    help="Server that keeps the locks of exclusive tasks: a URL as for singleton_lock_backend.",
+)
+_TTL = click.Option(
+    ["--singleton-lock-ttl"],
+    type=click.FloatRange(MIN_TTL, MAX_TTL),
+    help="Seconds that a lock outlives its worker: as singleton_lock_ttl.",
+)
+_DISABLE = click.Option(
+    ["--singleton-lock-disable"],
+    is_flag=True,
+    default=False,
+    help="Run exclusive tasks without a lock: as singleton_lock_enabled = False.",
+)
+
+
+def observe() -> None:
+    """Connect what listens to our signals: Celery's events, and the optional libraries that are installed."""
+    import_module("celery_singleton_lock.worker.events")
+    if find_spec("opentelemetry") is not None:
+        # By name, since it stands above us: nothing here may depend on it.
+        import_module("celery_singleton_lock.contrib.opentelemetry")
+
+
+def install(app: Celery) -> None:
+    """Give the app's workers our options and our step; a second call changes nothing."""
+    app.user_options["worker"].update((_BACKEND, _TTL, _DISABLE))
+    app.steps["worker"].add(LockStep)
+
+
+class LockStep(bootsteps.StartStopStep):
+    """Applies the command line's options, then refuses to start with settings that are wrong.
+
+    Steps are made before the pool is started, so that its processes inherit what is set here.
+    """
+
+    name = "singleton-lock"
+    # After all that forks: the child of a fork waits for ever for what a thread of ours was just importing.
+    requires = ("celery.worker.components:Pool", "celery.worker.components:Beat")
+
+    def __init__(
+        self,
+        parent: Any,
+        singleton_lock_backend: str | None = None,
+        singleton_lock_ttl: float | None = None,
+        singleton_lock_disable: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(parent, **options)
+        conf = parent.app.conf
+        if singleton_lock_backend is not None:
+            conf.singleton_lock_backend = singleton_lock_backend
+        if singleton_lock_ttl is not None:
+            conf.singleton_lock_ttl = singleton_lock_ttl
+        if singleton_lock_disable:
+            conf.singleton_lock_enabled = False
+        # With -E only this worker knows; the processes of its pool send events of ours.
+        conf.worker_send_task_events = bool(parent.task_events)
+
+    def include_if(self, parent: Any) -> bool:
+        """Whether the app has an exclusive task at all; others need no lock server."""
+        tasks = parent.app.tasks.values()
+        return any(isinstance(task, SingletonTask) and not is_builtin(task.name) for task in tasks)
+
+    def create(self, parent: Any) -> None:
+        """Check the settings and say which they are.
+
+        Raises:
+            InvalidOption: one of them is wrong, or does not suit the pool.
+        """
+        # Imported here, where there is a worker: registers what it answers when it is asked how it locks.
+        from celery_singleton_lock.diagnosis import peers  # noqa: F401
+
+        runtime = Runtime.of(parent.app)
+        settings = runtime.settings
+        if not settings.enabled:
+            logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
+            return
+        in_memory = settings.backend.startswith("memory://")
+        separate = issubclass(parent.pool_cls, prefork.TaskPool)
+        if in_memory and separate and parent.concurrency > 1:
+            raise InvalidOption(
+                "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
+                "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
+            )
+        if separate and not in_memory:
+            children_of[parent.app] = Children(runtime.store, runtime.tally)
+            key_report.open_channel()
+        observe()
+        logger.info(
+            "singleton lock: %s, ttl %g s, on_conflict %s",
+            *(settings.shown_backend, settings.defaults["ttl"], settings.defaults["on_conflict"]),
+        )
+        for finding in audit.warnings(parent.app, settings, pool=audit.pool_name(parent.pool_cls)):
+            logger.warning("singleton lock: %s", finding)
+
+    def start(self, parent: Any) -> None:
+        """Free what an earlier life left behind, and have the broker prepared; the start waits for neither."""
+        runtime = Runtime.of(parent.app)
+        if runtime.settings.enabled:
+            let_pauses_switch()
+            arguments = (runtime, parent.hostname)
+            threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
+            prepare = Publisher.of(parent.app).prepare
+            threading.Thread(target=prepare, name="singleton-lock-queues", daemon=True).start()
+
+
+def let_pauses_switch() -> None:
+    """Have kombu's pauses between two tries to reach the broker let other greenlets go on, the heartbeat's for one.
+
+    gevent, as it patches the threads, looks at every object there is, also at Celery's lazy ones, and so has kombu
+    imported before it patches `time` (gevent 26.9, Celery 5.7): kombu then stops the whole process for up to 32 s.
+    """
+    pauses: Any = functional
+    if pauses.sleep is not time.sleep:
+        pauses.sleep = time.sleep
+
+
+def free_left_behind(runtime: Runtime, node: str) -> None:
+    """Free the locks of processes that ran under the node name `node` on this host and are provably over."""
+    left = 0
+    try:
+        for key, held in runtime.store.holds(runtime.settings.prefix):
+            holder = held.holder
+            if holder is not None and holder.node == node and process_identity.is_over(holder.process):
+                left += 1
+                free(runtime.store, held.lease(key, ttl=runtime.settings.defaults["ttl"]), runtime.tally)
+        logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
+    except LockUnavailable as error:
+        logger.warning("singleton lock: what an earlier %s may have left behind ends by itself: %s", node, error)
+
+
+@worker_process_shutdown.connect
+@worker_shutdown.connect
+def _write_what_is_left(**_: Any) -> None:
+    settle_all()
+    write_all()
+
+
+def _install_everywhere() -> None:
+    Celery.builtin_fixups.add(f"{__name__}:install")
+    for app in _state._get_active_apps():  # type: ignore[attr-defined]
+        install(app)
+
+
+_install_everywhere()

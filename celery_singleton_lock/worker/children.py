@@ -1,0 +1,283 @@
+"""What the worker's main process does for the children of its prefork pool: renew for them, and free for the dead.
+
+A child cannot renew while C code holds its GIL or while it is stopped, and a dead one frees nothing. The main process
+can: it gave each delivery its owner, and was told for which key. One thread waits for the ends of
+children (by pidfd, where the platform has that: Celery itself may take seconds to notice) and for the next renewal; it
+is a thread because the consumer's timers stand still while the broker is away.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from contextlib import suppress
+from typing import Protocol
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
+from celery_singleton_lock.journal.writer import Tally
+from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.keys import name_in
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.options.options import MIN_TTL
+from celery_singleton_lock.stores.base import Store
+
+logger = get_logger(__name__)
+
+#: Seconds that a child which is being killed may take to be gone.
+DEATH = 1.0
+
+#: Seconds until it is found out how often a delivery's lock is to be renewed; most are over by then. No ttl is so short
+#: that it would be due before.
+FIRST_LOOK = MIN_TTL * RENEW_AFTER
+
+#: Seconds between two looks for a lease that the delivery has not told: it may never take a lock.
+LAST_LOOK = 1.0
+
+#: Seconds until the next try when the store did not answer, or something went wrong.
+RETRY_AFTER = 0.5
+
+
+class Delivery(Protocol):
+    """What a child carries out."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its end has not been reported yet."""
+
+    def lease(self) -> Lease | None:
+        """The hold that it has, as far as is known yet; called under a mutex that others wait for."""
+
+
+class _Child:
+    """A child and what it carries out; the next delivery takes the place of the last."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = _open(pid)
+        self._delivery: weakref.ref[Delivery] | None = None
+        self._lease: Lease | None = None
+        self._renewed_at = 0.0
+        self.interval = 0.0
+
+    def begin(self, delivery: Delivery) -> None:
+        # Weak: its arguments may be large, and a child may be idle for days.
+        self._delivery, self._lease = weakref.ref(delivery), None
+        self._renewed_at, self.interval = clock.now(), FIRST_LOOK
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, as far as this platform says that."""
+        return self.pidfd is not None and bool(_poll([self.pidfd], 0.0))
+
+    def is_at(self, delivery: Delivery) -> bool:
+        """Whether it is this delivery that it carries out, or has done last."""
+        return self._delivery is not None and self._delivery() is delivery
+
+    @property
+    def due_at(self) -> float:
+        """When to renew next; infinite while it does nothing."""
+        return self._renewed_at + self.interval if self._running() else float("inf")
+
+    def due(self, now: float) -> Lease | None:
+        """Its lease if that is to be renewed now; the next time is set then."""
+        if self.due_at > now:
+            return None
+        if self._lease is None:
+            lease = self.lease()
+            if lease is None:
+                self._renewed_at, self.interval = now, min(2 * self.interval, LAST_LOOK)
+                return None
+            self.interval = lease.ttl * RENEW_AFTER
+            if self.due_at > now:
+                return None
+        self.renew_after(self.interval)
+        return self.lease()
+
+    def lease(self) -> Lease | None:
+        """The lease of what it carries out; None when it does nothing, or needs no lock."""
+        self._note(self._running())
+        return self._lease
+
+    def keep_lease(self) -> None:
+        """Remember the lease though the delivery's end was reported."""
+        self._note(self._delivery() if self._delivery else None)
+
+    def renew_after(self, seconds: float) -> None:
+        self._renewed_at = clock.now() + seconds - self.interval
+
+    def close(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+
+    def _note(self, delivery: Delivery | None) -> None:
+        """Remember the lease of a delivery, which may ask again under another owner."""
+        lease = delivery.lease() if delivery is not None else None
+        if lease is not None and (self._lease is None or self._lease.owner != lease.owner):
+            self._lease = lease
+
+    def _running(self) -> Delivery | None:
+        delivery = self._delivery() if self._delivery else None
+        return delivery if delivery is not None and delivery.is_running else None
+
+
+class Children:
+    """The children of this process that carry out exclusive tasks.
+
+    Args:
+        store: where their locks are.
+        tally: told whose lock was freed.
+    """
+
+    def __init__(self, store: Store, tally: Tally) -> None:
+        self._store = store
+        self._tally = tally
+        self._children: dict[int, _Child] = {}
+        #: Those that are gone, and whose number another has.
+        self._succeeded: list[_Child] = []
+        self._mutex = Mutex()
+        self._thread: threading.Thread | None = None
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        #: When the thread looks next.
+        self._wakes_at = 0.0
+
+    def begin(self, pid: int, delivery: Delivery) -> None:
+        """The child with this pid carries out `delivery` from now on."""
+        with self._mutex.lock:
+            child = self._children.get(pid)
+            if child is not None and child.is_over:
+                # A number is used again: this is another process.
+                self._succeeded.append(child)
+                child = None
+            if new := child is None:
+                child = self._children[pid] = _Child(pid)
+            child.begin(delivery)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
+                self._thread.start()
+            elif new or self._succeeded or child.due_at < self._wakes_at:
+                self._notify()
+
+    def doomed(self, pid: int | None) -> None:
+        """The child is being killed, and may still clean up: free its lock when it is gone."""
+        with self._mutex.lock:
+            if pid is not None and (child := self._children.get(pid)) is not None:
+                child.keep_lease()
+
+    def bury(self, pid: int, delivery: Delivery) -> bool:
+        """Forget the child that was lost with `delivery`, once it is gone.
+
+        Returns:
+            False if it is still there after a moment.
+        """
+        with self._mutex.lock:
+            child = self._children.get(pid)
+        if child is not None and not child.is_at(delivery):
+            return True  # Another process has its number.
+        if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
+            self.doomed(pid)
+            return False
+        with self._mutex.lock:
+            if child is not None and self._children.get(pid) is child:
+                del self._children[pid]
+                child.close()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._wait()
+                self._free_for_the_dead()
+                self._renew()
+            except Exception:
+                # Whatever it was, the other children's locks depend on this thread.
+                logger.exception("children: unexpected error; going on")
+                clock.sleep(RETRY_AFTER)
+
+    def _wait(self) -> None:
+        with self._mutex.lock:
+            pidfds = [child.pidfd for child in self._children.values() if child.pidfd is not None]
+            self._wakes_at = min((child.due_at for child in self._children.values()), default=float("inf"))
+            seconds = self._wakes_at - clock.now()
+        _poll([self._woken, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _free_for_the_dead(self) -> None:
+        with self._mutex.lock:
+            watched = {child.pidfd: child for child in self._children.values() if child.pidfd is not None}
+            dead = [watched[pidfd] for pidfd in _poll([*watched], 0.0)]
+            for child in dead:
+                del self._children[child.pid]
+            dead += self._succeeded
+            self._succeeded = []
+            for child in dead:
+                child.close()
+        for child in dead:
+            if (lease := child.lease()) is not None:
+                free(self._store, lease, self._tally)
+
+    def _renew(self) -> None:
+        now, pairs = clock.now(), []
+        with self._mutex.lock:
+            for child in self._children.values():
+                if (lease := child.due(now)) is not None:
+                    pairs.append((child, lease))
+        if not pairs:
+            return
+        leases = [lease for _, lease in pairs]
+        try:
+            self._store.renew(leases, timeout=step_of(leases))
+        except LockUnavailable as error:
+            logger.debug("children: %d leases not renewed, trying again: %s", len(leases), error)
+            for child, lease in pairs:
+                child.renew_after(min(RETRY_AFTER, lease.ttl / 20))
+
+    def _notify(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._wake, b".")
+
+
+def free(store: Store, lease: Lease, tally: Tally) -> None:
+    """Free the lock of somebody who is gone, if that is still who has it.
+
+    It is abandoned rather than released: what the process sent with its last breath may arrive after this.
+    """
+    freed = store.abandon(lease)
+    if freed is None:
+        logger.warning("%s could not be freed yet: no answer from %s; trying on", lease.key, store.server)
+    elif freed:
+        now = clock.now()
+        tally.add(Entry("free", name_in(lease.key), lease.key, None, None, os.getpid(), now, now))
+        logger.warning("%s: freed for a process that ended without doing so", lease.key)
+
+
+def _open(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there is no such thing."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        # It is gone already: so is the reader of this pipe's other end.
+        readable, other = os.pipe()
+        os.close(other)
+        return readable
+    except OSError:
+        return None
+
+
+def _poll(descriptors: list[int], seconds: float | None) -> list[int]:
+    """Those that are readable, or become so within so many seconds."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000 + 1)]

@@ -1,0 +1,137 @@
+"""Remote control: `celery inspect locks` and `celery control release_lock KEY`, and the same from a program,
+`app.control.inspect().locks()` and `app.control.release_lock(key)`.
+
+The main process knows what its pool carries out and under which owners, whatever the pool. A lock is not simply freed
+here: it is passed on to nobody, so that the task finds it gone with its next renewal and is stopped while nobody else
+can start; and it is freed when the task has ended. If that does not end, or the worker dies meanwhile, the lock ends
+when the task's lease would have.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from celery.app.control import Control, Inspect
+from celery.utils.log import get_logger
+from celery.worker import state as worker_state
+from celery.worker.control import control_command, inspect_command
+
+from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
+from celery_singleton_lock.lease import NOBODY, Heir, Lease, heir_of
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores import Store
+from celery_singleton_lock.task.execution import holder_of
+from celery_singleton_lock.worker.request import SingletonRequest, children_of
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks whether a task that is being stopped has ended.
+POLL = 0.05
+
+
+@inspect_command(name="locks")
+def locks(state: Any, **_: Any) -> Any:
+    """Locks of exclusive tasks that the worker holds."""
+    running = list(_running())
+    leases = [lease for _, lease in running]
+    try:
+        # Who has got as far as to hold its lock: a renewal tells, in one round trip, and does no harm.
+        ours = Runtime.of(state.app).store.renew(leases, timeout=step_of(leases)) if leases else []
+    except LockUnavailable as error:
+        return _error(str(error))
+    return [_shown(request, lease) for (request, lease), is_ours in zip(running, ours, strict=True) if is_ours]
+
+
+@control_command(name="release_lock", args=[("key", str)], signature="<key>")
+def release_lock(state: Any, key: str = "", **_: Any) -> Any:
+    """Stop the task that holds a lock, then free the lock."""
+    if not isinstance(key, str) or not key:
+        return _error("which lock? celery control release_lock KEY, with a key as `celery inspect locks` shows it")
+    store, told = Runtime.of(state.app).store, []
+    try:
+        for request, lease in _running():
+            if lease.key != key.removesuffix(":run"):
+                continue
+            own = holder_of(request.task, request._context)
+            nobody = replace(own, node=state.hostname, pid=0, process="", replaced=NOBODY)
+            if store.release(lease, heir=Heir(nobody, lease.ttl)):
+                logger.warning("%s: the lock is taken from task %s by remote control", lease.key, nobody.task_id)
+                kept = Lease(lease.key, heir_of(nobody), ttl=lease.ttl, fence=0, sent_at=clock.now(), limit=lease.limit)
+                arguments = (request, kept, store)
+                threading.Thread(target=_free_after, args=arguments, name="singleton-lock-release", daemon=True).start()
+                told.append(_promise(request, lease))
+    except LockUnavailable as error:
+        return _error(str(error))
+    return {"ok": "; ".join(told) or "no task of this worker holds it"}
+
+
+def _ask_for_locks(self: Inspect) -> Any:
+    """Locks of exclusive tasks that the workers hold.
+
+    Returns:
+        A list for each node name, None if nobody answers.
+    """
+    return self._request("locks")  # As Celery's own methods do.
+
+
+def _ask_to_release(self: Control, key: str, destination: Any = None, **options: Any) -> Any:
+    """Tell the workers, or those named, to stop the task that holds a lock and then to free it.
+
+    Args:
+        self: of the app.
+        key: as `app.control.inspect().locks()` shows it.
+        destination: node names; None for all.
+        options: as for `broadcast`, such as `reply=True`.
+    """
+    arguments = {"key": key, **(options.pop("arguments", None) or {})}
+    return self.broadcast("release_lock", destination=destination, arguments=arguments, **options)
+
+
+# Commands are of the process, whatever app they are sent by; and so are their methods.
+setattr(Inspect, "locks", _ask_for_locks)  # noqa: B010 - which its stubs do not know
+setattr(Control, "release_lock", _ask_to_release)  # noqa: B010
+
+
+def _running() -> Iterator[tuple[SingletonRequest, Lease]]:
+    """What the pool carries out, with the hold that it has if it has got that far."""
+    for request in list(worker_state.active_requests):
+        if isinstance(request, SingletonRequest) and (lease := request.lease()) is not None:
+            yield request, lease
+
+
+def _shown(request: SingletonRequest, lease: Lease) -> dict[str, Any]:
+    in_child = request.app in children_of  # Pools of greenlets report a number of their own.
+    return {
+        "key": lease.key,
+        "task": request.task.name,
+        "task_id": cleaned.text_or_none(request.id),
+        "pid": request.worker_pid if in_child else os.getpid(),
+        "held_for": round(max(clock.wall() - request.time_start, 0.0), 3),
+        "ttl": lease.ttl,
+    }
+
+
+def _promise(request: SingletonRequest, lease: Lease) -> str:
+    notices = f"task {cleaned.text(request.id)} notices within {lease.ttl * RENEW_AFTER:.1f} s"
+    if request.is_stopped_when_lost:
+        return f"{notices} and is stopped; the lock is free when it has ended"
+    return f"{notices} and goes on, as its on_lock_lost says; the lock is free in {lease.ttl:g} s at most"
+
+
+def _free_after(request: SingletonRequest, kept: Lease, store: Store) -> None:
+    while request.is_running and kept.held:
+        clock.sleep(POLL)
+    try:
+        store.release(kept)
+    except LockUnavailable as error:
+        logger.warning("%s could not be freed, and ends by itself: %s", kept.key, error)
+
+
+def _error(text: str) -> dict[str, str]:
+    return {"error": text}

@@ -1,0 +1,237 @@
+"""One delivery of a message in the worker's main process.
+
+It mints the owner under which this delivery takes the lock, and is told by the child for which key (`reports`), so that
+the main process can renew and free it; and it frees what a child left behind before the message is given back to the
+broker, or its end is recorded, so that nobody is refused by the lock of the dead.
+
+What is here runs in the consumer's loop: a key is not made here, since that runs code of the user's. Where the child
+has not said it, the key is made in a thread beside (`aside`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import states
+from celery.signals import task_revoked
+from celery.utils.log import get_logger
+from celery.worker import state as worker_state
+from celery.worker.request import Request
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.lease import Lease, heir_of, new_owner
+from celery_singleton_lock.options.options import Options
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import key_report, redelivery
+from celery_singleton_lock.task.execution import OWNER, holder_of, mark_of
+from celery_singleton_lock.task.key_report import Report
+from celery_singleton_lock.task.on_conflict import Expired, Skipped
+from celery_singleton_lock.task.original import take_down
+from celery_singleton_lock.worker.background import Aside
+from celery_singleton_lock.worker.children import Children, free
+
+logger = get_logger(__name__)
+
+#: The children of each app's worker, where it has a pool of processes.
+children_of: WeakKeyDictionary[Any, Children] = WeakKeyDictionary()
+
+#: Where keys are made that no child has said.
+aside = Aside("singleton-lock-aside")
+
+#: How the pool reports a child that is gone, or is going.
+_LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
+
+
+#: Its stubs say little of what it is.
+_Request: Any = Request
+
+
+class SingletonRequest(_Request):  # type: ignore[misc]
+    """Celery's request for an exclusive task. A task with a request class of its own derives that from this one."""
+
+    #: What `audit` looks for in a request class of the user's.
+    looks_after_its_lock: ClassVar[bool] = True
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        super().__init__(message, **options)
+        if not isinstance(self._request_dict.get("headers"), Mapping):
+            # Celery takes it for the others, and could not send the message again.
+            self._request_dict.pop("headers", None)
+        self._owner = new_owner()
+        #: What its execution has said.
+        self.report: Report | None = None
+        key_report.expect(self._owner, self)
+        #: Whether the message, or a retry, is still to be carried out.
+        self._goes_on = False
+        # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
+        self.delivery_info[OWNER] = self._owner
+        take_down(message, self._request_dict)
+        if self.delivery_info["redelivered"]:
+            # It may be running: to record that it has expired would overwrite its state. The child looks first.
+            self.expires = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the pool has begun with it and not reported its end."""
+        return self in worker_state.active_requests
+
+    def lease(self) -> Lease | None:
+        """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
+        key_report.receive()  # Another owner may have been told since.
+        found = self.report
+        if found is None:
+            return None
+        return Lease(found.key, found.asks_as, ttl=found.ttl, fence=0, sent_at=clock.now(), limit=found.limit)
+
+    @property
+    def is_stopped_when_lost(self) -> bool:
+        """Whether its task is stopped when it has lost its lock, and not only told."""
+        options = self._options()
+        return options is not None and options.on_lock_lost == "abort"
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """What `celery inspect active` and the like show: nothing that only we need."""
+        shown: dict[str, Any] = super().info(safe)
+        delivery_info = shown.get("delivery_info") or {}
+        shown["delivery_info"] = {
+            name: value for name, value in delivery_info.items() if not str(name).startswith("singleton_")
+        }
+        return shown
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """The pool has begun with it."""
+        super().on_accepted(pid, time_accepted)
+        if (children := children_of.get(self.app)) is not None:
+            key_report.receive()  # So that the pipe is never full: who begins now has made room.
+            children.begin(pid, self)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A time limit is over; for a hard one, Celery kills the child after this."""
+        told = False
+        try:
+            super().on_timeout(soft, timeout)
+            told = True
+        finally:
+            if not soft:
+                self._record(TimeLimitExceeded(timeout), told=told)
+                if (children := children_of.get(self.app)) is not None:
+                    children.doomed(self.worker_pid)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """It failed, by itself (`return_ok`) or because its child is gone."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, Skipped):
+            self._announce_skipped(expired=isinstance(error, Expired))
+        if return_ok or not isinstance(error, _LOST):
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        # Before the message goes back: its next delivery must not be refused by this one's lock.
+        self._free_if_gone()
+        told = False
+        try:
+            found = super().on_failure(exc_info, send_failed_event, return_ok)
+            told = True
+            return found
+        finally:
+            self._record(error, told=told)
+
+    def reject(self, requeue: bool = False) -> None:
+        """Give the message back: to its queue, or to a dead-letter exchange."""
+        self._goes_on = True
+        super().reject(requeue)
+
+    def revoked(self) -> bool:
+        """Whether it was revoked or has expired; then it does not run."""
+        revoked = bool(super().revoked())
+        if revoked and self._context.retries and (options := self._options()) and options.retain_on_retry:
+            aside.do(self._free_kept)
+        return revoked
+
+    def _retry_worker_lost(self, *arguments: Any) -> Any:
+        retried = super()._retry_worker_lost(*arguments)
+        self._goes_on = self._goes_on or bool(retried)
+        return retried
+
+    def _free_if_gone(self) -> None:
+        """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""
+        children = children_of.get(self.app)
+        if children is not None and self.worker_pid is not None and not children.bury(self.worker_pid, self):
+            return
+        if (lease := self.lease()) is not None:
+            self._free(lease)
+
+    def _free(self, lease: Lease) -> None:
+        runtime = Runtime.of(self.app)
+        free(runtime.store, lease, runtime.tally)
+
+    def _announce_skipped(self, *, expired: bool) -> None:
+        """Say what the result says, as Celery itself does of a task that was revoked."""
+        self.send_event("task-revoked", terminated=False, signum=None, expired=expired)
+        task_revoked.send(self.task, request=self._context, terminated=False, signum=None, expired=expired)
+
+    def _record(self, error: BaseException, *, told: bool) -> None:
+        """Record what Celery has made of the loss of the child, if that is the end of the message.
+
+        Args:
+            error: how the child was lost.
+            told: whether the result was stored, and what follows sent.
+        """
+        seconds = Runtime.of(self.app).settings.done_ttl
+        outcome = self._outcome(error)
+        if not seconds or outcome is None:
+            return
+        if (lease := self.lease()) is not None:
+            self._leave_mark(lease, outcome, seconds, told)
+        else:
+            aside.do(partial(self._leave_mark_aside, outcome, seconds, told))
+
+    def _leave_mark_aside(self, outcome: redelivery.Outcome, seconds: float, told: bool) -> None:
+        if (lease := self._expected_lease(self._owner)) is not None:
+            self._leave_mark(lease, outcome, seconds, told)
+
+    def _leave_mark(self, lease: Lease, outcome: redelivery.Outcome, seconds: float, told: bool) -> None:
+        holder, runtime = holder_of(self.task, self._context), Runtime.of(self.app)
+        # Under an owner that holds nothing: the child may still be cleaning up.
+        lease.owner = new_owner()
+        runtime.store.leave_mark(lease, mark_of(holder, outcome, seconds))
+        if told:
+            runtime.settling.add(lease.key, mark_of(holder, redelivery.Outcome(outcome.state, settled=True), seconds))
+
+    def _free_kept(self) -> None:
+        """Free the lock that was kept for this retry."""
+        if (lease := self._expected_lease(heir_of(holder_of(self.task, self._context)))) is not None:
+            self._free(lease)
+
+    def _outcome(self, error: BaseException) -> redelivery.Outcome | None:
+        """The end of the message; None if it will be delivered again, or is retried."""
+        if self._goes_on or self._already_cancelled or not self.acknowledged:
+            return None
+        if isinstance(error, Terminated):
+            return redelivery.Outcome(states.REVOKED)
+        return redelivery.failed(self.task, self._context, error) if isinstance(error, Exception) else None
+
+    def _options(self) -> Options | None:
+        """How the execution locks; None if it takes no lock."""
+        try:
+            found: Options | None = self.task.lock_options(self._context)
+            return found
+        except Exception as error:  # noqa: BLE001 - what a message asks for may not be allowed
+            logger.debug("%s: the main process cannot tell its options: %r", self, error)
+            return None
+
+    def _expected_lease(self, owner: str) -> Lease | None:
+        """The hold that an execution has under this owner, its key made as that does; None if there is none. Only in
+        the thread beside: it runs code of the user's.
+        """
+        try:
+            lock = self.task.lock_of(self._context, self.args, self.kwargs)
+        except Exception as error:  # noqa: BLE001 - also what a lock_key of the user's raises
+            logger.debug("%s: the main process cannot tell its lock: %r", self, error)
+            return None
+        if lock is None:
+            return None
+        options, key = lock
+        return Lease(key, owner, ttl=options.ttl, fence=0, sent_at=clock.now(), limit=options.limit)
