@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -158,6 +159,18 @@ class TestReach:
             for _ in range(20):
                 store.release(taken(store))
             assert clock.now() - began < 10.0, "no round has waited for it"
+            store.close()
+
+    def test_refusal_waits_for_the_majority_that_agrees(self, nodes: Nodes) -> None:
+        urls = nodes.url.split(";")
+        with LossyProxy(nodes.servers[4].port) as slow:
+            store = open_url(";".join([*urls[:4], f"redis://127.0.0.1:{slow.port}"]), BELIEVED)
+            for url in urls[:2]:
+                one = open_url(url)
+                assert isinstance(one.acquire(KEY, new_owner(), ttl=TTL, holder=replace(ME, pid=43)), Lease)
+                one.close()
+            slow.delay(0.2)
+            assert store.refuse(KEY, ME, Mark(ME.message, b"refused", 60.0)) is None
             store.close()
 
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:

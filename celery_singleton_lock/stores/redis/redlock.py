@@ -345,16 +345,15 @@ class RedlockStore:
 
     def _refuse(self, key: str, holder: Holder, mark: Mark, slots: int) -> Held | Done | None:
         """Refuse the message, on a majority of the nodes that has promised so before."""
-        against: list[Held | Done] = []
+        errors: dict[int, str] = {}
         promise = mark._replace(record=calls.PROMISE + mark.record, seconds=PROMISED)
         for tries in range(TRIES):
             if tries:
                 clock.sleep(chance.spread(RETRY_DELAY))
             for each in (promise, mark):
-                answers = self._majority(calls.refuse_vote(key, holder, each, slots=slots))
-                found = [calls.refused(answer) for answer in answers]
+                answers = self._agreed_to(calls.refuse_vote(key, holder, each, slots=slots))
+                found, errors = [calls.refused(answer) for answer in _given(answers)], _errors(answers)
                 if found.count(None) < self._quorum:
-                    against = [it for it in found if it is not None and not _is_promise(it)]
                     break
             else:
                 return None
@@ -362,9 +361,25 @@ class RedlockStore:
                 fan.connect(step=CONNECT, seconds=CONNECT_ALL)
                 for each in (promise, mark):
                     fan.tell(calls.take_back(key, each), range(len(self._nodes)), owed_for=PROMISED)
-            if against:
+            against = [it for it in found if it is not None and not _is_promise(it)]
+            if against and len(found) >= self._quorum:
                 return next((it for it in against if isinstance(it, Done)), against[0])
-        raise self._unavailable({})
+        raise self._unavailable(errors)
+
+    def _agreed_to(self, call: calls.Call) -> Answers:
+        """What the nodes answered, waited for until a majority has agreed, with a 1, or cannot any more.
+
+        Not merely until a majority has answered: a node that the message's copy has, and that answers sooner than one
+        of those that have promised, would have a refusal taken back that others have been told of.
+        """
+
+        def is_decided(given: Answers) -> bool:
+            agreed = sum(1 for answer in _given(given) if answer[0] == 1)
+            return agreed >= self._quorum or len(given) - agreed > len(self._nodes) - self._quorum
+
+        with self._fan() as fan:
+            fan.connect(step=CONNECT, seconds=CONNECT_ALL)
+            return fan.ask(call, is_decided, seconds=MAX_ANSWER)
 
     def _released(self, lease: Lease, call: calls.Call, *, is_owed: bool) -> dict[int, Any]:
         """What the nodes answered to a release; those that have not are owed it, if this is the first try."""
