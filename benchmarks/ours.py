@@ -15,8 +15,11 @@ from celery_singleton_lock import (
     process_identity,
 )
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.lease import Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.store import Store
 
 #: How keys of ours end that are not a lock.
 BESIDE = (":fence", ":waiting", ":wake", ":memory")
@@ -35,9 +38,9 @@ class _OfTask:
     def acquire(self, wait: float) -> bool:
         owner, began = new_owner(), clock.now()
         how: dict[str, Any] = {"ttl": TTL, "holder": self._holder, "once": True}
-        found = self._store.acquire(self._key, owner, **how, waiting=wait > 0)
+        found = self._store.acquire(LockRequest(self._key, owner, **how, waiting=wait > 0))
         if wait and isinstance(found, Held):
-            with self._store.turn(self._key, owner, **how) as turn:
+            with self._store.waiter(LockRequest(self._key, owner, **how)) as turn:
                 while isinstance(found, Held) and (left := began + wait - clock.now()) > 0:
                     found = turn.wait(left)
         if not isinstance(found, Lease):
@@ -47,7 +50,7 @@ class _OfTask:
 
     def release(self) -> None:
         assert self._lease is not None
-        self._store.release(self._lease, mark=Mark(self._holder.message, _RECORD, 60.0))
+        self._store.free(self._lease, record=Record(self._holder.message, _RECORD, 60.0))
 
 
 class _Lock:
@@ -99,7 +102,7 @@ def hold_leases(url: str, count: int) -> Callable[[], int]:
     executions = []
     for number in range(count):
         holder = Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
-        lease = redis_store.acquire(f"bench:{{{number}}}", new_owner(), ttl=TTL, holder=holder)
+        lease = redis_store.acquire(LockRequest(f"bench:{{{number}}}", new_owner(), ttl=TTL, holder=holder))
         assert isinstance(lease, Lease)
         executions.append(_Execution(lease))
         heartbeat.start(lease, executions[-1].on_lost)

@@ -19,8 +19,10 @@ from redis import Redis
 
 from benchmarks.measure import RESULTS, machine, server_version
 from celery_singleton_lock import clock, process_identity
-from celery_singleton_lock.lease import Holder, Lease, Mark, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import calls
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, Nodes
@@ -57,12 +59,9 @@ def acquire_many(store: Any, numbers: Sequence[int], *, ttl: float = TTL) -> lis
         owners = [new_owner() for _ in batch]
         asked = [
             calls.acquire(
-                *(key_of(number), owner),
-                ttl=ttl,
-                holder=holder_of(number),
-                waiting=False,
-                once=True,
-                slots=(0,),
+                LockRequest(
+                    *(key_of(number), owner), ttl=ttl, holder=holder_of(number), waiting=False, once=True, slots=(0,)
+                ),
             )
             for number, owner in zip(batch, owners, strict=True)
         ]
@@ -108,14 +107,14 @@ def per_lock() -> dict[str, dict[str, float]]:
         acquire_many(store, range(100))
         leases = step("acquire, pipelined", COUNT, lambda: acquire_many(store, range(100, 100 + COUNT), ttl=600.0))
         step("renewal", COUNT, lambda: store.renew(leases, timeout=10.0))
-        done = [Mark(holder_of(number).message, RECORD, 3600.0) for number in range(100, 100 + COUNT)]
-        step("release with record", COUNT, lambda: [store.release(it, mark=m) for it, m in zip(leases, done)])  # noqa: B905
+        done = [Record(holder_of(number).message, RECORD, 3600.0) for number in range(100, 100 + COUNT)]
+        step("release with record", COUNT, lambda: [store.free(it, record=m) for it, m in zip(leases, done)])  # noqa: B905
         server.flush()
 
         def pairs() -> None:
             for number in range(5000):
                 (lease,) = acquire_many(store, [number])
-                store.release(lease, mark=Mark(holder_of(number).message, RECORD, 3600.0))
+                store.free(lease, record=Record(holder_of(number).message, RECORD, 3600.0))
 
         began = time.perf_counter()
         step("acquire + release, one after the other", 5000, pairs)
@@ -130,9 +129,9 @@ def redlock_pairs() -> dict[str, float]:
         client = nodes.servers[0].client()
         counted, began = Counted(client), time.perf_counter()
         for number in range(3000):
-            lease = store.acquire(key_of(number), new_owner(), ttl=TTL, holder=holder_of(number))
+            lease = store.acquire(LockRequest(key_of(number), new_owner(), ttl=TTL, holder=holder_of(number)))
             assert isinstance(lease, Lease)
-            store.release(lease)
+            store.free(lease)
         return {**counted.per(3000), "per second, one client": 3000 / (time.perf_counter() - began)}
 
 

@@ -29,30 +29,13 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, clock
+from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
-
-#: The share of the ttl after which a lease is renewed.
-RENEW_AFTER = 1 / 3
-
-#: The share of the ttl that is left when an unrenewed lease counts as lost.
-GIVE_UP_BEFORE = 1 / 3
-
-#: The share of the ttl that one step of a renewal may take: two steps (connect, read) that began at the last moment
-#: still leave two thirds of the last third to stop the task in.
-STEP_SHARE = 1 / 20
-
-#: Seconds that one step may take at most.
-MAX_STEP = 1.0
-
-#: The share of the ttl, and the seconds at most, between two tries to stop a task that has lost its lock.
-STRIKE_SHARE = 1 / 40
-MAX_STRIKE_INTERVAL = 0.25
 
 #: Seconds that the thread sleeps at most while there are leases: sleeping does not count the time in which the host is
 #: suspended, and a lease does.
@@ -112,7 +95,7 @@ class Heartbeat:
         """
         lease.ask = self._ask
         method: Any = on_lost
-        due_at = lease.acquired_at + lease.good_for * RENEW_AFTER
+        due_at = lease.acquired_at + lease.good_for * trust.RENEW_AFTER
         lasts = LINGER if linger and not self._closed else 0.0
         watched = _Watched(weakref.ref(lease), weakref.ref(method.__self__), method.__func__, due_at, lasts)
         with _pulse.mutex:
@@ -185,7 +168,7 @@ class Heartbeat:
     def _renew(self, pairs: Sequence[tuple[_Watched, Lease]], began: float) -> None:
         leases = [lease for _, lease in pairs]
         renewals = [lease.renewals for lease in leases]
-        step = step_of(leases)
+        step = trust.step_of(lease.good_for for lease in leases)
         try:
             renewed = self._store.renew(leases, timeout=step)
         except LockUnavailable as error:
@@ -218,7 +201,7 @@ class Heartbeat:
         asked = lease.asked_for(ttl)
         try:
             # Not as short a step as in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
-            step = min(MAX_STEP, max(lease.good_for, ttl) / 3)
+            step = min(trust.MAX_STEP, max(lease.good_for, ttl) / 3)
             (ours,) = self._store.renew([asked], timeout=step)
         except BaseException:
             # Interrupted, too: it may have been carried out, or will be.
@@ -233,7 +216,7 @@ class Heartbeat:
     def _ask(self, lease: Lease) -> None:
         """In the thread that runs under an overdue lease: it goes on only if the lock is still ours."""
         try:
-            (ours,) = self._store.renew([lease], timeout=step_of([lease]))
+            (ours,) = self._store.renew([lease], timeout=trust.step_of([lease.good_for]))
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody knows that the lock is ours
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
@@ -385,7 +368,7 @@ class _Pulse:
                 if lease.reason is None:
                     rounds.append((watched.due_at, heartbeat))
                 else:
-                    watched.due_at = now + min(MAX_STRIKE_INTERVAL, lease.ttl * STRIKE_SHARE)
+                    watched.due_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
                     lost.append((heartbeat, watched))
             if not heartbeat.watched and not heartbeat.in_round:
                 self._heartbeats.discard(heartbeat)
@@ -425,11 +408,6 @@ class _Pulse:
                 logger.exception("heartbeat: %s: could not be told that it is lost", lease.key)
 
 
-def step_of(leases: Sequence[Lease]) -> float:
-    """Seconds that one step of a renewal of these leases may take."""
-    return min(MAX_STEP, min(lease.good_for for lease in leases) * STEP_SHARE)
-
-
 def _looked_at(heartbeat: Heartbeat, watched: _Watched) -> float:
     """When to do something about it: renew it, give it up while a renewal is under way, or tell of its loss."""
     lease = watched.lease()
@@ -446,16 +424,16 @@ def _is_due(watched: _Watched, now: float) -> bool:
 
 
 def _slack(lease: Lease) -> float:
-    return lease.good_for * RENEW_AFTER * COALESCE
+    return lease.good_for * trust.RENEW_AFTER * COALESCE
 
 
 def _due_after(lease: Lease) -> float:
     # From when it was sent: a process that was stopped in between reads an answer that says little by now.
-    return lease.trusted_until - lease.good_for * (1 - chance.spread(RENEW_AFTER, least=0.9))
+    return lease.trusted_until - lease.good_for * (1 - chance.spread(trust.RENEW_AFTER, least=0.9))
 
 
 def _give_up_at(lease: Lease) -> float:
-    return lease.trusted_until - lease.good_for * GIVE_UP_BEFORE
+    return lease.trusted_until - lease.good_for * trust.GIVE_UP_BEFORE
 
 
 def _lose(watched: _Watched, lease: Lease, reason: str) -> None:
@@ -470,7 +448,7 @@ def _try_again_or_give_up(watched: _Watched, lease: Lease, error: Exception) -> 
     if now >= give_up_at:
         _lose(watched, lease, f"it could not be renewed in time: {error}")
     else:
-        pause = chance.spread(min(0.5, lease.good_for / 20))
+        pause = chance.spread(min(0.5, lease.good_for * trust.RETRY_SHARE))
         watched.due_at = min(now + pause, give_up_at)
 
 

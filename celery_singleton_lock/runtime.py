@@ -14,8 +14,9 @@ from celery_singleton_lock.journal.writer import Tally
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.options import Settings
 from celery_singleton_lock.settling import Settling
-from celery_singleton_lock.stores import Store, open_store
+from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.store import Store
 
 _opening = Mutex()
 

@@ -17,8 +17,8 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Mark
-from celery_singleton_lock.stores import Store
+from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
@@ -28,15 +28,16 @@ WRITE_AFTER = 1.0
 #: Writes without anything to write after which the thread ends.
 IDLE = 5
 
-#: Marks that are kept at most while the store does not answer, the latest; copies of the others ask the result backend.
+#: Records that are kept at most while the store does not answer, the latest; copies of the others ask the result
+#: backend.
 MOST = 10_000
 
-#: Marks in one round trip.
+#: Records in one round trip.
 BATCH = 200
 
 
 class Settling:
-    """Marks of `store` that are to be overwritten."""
+    """Records of `store` that are to be overwritten."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -44,45 +45,45 @@ class Settling:
         _all.add(self)
 
     def begin(self) -> None:
-        """Start with nothing: at first, and in the child of a fork, whose marks and thread are the parent's."""
+        """Start with nothing: at first, and in the child of a fork, whose records and thread are the parent's."""
         self._mutex = threading.Lock()
-        self._marks: dict[tuple[str, str], Mark] = {}
+        self._records: dict[tuple[str, str], Record] = {}
         self._thread: threading.Thread | None = None
 
-    def add(self, key: str, mark: Mark) -> None:
-        """Overwrite the mark of this name under `key`, soon."""
+    def add(self, key: str, record: Record) -> None:
+        """Overwrite the record of this name under `key`, soon."""
         with self._mutex:
-            self._marks[key, mark.message] = mark
-            if len(self._marks) > MOST:
-                del self._marks[next(iter(self._marks))]
+            self._records[key, record.message] = record
+            if len(self._records) > MOST:
+                del self._records[next(iter(self._records))]
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-settling", daemon=True)
-                with suppress(RuntimeError):  # No thread is to be had: the next mark tries again.
+                with suppress(RuntimeError):  # No thread is to be had: the next record tries again.
                     self._thread.start()
 
     def write(self) -> None:
         """Write what there is; what cannot be written is kept."""
         while True:
             with self._mutex:
-                batch = list(self._marks.items())[:BATCH]
+                batch = list(self._records.items())[:BATCH]
             if not batch:
                 return
             try:
-                self._store.settle([(key, mark) for (key, _), mark in batch])
+                self._store.replace_records([(key, record) for (key, _), record in batch])
             except LockUnavailable as error:
                 logger.debug("settling: not written, trying again: %s", error)
                 return
             with self._mutex:
-                for place, mark in batch:
-                    if self._marks.get(place) is mark:
-                        del self._marks[place]
+                for place, record in batch:
+                    if self._records.get(place) is record:
+                        del self._records[place]
 
     def _run(self) -> None:
         idle = 0
         while True:
             clock.sleep(WRITE_AFTER)
             with self._mutex:
-                idle = 0 if self._marks else idle + 1
+                idle = 0 if self._records else idle + 1
                 if idle >= IDLE:
                     self._thread = None
                     return

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, trust
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.lease import new_owner
-from celery_singleton_lock.stores.base import Ledger, Refused
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.stores.ledger import Ledger, Refused
 
 #: Seconds after which what was sent is recorded though more is about to be sent.
 RECORD_AFTER = 0.01
@@ -109,7 +109,7 @@ class Claims:
             self._unanswered.append((self._owner, sorted({*wanted, *self._granted})))
             self._owner, self._granted = new_owner(), {}
             raise
-        until = asked_at + self._ttl * 0.99 - 0.002
+        until = trust.end_of(asked_at, self._ttl)
         self._granted = {entry: grant for entry, grant in self._granted.items() if grant[1] > asked_at}
         self._granted.update({entry: (tick, until) for entry, tick in wanted.items() if entry not in refused})
         return refused

@@ -11,11 +11,13 @@ from contextlib import ExitStack
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.heartbeat import GONE, RENEW_AFTER, step_of
-from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
-from celery_singleton_lock.stores import Bell, Store
+from celery_singleton_lock.heartbeat import GONE
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.base import Bell, Held, LockRequest
+from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
@@ -91,7 +93,7 @@ class Leadership:
         if lease is None:
             return
         try:
-            self._store.release(lease)
+            self._store.free(lease)
             logger.info("beat: resigned as leader of schedule %s", self._name)
         except LockUnavailable as error:
             logger.warning("beat: could not resign; the next leader comes in %.1f s: %s", lease.remaining, error)
@@ -100,17 +102,17 @@ class Leadership:
         if self.renews_in > 0 and lease.held:
             return
         try:
-            (ours,) = self._store.renew([lease], timeout=step_of([lease]))
+            (ours,) = self._store.renew([lease], timeout=trust.step_of([lease.good_for]))
         except LockUnavailable as error:
             if lease.held:
                 logger.warning("beat: the lease could not be renewed, trying again: %s", error)
-                self._renews_at = clock.now() + min(RETRY_AFTER, self._ttl / 20)
+                self._renews_at = clock.now() + min(RETRY_AFTER, self._ttl * trust.RETRY_SHARE)
                 return
             self._lose(f"it could not be renewed in time: {error}")
         else:
             if not ours:
                 self._lose(GONE)
-            self._renews_at = lease.trusted_until - self._ttl * (1 - RENEW_AFTER)
+            self._renews_at = lease.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
 
     def _lose(self, reason: str) -> None:
         logger.warning("beat: leads schedule %s no more: %s", self._name, reason)
@@ -122,8 +124,7 @@ class Leadership:
     def _take_back(self) -> None:
         """See to it, if the server answers, that nobody waits for what this one has asked for and given up."""
         while self._given_up:
-            given_up = Lease(self._key, self._given_up.pop(), ttl=self._ttl, fence=0, sent_at=clock.now())
-            if self._store.abandon(given_up) is None:
+            if self._store.abandon(Hold(self._key, self._given_up.pop(), ttl=self._ttl)) is None:
                 return
 
     def _try(self) -> bool:
@@ -133,12 +134,12 @@ class Leadership:
         found, why = self._ask(), "resigned" if self._woken else "let its lease end"
         if isinstance(found, Held) and found.holder is not None and process_identity.is_over(found.holder.process):
             # It ran on this host: no need to wait for the end of its lease.
-            self._store.release(found.lease(self._key, ttl=self._ttl))
+            self._store.free(found.hold(self._key, ttl=self._ttl))
             found, why = self._ask(), "was killed"
         if isinstance(found, Held):
             self._look_up_to(found)
             return False
-        self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - RENEW_AFTER)
+        self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
         self._stop_waiting()
         self.term += 1
         after = f", after {_shown(self._leader)} {why}" if self._leader else ""
@@ -149,11 +150,13 @@ class Leadership:
     def _ask(self) -> Lease | Held:
         try:
             found = self._store.acquire(
-                *(self._key, self._owner),
-                ttl=self._ttl,
-                holder=self._holder,
-                waiting=True,
-                given_up=tuple(self._given_up),
+                LockRequest(
+                    *(self._key, self._owner),
+                    ttl=self._ttl,
+                    holder=self._holder,
+                    waiting=True,
+                    given_up=tuple(self._given_up),
+                ),
             )
         except BaseException:
             self._given_up.append(self._owner)
@@ -167,7 +170,7 @@ class Leadership:
         if self._leader is None or self._leader.owner != leader.owner:
             logger.info("beat: stands by; %s leads schedule %s", _shown(leader), self._name)
         self._leader = leader
-        self._looks_at, self._woken = clock.now() + min(leader.remaining + 0.002, LOOK_AFTER), False
+        self._looks_at, self._woken = clock.now() + min(trust.seconds_until_over(leader.remaining), LOOK_AFTER), False
 
     def _wait(self, patience: float) -> None:
         """Until the leader resigns, or it is time to look again."""

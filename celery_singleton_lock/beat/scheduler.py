@@ -27,11 +27,11 @@ from celery_singleton_lock.beat.claiming import NotNow, claiming
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.leader import LOOK_AFTER, RETRY_AFTER, Leadership
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.lease import Holder
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.options import BeatSettings
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import Store
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 

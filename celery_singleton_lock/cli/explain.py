@@ -16,8 +16,8 @@ from celery_singleton_lock.cli import arguments, command, target
 from celery_singleton_lock.diagnosis.explanation import Explanation, differences
 from celery_singleton_lock.diagnosis.explanation import explain as explained
 from celery_singleton_lock.errors import InvalidKey, InvalidOption, LockUnavailable
-from celery_singleton_lock.lease import Held
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held
 
 #: What stands between two calls.
 _AND = "--"
@@ -83,7 +83,7 @@ def _holders(runtime: Runtime, explanation: Explanation) -> tuple[list[Held], st
         return [], "cannot be seen from here: memory:// locks are in each process of its own"
     limit = next(option.value for option in explanation.options if option.option == "lock_limit")
     try:
-        return runtime.store.look(explanation.key, limit=limit), ""
+        return runtime.store.held(explanation.key, limit=limit), ""
     except LockUnavailable as error:
         return [], f"not known: {error}"
 

@@ -18,8 +18,8 @@ from celery_singleton_lock.cli.line import COLUMNS, Line
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.cli.verdict import TO_FREE, Verdict, longest_watch, verdicts
-from celery_singleton_lock.lease import Held
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held
 
 
 def _how(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ def release(
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
-        holds = [(Line.of(key, held), held) for held in runtime.store.sight(key).holds]
+        holds = [(Line.of(key, held), held) for held in runtime.store.inspect(key).held]
         if not holds:
             raise click.ClickException(f"{key} is not held")
         ctx.exit(_free(runtime, holds, force=force, yes=yes, as_json=as_json))
@@ -94,7 +94,7 @@ def _free(runtime: Runtime, holds: Sequence[tuple[Line, Held]], *, force: bool, 
         why, is_free = verdict.value, verdict is Verdict.ENDED
         if verdict in TO_FREE:
             ttl = line.ttl or runtime.settings.defaults["ttl"]
-            is_free = runtime.store.release(held.lease(line.key, ttl=ttl, limit=line.slot + 1))
+            is_free = runtime.store.free(held.hold(line.key, ttl=ttl, limit=line.slot + 1))
             why = why if is_free else "it has changed hands meanwhile"
         left += not is_free
         if as_json:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from celery_singleton_lock import clock, keys
-from celery_singleton_lock.lease import Held
+from celery_singleton_lock.stores.base import Held
 
 #: What the columns of a table are called.
 COLUMNS = ("KEY", "HOLDER", "NODE", "PID", "HELD FOR", "EXPIRES IN", "WAITERS")

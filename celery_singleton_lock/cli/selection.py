@@ -13,8 +13,8 @@ import click
 from celery_singleton_lock import keys
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.cli.line import Line
-from celery_singleton_lock.lease import Held
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Selection:
 
     def of(self, runtime: Runtime) -> Iterator[tuple[Line, Held]]:
         """The locks that are held and asked for."""
-        for key, held in runtime.store.holds(runtime.settings.prefix):
+        for key, held in runtime.store.all_held(runtime.settings.prefix):
             line = Line.of(key, held)
             if self._has(line):
                 yield line, held

@@ -11,7 +11,8 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.cli.line import Line, duration
-from celery_singleton_lock.lease import MARKS, Done, Held, Mark
+from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.stores.inspector import MOST_RECORDS
 from celery_singleton_lock.task import redelivery
 
 #: Messages that people are shown.
@@ -30,35 +31,35 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_:
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
-        sight = runtime.store.sight(key)
-    lines = [Line.of(key, held) for held in sight.holds]
+        state = runtime.store.inspect(key)
+    lines = [Line.of(key, held) for held in state.held]
     if as_json:
         command.say_json(
             {
                 "key": key,
                 "held": [asdict(line) for line in lines],
-                "fence": sight.fence,
-                "waiters": sight.waiters,
+                "fence": state.fence,
+                "waiters": state.waiters,
                 "done": [
-                    {"message": mark.message, "state": _state(mark), "seconds": round(mark.seconds, 3)}
-                    for mark in sight.marks
+                    {"message": record.message, "state": _state(record), "seconds": round(record.seconds, 3)}
+                    for record in state.records
                 ],
             }
         )
         return
     _say("key", key)
-    for line, held in zip(lines, sight.holds, strict=True):
+    for line, held in zip(lines, state.held, strict=True):
         _say("held by", line.holder + (f", slot {line.slot}" if line.slot else ""))
         _say("", _times(line, held))
     if not lines:
         _say("held by", "nobody")
     _say("scope", next((line.scope for line in lines if line.scope), "-"))
-    _say("fence", "-" if sight.fence is None else str(sight.fence))
-    _say("waiters", str(sight.waiters))
-    for mark in sight.marks[:_SHOWN]:
-        _say("done", f"message {mark.message}: {_state(mark)}, remembered for {duration(mark.seconds)}")
-    if (more := len(sight.marks) - _SHOWN) > 0:
-        _say("", f"and {more} more" if len(sight.marks) < MARKS else "and many more")
+    _say("fence", "-" if state.fence is None else str(state.fence))
+    _say("waiters", str(state.waiters))
+    for record in state.records[:_SHOWN]:
+        _say("done", f"message {record.message}: {_state(record)}, remembered for {duration(record.seconds)}")
+    if (more := len(state.records) - _SHOWN) > 0:
+        _say("", f"and {more} more" if len(state.records) < MOST_RECORDS else "and many more")
 
 
 def _say(title: str, text: str) -> None:
@@ -74,6 +75,6 @@ def _times(line: Line, held: Held) -> str:
     return f"for {duration(line.held_for or 0)}, expires in {duration(line.expires_in or 0)}{renewed}{over}"
 
 
-def _state(mark: Mark) -> str:
-    outcome, _ = redelivery.loads(Done(mark.record, mark.seconds))
+def _state(record: Record) -> str:
+    outcome, _ = redelivery.loads(record)
     return outcome.state

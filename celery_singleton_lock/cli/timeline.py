@@ -38,7 +38,7 @@ def timeline(ctx: click.Context, minutes: float = 10.0, output: Any = None, **_:
         journal = store.journal(settings.prefix, size=settings.journal)
         now = journal.write({}, [], slack=0.0).now
         window = Window(now - minutes * 60, now)
-        held = [running(key, held, now) for key, held in store.holds(settings.prefix)]
+        held = [running(key, held, now) for key, held in store.all_held(settings.prefix)]
         entries = [*chain(journal.entries(since=window.since), (entry for entry in held if entry is not None))]
     output.write(page(f"Locks of {ctx.obj.app.main or 'the app'}", entries, window))
     if output.name != "-":

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from celery_singleton_lock import clock, process_identity
-from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, STEP_SHARE, STRIKE_SHARE
-from celery_singleton_lock.lease import Held
-from celery_singleton_lock.stores import Store
-from celery_singleton_lock.task.abort import GRACE
+from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.trust import GIVE_UP_BEFORE, GRACE_SHARE, STEP_SHARE, STRIKE_SHARE
 
 #: The share of the ttl that is left when a holder that could not renew its lease has stopped: about a tenth. The last
 #: try has two steps, and the last strike comes a little after the grace is over.
-STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE - STRIKE_SHARE
+STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE_SHARE - STRIKE_SHARE
 
 #: The share of the ttl by which the end of a lease has to move to count as renewed: servers count milliseconds, by a
 #: clock that they look at now and then.
@@ -108,7 +107,7 @@ class _Watched:
 
     def look(self, store: Store) -> None:
         slot, asked_at = self.shown.slot or 0, clock.now()
-        now = next((held for held in store.look(self.key, limit=slot + 1) if held.slot == slot), None)
+        now = next((held for held in store.held(self.key, limit=slot + 1) if held.slot == slot), None)
         if now is not None and math.isinf(now.remaining):
             # Somebody took its end away, and a renewal would give it one: as if it had last been renewed before the
             # first look.

@@ -52,7 +52,7 @@ class LockCollector:
         settings, store = self._runtime.settings, self._runtime.store
         journal = store.journal(settings.prefix, size=settings.journal)
         counts = metrics.read(journal.counts())
-        yield from map(_held, [Counter(_name_in(key) for key, _ in store.holds(settings.prefix))])
+        yield from map(_held, [Counter(_name_in(key) for key, _ in store.all_held(settings.prefix))])
         yield _refused(journal.refused())
         for counter in metrics.COUNTERS:
             yield _counter(counter, counts)

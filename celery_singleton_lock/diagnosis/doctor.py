@@ -24,14 +24,16 @@ from celery_singleton_lock.diagnosis.servers import (
 )
 from celery_singleton_lock.diagnosis.workers import of_workers
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys import key_of_beat, key_of_text
-from celery_singleton_lock.lease import Holder, Lease, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.options import BeatSettings, Settings
 from celery_singleton_lock.options.visibility import is_rabbitmq
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import Store
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.probe import MAX_KEYS, Servers, no_answer
 from celery_singleton_lock.stores.redis.server import told
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.original import DELAYED
 from celery_singleton_lock.task.publisher import Publisher
 
@@ -90,8 +92,8 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
     key = key_of_text(settings.prefix, "doctor", new_owner())
     holder = Holder(node=f"doctor@{socket.gethostname()}", pid=os.getpid(), since=clock.wall())
     try:
-        lease = store.acquire(key, new_owner(), ttl=settings.defaults["ttl"], holder=holder)
-        kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and store.release(lease)
+        lease = store.acquire(LockRequest(key, new_owner(), ttl=settings.defaults["ttl"], holder=holder))
+        kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and store.free(lease)
     except LockUnavailable as error:
         yield Finding(
             *("problem", settings.shown_backend),
@@ -111,7 +113,7 @@ def _of_beat(app: Any, settings: Settings, store: Store) -> tuple[list[str], lis
     """Who leads beat, and what is wrong if nobody does."""
     beat = BeatSettings.from_app(app)
     try:
-        leaders = [held.holder for held in store.look(key_of_beat(settings.prefix, beat.name)) if held.holder]
+        leaders = [held.holder for held in store.held(key_of_beat(settings.prefix, beat.name)) if held.holder]
     except LockUnavailable as error:
         return [], [unreachable(settings.shown_backend, told(error))]
     if not leaders and has_exclusive_beat(app.conf) and beat.mode == "leader":

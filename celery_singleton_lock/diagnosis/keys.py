@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.diagnosis.finding import Finding
-from celery_singleton_lock.lease import PERSON, Held
-from celery_singleton_lock.stores import Store
+from celery_singleton_lock.holder import STEM_LENGTH
+from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.redis.probe import Key
+from celery_singleton_lock.stores.store import Store
 
 #: Keys of one kind that are told one by one.
 MAX_TOLD = 5
@@ -56,4 +57,4 @@ def _is_over(name: str, held: Held, store: Store) -> bool:
         return False
     key, _, slot = name.rpartition(":run")
     limit = int(slot[1:] or 0) + 1
-    return any(still.owner[:PERSON] == held.owner[:PERSON] for still in store.look(key, limit=limit))
+    return any(still.owner[:STEM_LENGTH] == held.owner[:STEM_LENGTH] for still in store.held(key, limit=limit))

@@ -12,7 +12,7 @@ from string import Template
 
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.keys import name_in
-from celery_singleton_lock.lease import Held
+from celery_singleton_lock.stores.base import Held
 
 #: Rows up to which the table is shown at once.
 OPEN = 100

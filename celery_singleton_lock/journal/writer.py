@@ -23,7 +23,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.stores.base import Journal, Written
+from celery_singleton_lock.stores.journal import Journal, Written
 
 logger = get_logger(__name__)
 

@@ -27,9 +27,10 @@ from redis import Redis
 from redis.cluster import RedisCluster
 from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 
-from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
-from celery_singleton_lock.lease import Done, Held, Holder, Lease, Name, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.lock.clients import (
     Keeper,
     address_of,
@@ -37,6 +38,8 @@ from celery_singleton_lock.lock.clients import (
     kept_by_each,
 )
 from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.redis.keyspace import Name
 
 T = TypeVar("T")
 
@@ -227,8 +230,7 @@ class Lock:
         """Give up what this owner may have got, unless that is noted as held."""
         held = self.local.held
         if held is None or held.lease.owner != owner:
-            lease = Lease(self._key, owner, ttl=self._ttl, fence=0, sent_at=clock.now(), limit=self._limit)
-            self._keeper.store.abandon(lease)
+            self._keeper.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
 
     def release(self) -> None:
         """Give the lock back. After `Unavailable` this can be repeated; else the lock ends by itself.
@@ -247,7 +249,7 @@ class Lock:
                 begun = self.local.releasing = _Releasing(token, lease.held)
             self._keeper.heartbeat.stop(lease)
             try:
-                released = _translated(lambda: self._keeper.store.release(lease))
+                released = _translated(lambda: self._keeper.store.free(lease))
             except Unavailable:
                 lease.lose(_UNDER_WAY)
                 raise
@@ -325,18 +327,19 @@ class Lock:
     def _kept(self, redis: Redis | RedisCluster) -> Keeper:
         return kept_by(redis, self._replicas)
 
-    def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Done:
+    def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until then; what was found last."""
         holder = Holder(None, 0, _node(), os.getpid(), clock.wall(), process=process_identity.own())
         store, began = self._keeper.store, clock.now()
-        found = store.acquire(self._key, owner, ttl=self._ttl, holder=holder, waiting=until > 0, limit=self._limit)
+        request = LockRequest(self._key, owner, ttl=self._ttl, holder=holder, waiting=until > 0, limit=self._limit)
+        found = store.acquire(request)
         if isinstance(found, Lease) or until <= began:
             return found
-        with store.turn(self._key, owner, ttl=self._ttl, holder=holder, limit=self._limit) as turn:
+        with store.waiter(request) as waiter:
             while isinstance(found, Held) and (left := until - clock.now()) > 0:
                 # A value that is not of this package is redis-py's, say, whose release wakes nobody.
                 soon = pause if found.holder is None else float("inf")
-                found = turn.wait(min(left, found.remaining + 0.002, soon))
+                found = waiter.wait(min(left, trust.seconds_until_over(found.remaining), soon))
         return found
 
     def _hold(self, lease: Lease, token: bytes) -> None:
@@ -368,7 +371,7 @@ class Lock:
             return None
         # A key without an end is not as we left it: it is treated as one of ours.
         ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
-        return found.lease(self._key, ttl=ttl, limit=self._limit)
+        return Lease(self._key, found.owner, ttl=ttl, fence=0, sent_at=clock.now(), limit=self._limit, slot=found.slot)
 
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
         """Renew the hold for so many seconds more than its remaining time, times `keeping`."""
@@ -397,7 +400,7 @@ class Lock:
             raise NotOwned(self.name, lease.reason or _GONE)
 
     def _look(self) -> list[Held]:
-        return _translated(lambda: self._keeper.store.look(self._key, limit=self._limit))
+        return _translated(lambda: self._keeper.store.held(self._key, limit=self._limit))
 
     def _tell(self, lease: Lease) -> None:
         logger.error("lock %s was lost while it was held: %s", self.name, lease.reason)

@@ -8,14 +8,26 @@ from typing import TYPE_CHECKING, Any
 from celery_singleton_lock.backend import shown
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.options import Settings
-from celery_singleton_lock.stores.base import Bell, Store, Turn
+from celery_singleton_lock.stores.base import Bell, Held, LockRequest, LockStore, Record, Reservation, Waiter
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.store import Store
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.redlock import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
-__all__ = ["Bell", "Store", "Turn", "open_store", "open_url"]
+__all__ = [
+    "Bell",
+    "Held",
+    "LockRequest",
+    "LockStore",
+    "Record",
+    "Reservation",
+    "Store",
+    "Waiter",
+    "open_store",
+    "open_url",
+]
 
 _IN_THIS_PROCESS = MemoryStore()
 

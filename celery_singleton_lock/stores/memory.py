@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
-from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Refused, Written
-from celery_singleton_lock.stores.redis.turn import AskingTurn
+from celery_singleton_lock.stores.asking_waiter import AskingWaiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
+from celery_singleton_lock.stores.journal import MAX_LABELS, Written
+from celery_singleton_lock.stores.ledger import MEMORY, Refused
 
 #: Seconds at least for which it is known that an owner was given up.
 OVER = 60.0
@@ -41,7 +45,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._fences = itertools.count(1)
         self._entries: dict[str, dict[int, _Entry]] = {}
-        self._marks: dict[tuple[str, str], tuple[bytes, float]] = {}
+        self._records: dict[tuple[str, str], tuple[bytes, float]] = {}
         #: Owners that were given up, and until when that is known.
         self._over: dict[tuple[str, str], float] = {}
         self._mutex = Mutex()
@@ -52,105 +56,83 @@ class MemoryStore:
         self._ledgers: dict[str, _MemoryLedger] = {}
         self._journals: dict[str, _MemoryJournal] = {}
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        *,
-        ttl: float,
-        holder: Holder,
-        waiting: bool = False,
-        once: bool = False,
-        limit: int = 1,
-        given_up: Sequence[str] = (),
-    ) -> Lease | Held | Done:
-        sent_at = clock.now()
+    def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        key, holder, sent_at = request.key, request.holder, clock.now()
         with self._mutex.lock:
-            if self._over.get((key, owner), 0.0) > sent_at:
+            if self._over.get((key, request.owner), 0.0) > sent_at:
                 raise LockUnavailable(self.server, "this owner was given up")
-            for name in given_up:
-                self._give_up(key, name, ttl)
-            if once and (done := self._done(key, holder.message)):
-                return done
+            for name in request.given_up:
+                self._give_up(key, name, request.ttl)
+            if request.once and (record := self._record(key, holder.message)):
+                return record
             live = self._live(key)
-            slot = _slot_of(owner, live)
+            slot = _slot_of(request.owner, live)
             if slot is None:
-                kept_in = _slot_of(heir_of(holder), live)
-                slot = _slot_for(holder, live, limit, kept_in)
+                reserved = _slot_of(holder.reserved_as, live)
+                slot = _slot_for(holder, live, request.limit, reserved)
                 if slot is None:
-                    if waiting:
+                    if request.waiting:
                         self._refused[key] = sent_at
                     return _blocker(holder, live, sent_at)
-                if kept_in is not None:
-                    del live[kept_in]
-                kept = replace(holder, ttl=ttl)
-                self._entries.setdefault(key, {})[slot] = _Entry(owner, kept, next(self._fences), 0.0)
+                if reserved is not None:
+                    del live[reserved]
+                taken = _Entry(request.owner, replace(holder, ttl=request.ttl), next(self._fences), 0.0)
+                self._entries.setdefault(key, {})[slot] = taken
             entry = self._entries[key][slot]
-            entry.expires_at = sent_at + ttl
-            return Lease(key, owner, ttl=ttl, fence=entry.fence, sent_at=sent_at, limit=limit, slot=slot)
+            entry.expires_at = sent_at + request.ttl
+            return request.lease(fence=entry.fence, sent_at=sent_at, slot=slot)
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+    def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         with self._mutex.lock:
-            return [self._renew(lease) for lease in leases]
+            return [self._renew(hold) for hold in holds]
 
-    def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
         with self._mutex.lock:
-            now = clock.now()
-            if mark is not None:
-                self._marks[lease.key, mark.message] = mark.record, now + mark.seconds
-            live = self._live(lease.key)
-            slot = _slot_of(lease.owner, live)
+            if record is not None:
+                self._remember(hold.key, record)
+            live = self._live(hold.key)
+            slot = _slot_of(hold.owner, live)
             if slot is None:
                 return False
-            fence = self._entries[lease.key].pop(slot).fence
-            own = mark.message if mark is not None else None
-            if heir is not None and (heir.holder.message == own or not self._done(lease.key, heir.holder.message)):
-                kept = _Entry(heir_of(heir.holder), heir.holder, fence, now + heir.seconds)
-                self._entries[lease.key][slot] = kept
-            self._wake(lease.key)
+            fence = self._entries[hold.key].pop(slot).fence
+            if reservation is not None and not self._is_over(hold.key, reservation.holder, record):
+                holder = reservation.holder
+                reserved = _Entry(holder.reserved_as, holder, fence, clock.now() + reservation.seconds)
+                self._entries[hold.key][slot] = reserved
+            self._wake(hold.key)
             return True
 
-    def abandon(self, lease: Lease) -> bool | None:
+    def abandon(self, hold: Hold) -> bool | None:
         with self._mutex.lock:
-            return self._give_up(lease.key, lease.owner, lease.ttl)
+            return self._give_up(hold.key, hold.owner, hold.ttl)
 
-    def leave_mark(self, lease: Lease, mark: Mark) -> None:
-        self.release(lease, mark=mark)
-
-    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+    def remember(self, key: str, record: Record) -> None:
         with self._mutex.lock:
-            done, now = self._done(key, mark.message), clock.now()
-            if done is not None:
-                return None if done.record == mark.record else done
+            self._remember(key, record)
+
+    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
+        with self._mutex.lock:
+            known, now = self._record(key, record.message), clock.now()
+            if known is not None:
+                return None if known.content == record.content else known
             for entry in self._live(key).values():
                 of_same = entry.holder.is_copy_of(holder) and entry.holder.attempt == holder.attempt
-                if of_same or entry.owner == heir_of(holder):
+                if of_same or entry.owner == holder.reserved_as:
                     return Held(entry.holder, entry.owner, entry.expires_at - now)
-            self._marks[key, mark.message] = mark.record, now + mark.seconds
+            self._remember(key, record)
             return None
 
-    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
+    def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         with self._mutex.lock:
-            self._forget_old_marks()
-            for key, mark in marks:
-                if (key, mark.message) in self._marks:
-                    self._marks[key, mark.message] = mark.record, clock.now() + mark.seconds
+            for key, record in records:
+                if self._record(key, record.message) is not None:
+                    self._remember(key, record)
 
     def bell(self, key: str) -> _MemoryBell:
         return _MemoryBell(self, key)
 
-    def turn(
-        self,
-        key: str,
-        owner: str,
-        *,
-        ttl: float,
-        holder: Holder,
-        once: bool = False,
-        limit: int = 1,
-        given_up: Sequence[str] = (),
-    ) -> AskingTurn:
-        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit, given_up=given_up)
+    def waiter(self, request: LockRequest) -> AskingWaiter:
+        return AskingWaiter.of(self, request)
 
     def queue(self, bell: _MemoryBell) -> None:
         """Put a waiter at the end, if it is not in the queue."""
@@ -174,24 +156,26 @@ class MemoryStore:
             if not waiting:
                 self._waiting.pop(bell.key, None)
 
-    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+    def held(self, key: str, *, limit: int = 1) -> list[Held]:
         with self._mutex.lock:
-            return self._held(key)
+            return self._held_now(key)
 
-    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         with self._mutex.lock:
             keys = [key for key in self._entries if key.startswith(f"{prefix}:")]
-            found = [(key, held) for key in keys for held in self._held(key)]
+            found = [(key, held) for key in keys for held in self._held_now(key)]
         yield from found
 
-    def sight(self, key: str) -> Sight:
+    def inspect(self, key: str) -> KeyState:
         with self._mutex.lock:
-            self._forget_old_marks()
+            self._forget_old_records()
             now, waiters = clock.now(), len(self._waiting.get(key, ()))
             fences = [entry.fence for entry in self._live(key).values()]
-            latest = sorted(self._marks.items(), key=lambda mark: mark[1][1], reverse=True)
-            marks = [Mark(message, *(record, until - now)) for (of, message), (record, until) in latest if of == key]
-            return Sight(tuple(self._held(key)), max(fences, default=None), waiters, tuple(marks[:MARKS]))
+            latest = sorted(self._records.items(), key=lambda record: record[1][1], reverse=True)
+            records = [Record(message, content, until - now) for (of, message), (content, until) in latest if of == key]
+            return KeyState(
+                tuple(self._held_now(key)), max(fences, default=None), waiters, tuple(records[:MOST_RECORDS])
+            )
 
     def ledger(self, key: str) -> _MemoryLedger:
         return self._ledgers.setdefault(key, _MemoryLedger())
@@ -219,14 +203,15 @@ class MemoryStore:
         elif key in self._refused and clock.now() - self._refused.pop(key) < CLAIMED_WITHIN:
             self._unclaimed[key] = clock.now()
 
-    def _renew(self, lease: Lease) -> bool:
-        live = self._live(lease.key)
-        slot = _slot_of(lease.owner, live)
+    def _renew(self, hold: Hold) -> bool:
+        live = self._live(hold.key)
+        slot = _slot_of(hold.owner, live)
         if slot is None:
             return False
         sent_at = clock.now()
-        live[slot].expires_at = sent_at + lease.ttl
-        lease.extend(sent_at)
+        live[slot].expires_at = sent_at + hold.ttl
+        if isinstance(hold, Lease):
+            hold.extend(sent_at)
         return True
 
     def _live(self, key: str) -> dict[int, _Entry]:
@@ -238,22 +223,30 @@ class MemoryStore:
             self._entries.pop(key, None)
         return live
 
-    def _held(self, key: str) -> list[Held]:
+    def _held_now(self, key: str) -> list[Held]:
         now, waiters, live = clock.now(), len(self._waiting.get(key, ())), self._live(key)
         return [
             Held(live[slot].holder, live[slot].owner, live[slot].expires_at - now, slot, waiters)
             for slot in sorted(live)
         ]
 
-    def _done(self, key: str, message: str) -> Done | None:
-        self._forget_old_marks()
-        found = self._marks.get((key, message))
-        return None if found is None else Done(found[0], found[1] - clock.now())
+    def _is_over(self, key: str, holder: Holder, record: Record | None) -> bool:
+        """Whether a message that the lock is to be reserved for has ended, otherwise than by this record."""
+        own = record is not None and record.message == holder.message
+        return not own and self._record(key, holder.message) is not None
 
-    def _forget_old_marks(self) -> None:
+    def _record(self, key: str, message: str) -> Record | None:
+        self._forget_old_records()
+        found = self._records.get((key, message))
+        return None if found is None else Record(message, found[0], found[1] - clock.now())
+
+    def _remember(self, key: str, record: Record) -> None:
+        self._records[key, record.message] = record.content, clock.now() + record.seconds
+
+    def _forget_old_records(self) -> None:
         now = clock.now()
-        for place in [place for place, (_, until) in self._marks.items() if until <= now]:
-            del self._marks[place]
+        for place in [place for place, (_, until) in self._records.items() if until <= now]:
+            del self._records[place]
 
 
 class _MemoryBell:
@@ -413,7 +406,7 @@ def _slot_for(holder: Holder, live: Mapping[int, _Entry], limit: int, kept: int 
 
 
 def _blocker(holder: Holder, live: Mapping[int, _Entry], now: float) -> Held:
-    others = [entry for entry in live.values() if entry.owner != heir_of(holder)]
+    others = [entry for entry in live.values() if entry.owner != holder.reserved_as]
     copies = [entry for entry in others if entry.holder.is_copy_of(holder)]
     entry = min(copies or others, key=lambda entry: entry.expires_at)
     return Held(entry.holder, entry.owner, entry.expires_at - now)

@@ -24,16 +24,12 @@ from typing import Any, Protocol
 from billiard.process import current_process
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import Aborted
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.mutex import Mutex
 
 logger = get_logger(__name__)
-
-#: The share of the ttl that a body gets to end by itself after `Aborted` was first raised in it. With the heartbeat's
-#: margin it is over before the lease is.
-GRACE = 1 / 10
 
 #: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before. 0 where
 #: there is no such signal.
@@ -90,7 +86,7 @@ class Body:
         with self._mutex.lock:
             if not self._running:
                 return
-            now, grace = clock.now(), self._lease.ttl * GRACE
+            now, grace = clock.now(), self._lease.ttl * trust.GRACE_SHARE
             if not self.struck:
                 self.struck, self._struck_at = True, now
             elif now - self._struck_at >= grace and not self._outlived_grace:

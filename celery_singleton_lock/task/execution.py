@@ -30,8 +30,10 @@ from celery_singleton_lock import (
     clock,
     process_identity,
     signals,
+    trust,
 )
 from celery_singleton_lock.errors import Aborted, LockConflict, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.holder import FIRST, Holder, new_owner, stem
 from celery_singleton_lock.journal_entry import (
     LOST,
     SCHEDULED_HEADER,
@@ -39,10 +41,10 @@ from celery_singleton_lock.journal_entry import (
     Entry,
     Kind,
 )
-from celery_singleton_lock.lease import FIRST, PERSON, Done, Heir, Held, Holder, Lease, Mark, heir_of, new_owner
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.options import ConflictPolicy, Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import Turn
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.task import (
     key_report,
     message_identity,
@@ -51,6 +53,7 @@ from celery_singleton_lock.task import (
     requeue,
 )
 from celery_singleton_lock.task.abort import Body
+from celery_singleton_lock.task.redelivery import Outcome
 
 logger = get_logger(__name__)
 
@@ -146,7 +149,7 @@ class Execution:
                 return self._fail_lost(error)
             raise
 
-    def _found(self) -> Lease | Held | Done | None:
+    def _found(self) -> Lease | Held | Record | None:
         """What the lock server says of the lock; None to run without one, where it says nothing.
 
         What was asked for may still be granted, when the server goes on: it is given up, here and by the copy.
@@ -182,7 +185,7 @@ class Execution:
         logger.warning("%s is put back: %s", self, error)
         requeue.put_back(self._task, reason="unavailable", given_up=self._owner)
 
-    def _end(self, found: Held | Done) -> Any:
+    def _end(self, found: Held | Record) -> Any:
         """End as a copy of a message that is, or was, carried out; or as one that another task refuses."""
         if isinstance(found, Held) and not self._is_copy(found):
             met = found.conflict(self._key)
@@ -198,7 +201,7 @@ class Execution:
                 return self._fail(error, met)
         return self._end_as_copy(found)
 
-    def _end_refused(self, policy: ConflictPolicy, met: LockConflict, holder: Holder | None) -> Held | Done:
+    def _end_refused(self, policy: ConflictPolicy, met: LockConflict, holder: Holder | None) -> Held | Record:
         """End as one that another task refuses; what a copy of it does or did, if there is one."""
         copy = self._refused(policy, met)
         if copy is None:
@@ -226,7 +229,7 @@ class Execution:
             raise lost
         return self._end_as_copy(copy)
 
-    def _end_as_copy(self, found: Held | Done) -> Any:
+    def _end_as_copy(self, found: Held | Record) -> Any:
         """End as a copy of a message that is, or was, carried out."""
         try:
             if isinstance(found, Held):
@@ -242,7 +245,7 @@ class Execution:
             raise end.error
         return end.value
 
-    def _told_again(self, found: Done) -> redelivery.End:
+    def _told_again(self, found: Record) -> redelivery.End:
         """What the first copy ended with, which settles the message; unless this one only looks, or looks later."""
         self._tell("repeat", None)
         outcome, _ = redelivery.loads(found)
@@ -254,7 +257,7 @@ class Execution:
         self._settle_after(outcome)
         return end
 
-    def _refused(self, policy: ConflictPolicy, error: Exception) -> Held | Done | None:
+    def _refused(self, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
         """Record that this message will never be carried out; what another copy of it does or did, if there is one.
 
         Without the record a copy that waits for the lock meanwhile would be carried out after all.
@@ -266,27 +269,27 @@ class Execution:
         except LockUnavailable as silent:
             self._put_back_for(silent)
 
-    def _refused_by_store(self, policy: ConflictPolicy, error: Exception) -> Held | Done | None:
+    def _refused_by_store(self, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
         outcome = redelivery.refused(self._task, self._request, policy, error) if self._is_remembered else None
         if outcome is None:
             return None
-        mark, limit = mark_of(self._holder, outcome, self._refusal_ttl), self._options.limit
-        copy = self._store.refuse(self._key, self._holder, mark, limit=limit)
+        record, limit = record_of(self._holder, outcome, self._refusal_ttl), self._options.limit
+        copy = self._store.refuse(self._key, self._holder, record, limit=limit)
         if isinstance(copy, Held) and self._is_own(copy):
-            self._store.abandon(copy.lease(self._key, ttl=self._options.ttl, limit=limit))
-            copy = self._store.refuse(self._key, self._holder, mark, limit=limit)
+            self._store.abandon(copy.hold(self._key, ttl=self._options.ttl, limit=limit))
+            copy = self._store.refuse(self._key, self._holder, record, limit=limit)
             if isinstance(copy, Held) and self._is_own(copy):
                 raise LockUnavailable(self._store.server, "the hold of a message that ends could not be freed")
         if copy is None:
-            self._settle_after(outcome, mark.seconds)
+            self._settle_after(outcome, record.seconds)
         return copy
 
     def _is_own(self, found: Held) -> bool:
         """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
         delivery before gave it up.
         """
-        own = (self._owner, *self._given_up, heir_of(self._holder))
-        return found.owner[:PERSON] in {owner[:PERSON] for owner in own}
+        own = (self._owner, *self._given_up, self._holder.reserved_as)
+        return stem(found.owner) in {stem(owner) for owner in own}
 
     @property
     def _refusal_ttl(self) -> float:
@@ -298,8 +301,8 @@ class Execution:
     def _run(self, lease: Lease, body: Callable[[], Any]) -> Any:
         """Run `body` under `lease`: renewed meanwhile, freed afterwards."""
         self._lease, self._body = lease, Body(lease)
-        outcome: redelivery.Outcome | None = None
-        heir: Heir | None = None
+        outcome: Outcome | None = None
+        reservation: Reservation | None = None
         # Not the lease's own beginning: that is when it is trusted from, which for a waiter is its last look.
         self._ran_at = clock.now()
         try:
@@ -312,7 +315,7 @@ class Execution:
         except BaseException as error:
             self._was_lost = self._is_loss(error)
             if not self._was_lost:  # What that left undone, a copy that stands by may do.
-                outcome, heir = redelivery.ended_by(self._task, self._request, error), self._heir(error)
+                outcome, reservation = redelivery.ended_by(self._task, self._request, error), self._reservation(error)
             raise
         finally:
             try:
@@ -322,7 +325,7 @@ class Execution:
                 with suppress(ValueError):
                     _running.owners.remove(lease.owner)
                 ended = clock.now()
-                self._release(outcome, heir)
+                self._free(outcome, reservation)
                 self._tell_run(outcome, ended)
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
@@ -352,9 +355,9 @@ class Execution:
         """A message that was delivered again comes here although it has expired; see `request`."""
         delivered_again = (self._request.delivery_info or {}).get("redelivered")
         if delivered_again and on_conflict.has_expired(self._request):
-            outcome = redelivery.Outcome(states.REVOKED)
+            outcome = Outcome(states.REVOKED)
             with suppress(LockUnavailable):  # It is repeated until it is answered.
-                self._store.release(lease, mark=self._mark(outcome))
+                self._store.free(lease, record=self._record(outcome))
             self._settle_after(outcome)
             on_conflict.expire(self._task)
 
@@ -377,12 +380,12 @@ class Execution:
             self._task, reason="copy", delay=min(found.remaining, self._options.ttl) + AFTER_LEASE, given_up=self._left
         )
 
-    def _ask_until_free(self) -> Lease | Held | Done:
+    def _ask_until_free(self) -> Lease | Held | Record:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
         found = self._ask()
         if not isinstance(found, Held):
             return found
-        with self._turn() as turn:
+        with self._store.waiter(self._request_for(waiting=True)) as waiter:
             while isinstance(found, Held) and found.owner not in _running.owners:
                 if not self._is_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._options.wait
@@ -390,38 +393,30 @@ class Execution:
                     if left <= 0:
                         break
                     self._left = self._owner
-                    found = turn.wait(min(left, found.remaining + 0.002))
+                    found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
                 else:
-                    found = turn.ask()
+                    found = waiter.ask()
             return found
 
-    def _turn(self) -> Turn:
-        """A place in the queue, for what `_ask` has asked."""
-        return self._store.turn(
-            *(self._key, self._owner),
+    def _request_for(self, *, waiting: bool) -> LockRequest:
+        return LockRequest(
+            self._key,
+            self._owner,
             ttl=self._options.ttl,
             holder=self._holder,
+            waiting=waiting,
             once=self._is_remembered,
             limit=self._options.limit,
             given_up=self._given_up,
         )
 
-    def _hold(self) -> Lease:
+    def _hold(self) -> Hold:
         """What this delivery may have got, as far as is known without an answer."""
-        limit = self._options.limit
-        return Lease(self._key, self._owner, ttl=self._options.ttl, fence=0, sent_at=self._began, limit=limit)
+        return Hold(self._key, self._owner, ttl=self._options.ttl, limit=self._options.limit)
 
-    def _ask(self) -> Lease | Held | Done:
+    def _ask(self) -> Lease | Held | Record:
         may_wait = self._options.wait > 0 or self._holder.attempt > FIRST
-        return self._store.acquire(
-            *(self._key, self._owner),
-            ttl=self._options.ttl,
-            holder=self._holder,
-            waiting=may_wait,
-            once=self._is_remembered,
-            limit=self._options.limit,
-            given_up=self._given_up,
-        )
+        return self._store.acquire(self._request_for(waiting=may_wait))
 
     @property
     def _is_remembered(self) -> bool:
@@ -432,7 +427,7 @@ class Execution:
         """Free the lock of a process of this host that is provably over; whether that was so."""
         if found.holder is None or not process_identity.is_over(found.holder.process):
             return False
-        freed = self._store.release(found.lease(self._key, ttl=self._options.ttl, limit=self._options.limit))
+        freed = self._store.free(found.hold(self._key, ttl=self._options.ttl, limit=self._options.limit))
         if freed:
             logger.warning("%s: %s was left behind by a process that is gone; freed", self, self._key)
             self._tell("free", found.holder)
@@ -441,7 +436,7 @@ class Execution:
     def _is_own_earlier_attempt(self, found: Held) -> bool:
         return found.holder is not None and self._is_copy(found) and found.holder.attempt < self._holder.attempt
 
-    def _heir(self, error: BaseException) -> Heir | None:
+    def _reservation(self, error: BaseException) -> Reservation | None:
         """The task's own next attempt, if the lock is to be kept for it."""
         if not (self._options.retain_on_retry and isinstance(error, Retry)) or self._request.is_eager:
             return None
@@ -449,7 +444,7 @@ class Execution:
             return None
         holder = self._holder
         following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
-        return Heir(following, seconds_until(error) + self._options.ttl)
+        return Reservation(following, seconds_until(error) + self._options.ttl)
 
     def _is_for_this_lock(self, retry: Retry) -> bool:
         """Whether the next attempt is this message's, and asks for this lock: it may have other arguments."""
@@ -463,13 +458,13 @@ class Execution:
             return False
         return lock is not None and lock[1] == self._key
 
-    def _kept_for_nobody(self, outcome: redelivery.Outcome | None, held: float) -> Heir | None:
+    def _kept_for_nobody(self, outcome: Outcome | None, held: float) -> Reservation | None:
         """What keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
         left = self._options.at_least_for - held
         if left <= 0 or outcome is None or outcome.state not in (states.SUCCESS, states.FAILURE):
             return None
         # Of no process: nobody may take it for left behind.
-        return Heir(replace(self._holder, pid=0, process=""), left)
+        return Reservation(replace(self._holder, pid=0, process=""), left)
 
     def _when_lost(self) -> None:
         """In the heartbeat's thread, at once when the lease is lost and then until the body ends."""
@@ -503,28 +498,28 @@ class Execution:
             )
         raise task.retry(exc=lost, **options)
 
-    def _release(self, outcome: redelivery.Outcome | None, heir: Heir | None) -> None:
+    def _free(self, outcome: Outcome | None, reservation: Reservation | None) -> None:
         lease = self._lease
         if lease.pid != os.getpid():
             return  # Forked by the body: the lock is the parent's.
         held = clock.now() - self._ran_at
         try:
-            kept = heir or self._kept_for_nobody(outcome, held)
-            released = self._store.release(lease, mark=self._mark(outcome), heir=kept)
+            kept = reservation or self._kept_for_nobody(outcome, held)
+            freed = self._store.free(lease, record=self._record(outcome), reservation=kept)
         except LockUnavailable as error:
             logger.warning("%s could not free %s, which ends by itself: %s", self, lease.key, error)
             return
         finally:
             if outcome is not None:
                 self._settle_after(outcome)
-        if released:
+        if freed:
             logger.debug("%s freed %s after %.3f s", self, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)
         elif not self._loss_told:
             lease.lose("it was no longer ours when the task ended")
             self._tell_loss()
 
-    def _tell_run(self, outcome: redelivery.Outcome | None, ended: float) -> None:
+    def _tell_run(self, outcome: Outcome | None, ended: float) -> None:
         """Have the journal know of the run: of its body, for others ask for the lock before that and free it after."""
         lease, own = self._lease, self._holder
         if lease.pid != os.getpid():
@@ -566,25 +561,25 @@ class Execution:
             at_once=self._request.is_eager,
         )
 
-    def _mark(self, outcome: redelivery.Outcome | None) -> Mark | None:
+    def _record(self, outcome: Outcome | None) -> Record | None:
         if outcome is None or not self._is_remembered:
             return None
-        return mark_of(self._holder, outcome, self._done_ttl)
+        return record_of(self._holder, outcome, self._done_ttl)
 
-    def _settle_after(self, outcome: redelivery.Outcome, seconds: float | None = None) -> None:
+    def _settle_after(self, outcome: Outcome, seconds: float | None = None) -> None:
         """Have the record, which lives for `seconds`, say that all was sent, when it was."""
         if self._is_remembered and redelivery.needs_settling(self._task, self._request, outcome):
-            settled = redelivery.Outcome(outcome.state, settled=True)
-            mark = mark_of(self._holder, settled, self._done_ttl if seconds is None else seconds)
-            self._request.singleton_settle = lambda: self._settle(mark)
+            settled = Outcome(outcome.state, settled=True)
+            record = record_of(self._holder, settled, self._done_ttl if seconds is None else seconds)
+            self._request.singleton_settle = lambda: self._settle(record)
 
-    def _settle(self, mark: Mark) -> None:
+    def _settle(self, record: Record) -> None:
         """All that follows on the message was sent."""
         if redelivery.can_be_asked(self._task, self._request):
-            self._settling.add(self._key, mark)
+            self._settling.add(self._key, record)
             return
         with suppress(LockUnavailable):  # At once: nobody else could be asked.
-            self._store.settle([(self._key, mark)])
+            self._store.replace_records([(self._key, record)])
 
     def _send(self, signal: Signal, **details: Any) -> None:
         signal.send(sender=self._task, task_id=self._request.id, key=self._key, **details)
@@ -606,9 +601,9 @@ def holder_of(task: Any, request: Any) -> Holder:
     )
 
 
-def mark_of(holder: Holder, outcome: redelivery.Outcome, seconds: float) -> Mark:
+def record_of(holder: Holder, outcome: Outcome, seconds: float) -> Record:
     """What to leave behind for `seconds`."""
-    return Mark(holder.message, outcome.dumps(seconds), seconds)
+    return Record(holder.message, outcome.dumps(seconds), seconds)
 
 
 def seconds_until(retry: Retry) -> float:

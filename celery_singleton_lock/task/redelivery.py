@@ -19,8 +19,8 @@ from celery.utils.time import maybe_iso8601
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.errors import ResultLost
-from celery_singleton_lock.lease import Done
 from celery_singleton_lock.options.options import ConflictPolicy
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import on_conflict, requeue, value_codec
 
 logger = get_logger(__name__)
@@ -117,7 +117,7 @@ def can_be_asked(task: Any, request: Any) -> bool:
     return str(task.backend.as_uri()) != "rpc://"
 
 
-def answer(task: Any, done: Done, given_up: str | None = None) -> End:
+def answer(task: Any, done: Record, given_up: str | None = None) -> End:
     """What this copy of a message ends with that was carried out: the same return value or exception.
 
     Args:
@@ -149,16 +149,16 @@ def answer(task: Any, done: Done, given_up: str | None = None) -> End:
     return _recorded(task, outcome)
 
 
-def loads(done: Done) -> tuple[Outcome, float]:
+def loads(done: Record) -> tuple[Outcome, float]:
     """The outcome and its age in seconds; of what others wrote only that it is there."""
-    head, _, content = done.record.partition(b"\n")
+    head, _, content = done.content.partition(b"\n")
     fields = cleaned.array(head)
     if fields is None or len(fields) < _FIELDS:
         return Outcome(states.SUCCESS), SETTLING
     # What a later version may add stands behind.
     state, seconds, has_content, settled = fields[:_FIELDS]
     outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True)
-    return outcome, max(cleaned.seconds(seconds) - done.remaining, 0.0)
+    return outcome, max(cleaned.seconds(seconds) - done.seconds, 0.0)
 
 
 def _content(task: Any, request: Any, value: Any, state: str) -> bytes | None:

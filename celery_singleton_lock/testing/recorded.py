@@ -21,10 +21,12 @@ from celery_singleton_lock import (
     runtime,
     signals,
 )
-from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.options import options_for
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import Store
+from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.store import Store
 
 #: What may happen to a lock, and the signal that tells it.
 _SIGNALS = {
@@ -110,7 +112,7 @@ class RecordedLocks:
 
     def assert_free(self, task: Any, *args: Any, **kwargs: Any) -> None:
         """Fail if somebody holds the lock that such a call takes."""
-        for held in self._store.look(_key(task, args, kwargs)):
+        for held in self._store.held(_key(task, args, kwargs)):
             holder = f"task {held.holder.task_id}" if held.holder else "somebody"
             raise AssertionError(f"the lock of {_shown(task.name, args, kwargs)} is held by {holder}")
 
@@ -186,7 +188,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     key, locks = _key(task, args, kwargs), Runtime.of(task.app)
     options = options_for(task, locks.settings)
     holder = Holder(f"hold-lock-{uuid()}", pid=os.getpid(), since=clock.wall(), process=process_identity.own())
-    lease = locks.store.acquire(key, new_owner(), ttl=options.ttl, holder=holder, limit=options.limit)
+    lease = locks.store.acquire(LockRequest(key, new_owner(), ttl=options.ttl, holder=holder, limit=options.limit))
     if isinstance(lease, Held):
         raise lease.conflict(key)
     assert isinstance(lease, Lease)  # noqa: S101 - it did not ask for records
@@ -196,7 +198,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
         yield lease
     finally:
         locks.heartbeat.stop(lease)
-        locks.store.release(lease)
+        locks.store.free(lease)
 
 
 class _OtherTask:

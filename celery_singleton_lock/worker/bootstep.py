@@ -160,11 +160,11 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
     """Free the locks of processes that ran under the node name `node` on this host and are provably over."""
     left = 0
     try:
-        for key, held in runtime.store.holds(runtime.settings.prefix):
+        for key, held in runtime.store.all_held(runtime.settings.prefix):
             holder = held.holder
             if holder is not None and holder.node == node and process_identity.is_over(holder.process):
                 left += 1
-                free(runtime.store, held.lease(key, ttl=runtime.settings.defaults["ttl"]), runtime.tally)
+                free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.tally)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
         logger.warning("singleton lock: what an earlier %s may have left behind ends by itself: %s", node, error)

@@ -17,16 +17,15 @@ from typing import Protocol
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
 from celery_singleton_lock.journal.writer import Tally
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys import name_in
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.options import MIN_TTL
-from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
@@ -35,9 +34,9 @@ DEATH = 1.0
 
 #: Seconds until it is found out how often a delivery's lock is to be renewed; most are over by then. No ttl is so short
 #: that it would be due before.
-FIRST_LOOK = MIN_TTL * RENEW_AFTER
+FIRST_LOOK = MIN_TTL * trust.RENEW_AFTER
 
-#: Seconds between two looks for a lease that the delivery has not told: it may never take a lock.
+#: Seconds between two looks for a hold that the delivery has not told: it may never take a lock.
 LAST_LOOK = 1.0
 
 #: Seconds until the next try when the store did not answer, or something went wrong.
@@ -51,7 +50,7 @@ class Delivery(Protocol):
     def is_running(self) -> bool:
         """Whether its end has not been reported yet."""
 
-    def lease(self) -> Lease | None:
+    def hold(self) -> Hold | None:
         """The hold that it has, as far as is known yet; called under a mutex that others wait for."""
 
 
@@ -62,13 +61,13 @@ class _Child:
         self.pid = pid
         self.pidfd = _open(pid)
         self._delivery: weakref.ref[Delivery] | None = None
-        self._lease: Lease | None = None
+        self._hold: Hold | None = None
         self._renewed_at = 0.0
         self.interval = 0.0
 
     def begin(self, delivery: Delivery) -> None:
         # Weak: its arguments may be large, and a child may be idle for days.
-        self._delivery, self._lease = weakref.ref(delivery), None
+        self._delivery, self._hold = weakref.ref(delivery), None
         self._renewed_at, self.interval = clock.now(), FIRST_LOOK
 
     @property
@@ -85,28 +84,28 @@ class _Child:
         """When to renew next; infinite while it does nothing."""
         return self._renewed_at + self.interval if self._running() else float("inf")
 
-    def due(self, now: float) -> Lease | None:
-        """Its lease if that is to be renewed now; the next time is set then."""
+    def due(self, now: float) -> Hold | None:
+        """Its hold if that is to be renewed now; the next time is set then."""
         if self.due_at > now:
             return None
-        if self._lease is None:
-            lease = self.lease()
-            if lease is None:
+        if self._hold is None:
+            hold = self.hold()
+            if hold is None:
                 self._renewed_at, self.interval = now, min(2 * self.interval, LAST_LOOK)
                 return None
-            self.interval = lease.ttl * RENEW_AFTER
+            self.interval = hold.ttl * trust.RENEW_AFTER
             if self.due_at > now:
                 return None
         self.renew_after(self.interval)
-        return self.lease()
+        return self.hold()
 
-    def lease(self) -> Lease | None:
-        """The lease of what it carries out; None when it does nothing, or needs no lock."""
+    def hold(self) -> Hold | None:
+        """The hold of what it carries out; None when it does nothing, or needs no lock."""
         self._note(self._running())
-        return self._lease
+        return self._hold
 
-    def keep_lease(self) -> None:
-        """Remember the lease though the delivery's end was reported."""
+    def keep_hold(self) -> None:
+        """Remember the hold though the delivery's end was reported."""
         self._note(self._delivery() if self._delivery else None)
 
     def renew_after(self, seconds: float) -> None:
@@ -117,10 +116,10 @@ class _Child:
             os.close(self.pidfd)
 
     def _note(self, delivery: Delivery | None) -> None:
-        """Remember the lease of a delivery, which may ask again under another owner."""
-        lease = delivery.lease() if delivery is not None else None
-        if lease is not None and (self._lease is None or self._lease.owner != lease.owner):
-            self._lease = lease
+        """Remember the hold of a delivery, which may ask again under another owner."""
+        hold = delivery.hold() if delivery is not None else None
+        if hold is not None and (self._hold is None or self._hold.owner != hold.owner):
+            self._hold = hold
 
     def _running(self) -> Delivery | None:
         delivery = self._delivery() if self._delivery else None
@@ -170,7 +169,7 @@ class Children:
         """The child is being killed, and may still clean up: free its lock when it is gone."""
         with self._mutex.lock:
             if pid is not None and (child := self._children.get(pid)) is not None:
-                child.keep_lease()
+                child.keep_hold()
 
     def bury(self, pid: int, delivery: Delivery) -> bool:
         """Forget the child that was lost with `delivery`, once it is gone.
@@ -222,42 +221,42 @@ class Children:
             for child in dead:
                 child.close()
         for child in dead:
-            if (lease := child.lease()) is not None:
-                free(self._store, lease, self._tally)
+            if (hold := child.hold()) is not None:
+                free(self._store, hold, self._tally)
 
     def _renew(self) -> None:
         now, pairs = clock.now(), []
         with self._mutex.lock:
             for child in self._children.values():
-                if (lease := child.due(now)) is not None:
-                    pairs.append((child, lease))
+                if (hold := child.due(now)) is not None:
+                    pairs.append((child, hold))
         if not pairs:
             return
-        leases = [lease for _, lease in pairs]
+        holds = [hold for _, hold in pairs]
         try:
-            self._store.renew(leases, timeout=step_of(leases))
+            self._store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
         except LockUnavailable as error:
-            logger.debug("children: %d leases not renewed, trying again: %s", len(leases), error)
-            for child, lease in pairs:
-                child.renew_after(min(RETRY_AFTER, lease.ttl / 20))
+            logger.debug("children: %d holds not renewed, trying again: %s", len(holds), error)
+            for child, hold in pairs:
+                child.renew_after(min(RETRY_AFTER, hold.ttl * trust.RETRY_SHARE))
 
     def _notify(self) -> None:
         with suppress(BlockingIOError):
             os.write(self._wake, b".")
 
 
-def free(store: Store, lease: Lease, tally: Tally) -> None:
+def free(store: Store, hold: Hold, tally: Tally) -> None:
     """Free the lock of somebody who is gone, if that is still who has it.
 
-    It is abandoned rather than released: what the process sent with its last breath may arrive after this.
+    It is abandoned rather than freedd: what the process sent with its last breath may arrive after this.
     """
-    freed = store.abandon(lease)
+    freed = store.abandon(hold)
     if freed is None:
-        logger.warning("%s could not be freed yet: no answer from %s; trying on", lease.key, store.server)
+        logger.warning("%s could not be freed yet: no answer from %s; trying on", hold.key, store.server)
     elif freed:
         now = clock.now()
-        tally.add(Entry("free", name_in(lease.key), lease.key, None, None, os.getpid(), now, now))
-        logger.warning("%s: freed for a process that ended without doing so", lease.key)
+        tally.add(Entry("free", name_in(hold.key), hold.key, None, None, os.getpid(), now, now))
+        logger.warning("%s: freed for a process that ended without doing so", hold.key)
 
 
 def _open(pid: int) -> int | None:

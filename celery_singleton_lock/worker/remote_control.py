@@ -20,12 +20,13 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 
-from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.heartbeat import RENEW_AFTER, step_of
-from celery_singleton_lock.lease import NOBODY, Heir, Lease, heir_of
+from celery_singleton_lock.holder import NOBODY
+from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import Store
+from celery_singleton_lock.stores.base import Reservation
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.worker.request import SingletonRequest, children_of
 
@@ -39,13 +40,17 @@ POLL = 0.05
 def locks(state: Any, **_: Any) -> Any:
     """Locks of exclusive tasks that the worker holds."""
     running = list(_running())
-    leases = [lease for _, lease in running]
+    holds = [hold for _, hold in running]
     try:
         # Who has got as far as to hold its lock: a renewal tells, in one round trip, and does no harm.
-        ours = Runtime.of(state.app).store.renew(leases, timeout=step_of(leases)) if leases else []
+        ours = (
+            Runtime.of(state.app).store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
+            if holds
+            else []
+        )
     except LockUnavailable as error:
         return _error(str(error))
-    return [_shown(request, lease) for (request, lease), is_ours in zip(running, ours, strict=True) if is_ours]
+    return [_shown(request, hold) for (request, hold), is_ours in zip(running, ours, strict=True) if is_ours]
 
 
 @control_command(name="release_lock", args=[("key", str)], signature="<key>")
@@ -55,17 +60,17 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
         return _error("which lock? celery control release_lock KEY, with a key as `celery inspect locks` shows it")
     store, told = Runtime.of(state.app).store, []
     try:
-        for request, lease in _running():
-            if lease.key != key.removesuffix(":run"):
+        for request, hold in _running():
+            if hold.key != key.removesuffix(":run"):
                 continue
             own = holder_of(request.task, request._context)
             nobody = replace(own, node=state.hostname, pid=0, process="", replaced=NOBODY)
-            if store.release(lease, heir=Heir(nobody, lease.ttl)):
-                logger.warning("%s: the lock is taken from task %s by remote control", lease.key, nobody.task_id)
-                kept = Lease(lease.key, heir_of(nobody), ttl=lease.ttl, fence=0, sent_at=clock.now(), limit=lease.limit)
+            if store.free(hold, reservation=Reservation(nobody, hold.ttl)):
+                logger.warning("%s: the lock is taken from task %s by remote control", hold.key, nobody.task_id)
+                kept = Hold(hold.key, nobody.reserved_as, ttl=hold.ttl, limit=hold.limit)
                 arguments = (request, kept, store)
                 threading.Thread(target=_free_after, args=arguments, name="singleton-lock-release", daemon=True).start()
-                told.append(_promise(request, lease))
+                told.append(_promise(request, hold))
     except LockUnavailable as error:
         return _error(str(error))
     return {"ok": "; ".join(told) or "no task of this worker holds it"}
@@ -98,37 +103,38 @@ setattr(Inspect, "locks", _ask_for_locks)  # noqa: B010 - which its stubs do not
 setattr(Control, "release_lock", _ask_to_release)  # noqa: B010
 
 
-def _running() -> Iterator[tuple[SingletonRequest, Lease]]:
+def _running() -> Iterator[tuple[SingletonRequest, Hold]]:
     """What the pool carries out, with the hold that it has if it has got that far."""
     for request in list(worker_state.active_requests):
-        if isinstance(request, SingletonRequest) and (lease := request.lease()) is not None:
-            yield request, lease
+        if isinstance(request, SingletonRequest) and (hold := request.hold()) is not None:
+            yield request, hold
 
 
-def _shown(request: SingletonRequest, lease: Lease) -> dict[str, Any]:
+def _shown(request: SingletonRequest, hold: Hold) -> dict[str, Any]:
     in_child = request.app in children_of  # Pools of greenlets report a number of their own.
     return {
-        "key": lease.key,
+        "key": hold.key,
         "task": request.task.name,
         "task_id": cleaned.text_or_none(request.id),
         "pid": request.worker_pid if in_child else os.getpid(),
         "held_for": round(max(clock.wall() - request.time_start, 0.0), 3),
-        "ttl": lease.ttl,
+        "ttl": hold.ttl,
     }
 
 
-def _promise(request: SingletonRequest, lease: Lease) -> str:
-    notices = f"task {cleaned.text(request.id)} notices within {lease.ttl * RENEW_AFTER:.1f} s"
+def _promise(request: SingletonRequest, hold: Hold) -> str:
+    notices = f"task {cleaned.text(request.id)} notices within {hold.ttl * trust.RENEW_AFTER:.1f} s"
     if request.is_stopped_when_lost:
         return f"{notices} and is stopped; the lock is free when it has ended"
-    return f"{notices} and goes on, as its on_lock_lost says; the lock is free in {lease.ttl:g} s at most"
+    return f"{notices} and goes on, as its on_lock_lost says; the lock is free in {hold.ttl:g} s at most"
 
 
-def _free_after(request: SingletonRequest, kept: Lease, store: Store) -> None:
-    while request.is_running and kept.held:
+def _free_after(request: SingletonRequest, kept: Hold, store: Store) -> None:
+    until = clock.now() + kept.ttl
+    while request.is_running and clock.now() < until:
         clock.sleep(POLL)
     try:
-        store.release(kept)
+        store.free(kept)
     except LockUnavailable as error:
         logger.warning("%s could not be freed, and ends by itself: %s", kept.key, error)
 

@@ -22,15 +22,16 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 from celery.worker.request import Request
 
-from celery_singleton_lock import clock
-from celery_singleton_lock.lease import Lease, heir_of, new_owner
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.options import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import key_report, redelivery
-from celery_singleton_lock.task.execution import OWNER, holder_of, mark_of
+from celery_singleton_lock.task.execution import OWNER, holder_of, record_of
 from celery_singleton_lock.task.key_report import Report
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import take_down
+from celery_singleton_lock.task.redelivery import Outcome
 from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
 
@@ -79,13 +80,13 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         """Whether the pool has begun with it and not reported its end."""
         return self in worker_state.active_requests
 
-    def lease(self) -> Lease | None:
+    def hold(self) -> Hold | None:
         """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
         key_report.receive()  # Another owner may have been told since.
         found = self.report
         if found is None:
             return None
-        return Lease(found.key, found.asks_as, ttl=found.ttl, fence=0, sent_at=clock.now(), limit=found.limit)
+        return Hold(found.key, found.asks_as, ttl=found.ttl, limit=found.limit)
 
     @property
     def is_stopped_when_lost(self) -> bool:
@@ -160,12 +161,12 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         children = children_of.get(self.app)
         if children is not None and self.worker_pid is not None and not children.bury(self.worker_pid, self):
             return
-        if (lease := self.lease()) is not None:
-            self._free(lease)
+        if (hold := self.hold()) is not None:
+            self._free(hold)
 
-    def _free(self, lease: Lease) -> None:
+    def _free(self, hold: Hold) -> None:
         runtime = Runtime.of(self.app)
-        free(runtime.store, lease, runtime.tally)
+        free(runtime.store, hold, runtime.tally)
 
     def _announce_skipped(self, *, expired: bool) -> None:
         """Say what the result says, as Celery itself does of a task that was revoked."""
@@ -183,34 +184,32 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         outcome = self._outcome(error)
         if not seconds or outcome is None:
             return
-        if (lease := self.lease()) is not None:
-            self._leave_mark(lease, outcome, seconds, told)
+        if (hold := self.hold()) is not None:
+            self._remember(hold.key, outcome, seconds, told)
         else:
-            aside.do(partial(self._leave_mark_aside, outcome, seconds, told))
+            aside.do(partial(self._remember_aside, outcome, seconds, told))
 
-    def _leave_mark_aside(self, outcome: redelivery.Outcome, seconds: float, told: bool) -> None:
-        if (lease := self._expected_lease(self._owner)) is not None:
-            self._leave_mark(lease, outcome, seconds, told)
+    def _remember_aside(self, outcome: Outcome, seconds: float, told: bool) -> None:
+        if (hold := self._expected_hold(self._owner)) is not None:
+            self._remember(hold.key, outcome, seconds, told)
 
-    def _leave_mark(self, lease: Lease, outcome: redelivery.Outcome, seconds: float, told: bool) -> None:
+    def _remember(self, key: str, outcome: Outcome, seconds: float, told: bool) -> None:
         holder, runtime = holder_of(self.task, self._context), Runtime.of(self.app)
-        # Under an owner that holds nothing: the child may still be cleaning up.
-        lease.owner = new_owner()
-        runtime.store.leave_mark(lease, mark_of(holder, outcome, seconds))
+        runtime.store.remember(key, record_of(holder, outcome, seconds))
         if told:
-            runtime.settling.add(lease.key, mark_of(holder, redelivery.Outcome(outcome.state, settled=True), seconds))
+            runtime.settling.add(key, record_of(holder, Outcome(outcome.state, settled=True), seconds))
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""
-        if (lease := self._expected_lease(heir_of(holder_of(self.task, self._context)))) is not None:
-            self._free(lease)
+        if (hold := self._expected_hold(holder_of(self.task, self._context).reserved_as)) is not None:
+            self._free(hold)
 
-    def _outcome(self, error: BaseException) -> redelivery.Outcome | None:
+    def _outcome(self, error: BaseException) -> Outcome | None:
         """The end of the message; None if it will be delivered again, or is retried."""
         if self._goes_on or self._already_cancelled or not self.acknowledged:
             return None
         if isinstance(error, Terminated):
-            return redelivery.Outcome(states.REVOKED)
+            return Outcome(states.REVOKED)
         return redelivery.failed(self.task, self._context, error) if isinstance(error, Exception) else None
 
     def _options(self) -> Options | None:
@@ -222,7 +221,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
             logger.debug("%s: the main process cannot tell its options: %r", self, error)
             return None
 
-    def _expected_lease(self, owner: str) -> Lease | None:
+    def _expected_hold(self, owner: str) -> Hold | None:
         """The hold that an execution has under this owner, its key made as that does; None if there is none. Only in
         the thread beside: it runs code of the user's.
         """
@@ -234,4 +233,4 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         if lock is None:
             return None
         options, key = lock
-        return Lease(key, owner, ttl=options.ttl, fence=0, sent_at=clock.now(), limit=options.limit)
+        return Hold(key, owner, ttl=options.ttl, limit=options.limit)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 
 

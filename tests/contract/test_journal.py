@@ -7,7 +7,8 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import MAX_LABELS, Journal, Store
+from celery_singleton_lock.stores.journal import MAX_LABELS, Journal
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "contract:1:{report:1}"

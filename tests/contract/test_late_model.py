@@ -26,8 +26,10 @@ from redis.exceptions import TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import calls
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
@@ -123,7 +125,7 @@ class LateHistories(RuleBasedStateMachine):
             assert found.fence > self.fence
             it.lease, self.fence = found, found.fence
         else:
-            assert not isinstance(found, Done)
+            assert not isinstance(found, Record)
             self.put_back(it)
 
     @rule(sender=SENDERS)
@@ -134,10 +136,10 @@ class LateHistories(RuleBasedStateMachine):
             assert isinstance(self.ask(new_owner(), it.holder, limit=self.limit), Held)
         if it.message and it.heard:
             before = replace(it.holder, sending=f"message-{sender}-{it.message - 1}")
-            assert isinstance(self.ask(new_owner(), before, limit=self.limit), Done)
+            assert isinstance(self.ask(new_owner(), before, limit=self.limit), Record)
 
-    def ask(self, owner: str, holder: Holder, **more: Any) -> Lease | Held | Done:
-        return self.store.acquire(KEY, owner, ttl=TTL, holder=holder, **{"once": True, **more})
+    def ask(self, owner: str, holder: Holder, **more: Any) -> Lease | Held | Record:
+        return self.store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=holder, **{"once": True, **more}))
 
     def put_back(self, it: Delivery) -> None:
         """The delivery is over; a copy comes, under a new owner."""
@@ -153,7 +155,7 @@ class LateHistories(RuleBasedStateMachine):
             return
         self.wire.fates = fates
         try:
-            assert self.store.release(it.lease, mark=Mark(it.holder.message, b"record", 60.0)), "it was taken away"
+            assert self.store.free(it.lease, record=Record(it.holder.message, b"record", 60.0)), "it was taken away"
             it.heard = True
         except LockUnavailable:
             it.heard = False
@@ -164,7 +166,7 @@ class LateHistories(RuleBasedStateMachine):
     def refuse(self, sender: int) -> None:
         it = self.deliveries[sender]
         if it.lease is not None:
-            mark = Mark(it.holder.message, b"refused", 60.0)
+            mark = Record(it.holder.message, b"refused", 60.0)
             assert self.store.refuse(KEY, it.holder, mark, limit=self.limit) is not None, "it runs"
 
     @precondition(lambda self: self.wire.late)
@@ -187,7 +189,7 @@ class LateHistories(RuleBasedStateMachine):
         while self.wire.late:
             self.wire.deliver(0)
         running = {it.lease.owner for it in self.deliveries if it.lease is not None}
-        assert {held.owner for held in self.store.look(KEY, limit=self.limit)} == running
+        assert {held.owner for held in self.store.held(KEY, limit=self.limit)} == running
 
     @invariant()
     def who_runs_has_the_lock(self) -> None:
@@ -228,9 +230,13 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
     if broken == "undone":
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
     elif broken == "late":
-        monkeypatch.setattr(calls, "acquire", lambda *place, late, **how: acquire(*place, late=(), **how))
+        monkeypatch.setattr(calls, "acquire", lambda *asked, late, **how: acquire(*asked, **how))
     else:
-        monkeypatch.setattr(calls, "acquire", lambda *place, given_up, **how: acquire(*place, given_up=(), **how))
+
+        def forgetful(request: LockRequest, name: str, **how: Any) -> calls.Call:
+            return acquire(replace(request, given_up=()), name, **how)
+
+        monkeypatch.setattr(calls, "acquire", forgetful)
         monkeypatch.setattr(RedisStore, "abandon", lambda *_: None)
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
     # Owners are random, so that a history which was found may not be found again.

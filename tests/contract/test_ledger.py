@@ -20,10 +20,11 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import new_owner
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Ledger, Refused, Store
+from celery_singleton_lock.stores.ledger import Ledger, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import until
 
@@ -234,11 +235,11 @@ def test_schedule_may_be_large(ledger: Ledger) -> None:
 @pytest.mark.parametrize("entry", ["x:run", "x:run:1", "ünïcode {braces} *", "a\nb", " "])
 def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> None:
     assert claim(ledger, entry, 10, "a") is None
-    assert list(store.holds("contract")) == [], "a claim is no lock"
+    assert list(store.all_held("contract")) == [], "a claim is no lock"
     record(ledger, entry, 20)
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
     align(ledger, other=1)
-    assert list(store.holds("contract")) == [], "what is gone is no lock either"
+    assert list(store.all_held("contract")) == [], "what is gone is no lock either"
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,9 +17,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.lease import PERSON, Done, Heir, Held, Holder, Lease, Mark, heir_of, new_owner
-from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.holder import STEM_LENGTH, Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 
 KEY = "model:{job:1}"
@@ -66,17 +68,17 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "store"):
             self.store.close()
 
-    def ask(self, owner: str, holder: Holder, *, once: bool = False) -> Lease | Held | Done:
-        return self.store.acquire(KEY, owner, ttl=TTL, holder=holder, once=once, limit=self.limit)
+    def ask(self, owner: str, holder: Holder, *, once: bool = False) -> Lease | Held | Record:
+        return self.store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=holder, once=once, limit=self.limit))
 
     @rule(who=WHO, once=st.booleans())
     def acquire(self, who: int, once: bool) -> None:
         client = self.clients[who]
-        holder, heir = client.holder, heir_of(client.holder)
+        holder, heir = client.holder, client.holder.reserved_as
         found = self.ask(client.owner, holder, once=once)
         copies = [owner for owner, other in self.taken.items() if other.task_id == holder.task_id]
         if once and holder.message in self.done:
-            assert isinstance(found, Done)
+            assert isinstance(found, Record)
         elif client.owner in self.taken:
             assert isinstance(found, Lease)
             assert found.fence >= client.lease.fence if client.lease else True
@@ -101,8 +103,8 @@ class Histories(RuleBasedStateMachine):
     def release(self, who: int, marked: bool) -> None:
         client = self.clients[who]
         if client.lease is not None:
-            mark = Mark(client.holder.message, b"record", 60) if marked else None
-            assert self.store.release(client.lease, mark=mark) == (client.owner in self.taken)
+            mark = Record(client.holder.message, b"record", 60) if marked else None
+            assert self.store.free(client.lease, record=mark) == (client.owner in self.taken)
             if marked:
                 self.done.add(client.holder.message)
             self.taken.pop(client.owner, None)
@@ -114,10 +116,10 @@ class Histories(RuleBasedStateMachine):
         client = self.clients[who]
         if client.lease is not None:
             following = replace(client.holder, retries=client.retries + 1)
-            released = self.store.release(client.lease, heir=Heir(following, 60))
+            released = self.store.free(client.lease, reservation=Reservation(following, 60))
             assert released == (client.owner in self.taken)
             if self.taken.pop(client.owner, None):
-                self.taken[heir_of(following)] = following
+                self.taken[following.reserved_as] = following
             client.retries, client.owner, client.lease = following.retries, new_owner(), None
 
     @rule(who=WHO)
@@ -144,7 +146,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def holders_are_those_of_the_model(self) -> None:
         if hasattr(self, "store"):
-            held = {seen.holder for seen in self.store.look(KEY, limit=self.limit)}
+            held = {seen.holder for seen in self.store.held(KEY, limit=self.limit)}
             assert held == set(self.taken.values())
             assert len(self.taken) <= self.limit
 
@@ -169,7 +171,7 @@ def test_histories(kind: str, redis_server: RedisServer) -> None:
             return
         for client in clients:
             for place in client.scan_iter(f"{KEY}:run*"):
-                if (client.get(place) or "").startswith(owner[:PERSON]):
+                if (client.get(place) or "").startswith(owner[:STEM_LENGTH]):
                     client.delete(place)
 
     clients = [redis_server.client(database) for database in range(len(urls))]
@@ -207,10 +209,10 @@ def test_fences_grow_over_changing_majorities(
         urls = [redis_server.url_of(node) if node in alive else f"redis://127.0.0.1:1/{node}" for node in range(NODES)]
         store = open_url(";".join(urls), {"restart_delay": False})
         # Three tries: what the last round released has gone to those that were up then.
-        lease = store.acquire(KEY, new_owner(), ttl=TTL, holder=Holder("a"))
+        lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("a")))
         assert isinstance(lease, Lease)
         fences.append(lease.fence)
-        store.release(lease)
+        store.free(lease)
         store.close()
     redis_server.flush()
     assert fences == sorted(set(fences))
@@ -226,8 +228,8 @@ def test_model_can_fail(redis_server: RedisServer) -> None:
     """A store that gives the lock to everybody."""
 
     class Generous(MemoryStore):
-        def acquire(self, key: str, owner: str, **options: Any) -> Lease | Held | Done:
-            return super().acquire(key, owner, **{**options, "limit": 9})
+        def acquire(self, request: LockRequest) -> Lease | Held | Record:
+            return super().acquire(replace(request, limit=9))
 
     class Histories_(Histories):
         open_store = staticmethod(Generous)

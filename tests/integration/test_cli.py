@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import keys
-from celery_singleton_lock.lease import Holder, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP as BEAT_APP
 from tests.integration.beats import studio
@@ -102,7 +103,7 @@ class TestList:
             assert watching.stdout is not None
             store = open_url(shop.conf["singleton_lock_backend"])
             key = keys.key_of_text("singleton_lock", "watched", "1")
-            store.acquire(key, new_owner(), ttl=60, holder=Holder("mine", node="here", pid=1))
+            store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("mine", node="here", pid=1)))
             for _ in range(2):
                 assert json.loads(watching.stdout.readline())["task_id"] == "mine"
             watching.send_signal(signal.SIGINT)

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock, keys
-from celery_singleton_lock.lease import Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import LockRequest, Record
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop
 from tests.integration.operators import ask
@@ -47,7 +50,7 @@ def key_of(number: int) -> str:
 
 def taken(store: Store, number: int, *, limit: int = 1, **options: Any) -> Lease:
     holder = Holder(f"task {number}", node="one@test", pid=7, since=clock.wall(), **options)
-    lease = store.acquire(key_of(number), new_owner(), ttl=60.0, holder=holder, limit=limit)
+    lease = store.acquire(LockRequest(key_of(number), new_owner(), ttl=60.0, holder=holder, limit=limit))
     assert isinstance(lease, Lease)
     return lease
 
@@ -56,7 +59,7 @@ def test_all_locks_are_listed_shown_and_freed(shop: Shop, store: Store) -> None:
     gone = over()
     for number in range(COUNT):
         taken(store, number, process=gone)
-    store.release(taken(store, COUNT), mark=Mark("id:0.0", b"record", 60.0))
+    store.free(taken(store, COUNT), record=Record("id:0.0", b"record", 60.0))
     last = taken(store, COUNT, limit=2)
 
     listed = [json.loads(line) for line in ask(shop, "list", "--json").stdout.splitlines()]

@@ -18,13 +18,15 @@ from celery_singleton_lock.cli.line import Line
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.workers import of_workers
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
 from celery_singleton_lock.keys import key_of_text
-from celery_singleton_lock.lease import Holder, Lease, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import MAX_LABELS
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.stores.journal import MAX_LABELS
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
@@ -154,7 +156,7 @@ class TestMemory:
         task = app.task(name="t", base=SingletonTask, lock_key=[], shared=False)(_nothing)
         runtime = Runtime.of(app)
         with redis_server.client(2) as client:
-            held = store.acquire(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("x" * 10_000))
+            held = store.acquire(LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("x" * 10_000)))
             assert isinstance(held, Lease)
             for number in range(2000):
                 big = f"{number}-" + "é\x1b" * 5000
@@ -183,7 +185,7 @@ class TestMemory:
                 assert len(key) < 1000
                 assert client.memory_usage(key, samples=0) < 4_000_000, key
             print({key: client.memory_usage(key, samples=0) for key in client.scan_iter()})
-            assert store.release(held)
+            assert store.free(held)
         runtime.store.close()
 
 
@@ -225,20 +227,20 @@ class TestRedis:
         strange = key_of_text(PREFIX, "strange", "x")
         with redis_server.client(2) as client:
             client.flushdb()
-            lease = store.acquire(key, new_owner(), ttl=60.0, holder=Holder("id", node="n", pid=1))
+            lease = store.acquire(LockRequest(key, new_owner(), ttl=60.0, holder=Holder("id", node="n", pid=1)))
             assert isinstance(lease, Lease)
             for part, kind, content in written:
                 place = f"{strange}:{part}".encode()
                 client.delete(place)
                 KINDS[kind](client, place, content)
-            found = list(store.holds(PREFIX))
+            found = list(store.all_held(PREFIX))
             assert key in [name for name, _ in found]
             for name, held in found:
                 line = Line.of(name, held)
                 assert all(cleaned.printable(cell).isprintable() for cell in line.cells)
                 json.dumps([line.held_for, line.expires_in, line.task_id], allow_nan=False)
             if not any(part.startswith("run") and kind != "string" for part, kind, _ in written):
-                store.sight(strange)
+                store.inspect(strange)
             client.flushdb()
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)

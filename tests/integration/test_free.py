@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import keys
-from celery_singleton_lock.lease import Heir, Holder, Lease, new_owner
-from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import LockRequest, Reservation
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, program
@@ -31,7 +34,9 @@ def store(shop: Shop) -> Store:
 
 def taken(store: Store, *, key: str = KEY, ttl: float = 60.0, **options: Any) -> Lease:
     """Held by a process of which nothing is known, and that renews nothing."""
-    lease = store.acquire(key, new_owner(), ttl=ttl, holder=Holder("made-up", node="gone@elsewhere", pid=7, **options))
+    lease = store.acquire(
+        LockRequest(key, new_owner(), ttl=ttl, holder=Holder("made-up", node="gone@elsewhere", pid=7, **options))
+    )
     assert isinstance(lease, Lease)
     return lease
 
@@ -89,7 +94,7 @@ class TestDead:
     def test_only_the_dead_ones_of_several_are_freed(self, shop: Shop, store: Store) -> None:
         dead, kept = (keys.key_of_text("singleton_lock", "made", text) for text in "12")
         taken(store, key=dead, process=over())
-        store.release(taken(store, key=kept), heir=Heir(Holder("next", 1, "gone@elsewhere"), 60.0))
+        store.free(taken(store, key=kept), reservation=Reservation(Holder("next", 1, "gone@elsewhere"), 60.0))
         cleared = ask(shop, "clear", "--node", "gone@*", "--yes", "--json")
         assert cleared.exit_code == 1
         told = {line["key"]: line for line in map(json.loads, cleared.stdout.splitlines())}
@@ -130,7 +135,7 @@ class TestAsking:
             ) as asking,
         ):
             until(lambda: "[y/N]" in said.read_text())
-            store.release(lease)
+            store.free(lease)
             other = taken(store)
             answer, _ = asking.communicate("y\n", timeout=LIMIT)
         assert asking.returncode == 1

@@ -14,8 +14,10 @@ import pytest
 from redis import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import calls
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -86,7 +88,7 @@ def store(proxy: LateProxy) -> Iterator[RedisStore]:
     """A store behind the proxy, whose server knows the scripts already."""
     store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
     assert isinstance(store, RedisStore)
-    store.release(taken(store))
+    store.free(taken(store))
     yield store
     proxy.hold(0)
     store.close()
@@ -101,8 +103,8 @@ def direct(own_redis: RedisServer) -> Iterator[RedisStore]:
     store.close()
 
 
-def ask(store: RedisStore, owner: str = "", **more: object) -> Lease | Held | Done:
-    return store.acquire(KEY, owner or new_owner(), **{"ttl": TTL, "holder": OTHER, **more})  # type: ignore[arg-type]
+def ask(store: RedisStore, owner: str = "", **more: object) -> Lease | Held | Record:
+    return store.acquire(LockRequest(KEY, owner or new_owner(), **{"ttl": TTL, "holder": OTHER, **more}))  # type: ignore[arg-type]
 
 
 def taken(store: RedisStore, owner: str = "", **more: object) -> Lease:
@@ -121,10 +123,10 @@ class TestAcquire:
     ) -> None:
         proxy.hold(1)
         lease = taken(store)
-        assert store.release(lease)
+        assert store.free(lease)
         assert len(proxy.held) == 1
         proxy.deliver()
-        assert store.look(KEY) == []
+        assert store.held(KEY) == []
 
     def test_first_try_takes_nothing_after_the_second_one_found_the_lock_held(
         self, store: RedisStore, proxy: LateProxy
@@ -132,18 +134,18 @@ class TestAcquire:
         other = taken(store)
         proxy.hold(1)
         assert isinstance(ask(store, holder=ME), Held)
-        store.release(other)
+        store.free(other)
         proxy.deliver()
-        assert store.look(KEY) == []
+        assert store.held(KEY) == []
 
     def test_first_try_takes_nothing_after_the_second_one_found_the_message_done(
         self, store: RedisStore, proxy: LateProxy
     ) -> None:
-        store.release(taken(store, holder=ME), mark=Mark(ME.message, b"record", 60.0))
+        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0))
         proxy.hold(1)
-        assert isinstance(ask(store, holder=ME, once=True), Done)
+        assert isinstance(ask(store, holder=ME, once=True), Record)
         proxy.deliver()
-        assert store.look(KEY) == []
+        assert store.held(KEY) == []
 
     def test_first_try_that_arrives_while_the_second_one_holds_the_lock(
         self, store: RedisStore, proxy: LateProxy
@@ -152,8 +154,8 @@ class TestAcquire:
         lease = taken(store)
         proxy.deliver()
         assert store.renew([lease], timeout=1.0) == [True]
-        assert store.release(lease)
-        assert store.look(KEY) == []
+        assert store.free(lease)
+        assert store.held(KEY) == []
 
     def test_none_of_them_takes_anything_when_all_were_given_up(self, store: RedisStore, proxy: LateProxy) -> None:
         proxy.hold(3)
@@ -162,7 +164,7 @@ class TestAcquire:
         until(lambda: is_settled(store))
         assert len(proxy.held) == 3
         proxy.deliver()
-        assert store.look(KEY) == []
+        assert store.held(KEY) == []
 
     def test_put_back_copy_takes_what_was_given_up(
         self, own_redis: RedisServer, direct: RedisStore, store: RedisStore
@@ -176,9 +178,9 @@ class TestAcquire:
         lease = taken(store, holder=ME, given_up=[owner])
         until(lambda: is_settled(direct))
         assert store.renew([lease], timeout=1.0) == [True]
-        assert [held.owner for held in store.look(KEY)] == [lease.owner]
-        assert store.release(lease)
-        assert store.look(KEY) == []
+        assert [held.owner for held in store.held(KEY)] == [lease.owner]
+        assert store.free(lease)
+        assert store.held(KEY) == []
 
     def test_nothing_is_left_when_a_silent_server_wakes_up(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.pause()
@@ -186,19 +188,19 @@ class TestAcquire:
             ask(direct, holder=ME)
         own_redis.resume()
         until(lambda: is_settled(direct))
-        assert direct.look(KEY) == []
+        assert direct.held(KEY) == []
 
     def test_lock_that_was_granted_too_late_is_given_back(self, own_redis: RedisServer, proxy: LateProxy) -> None:
         """Answers take longer than a third of the ttl."""
         slow = open_url(f"redis://127.0.0.1:{proxy.port}/0")
         assert isinstance(slow, RedisStore)
-        slow.release(taken(slow))
+        slow.free(taken(slow))
         proxy.delay(0.3)
         with pytest.raises(LockUnavailable, match="third of the ttl"):
             ask(slow, ttl=0.6)
         until(lambda: is_settled(slow))
         proxy.delay(0.0)
-        assert slow.look(KEY) == []
+        assert slow.held(KEY) == []
         slow.close()
 
     def test_interrupted_acquire_that_arrives_later(
@@ -220,7 +222,7 @@ class TestAcquire:
         assert len(proxy.held) == 1
         until(lambda: is_settled(store))
         proxy.deliver()
-        assert store.look(KEY) == []
+        assert store.held(KEY) == []
 
 
 class TestAbandon:
@@ -233,7 +235,7 @@ class TestAbandon:
         assert store.abandon(Lease(KEY, owner, ttl=TTL, fence=0, sent_at=0.0)) in (False, None)
         until(lambda: is_settled(store))
         proxy.deliver()
-        assert store.look(KEY) == []
+        assert store.held(KEY) == []
 
     def test_never_raises_and_is_said_again(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
@@ -241,7 +243,7 @@ class TestAbandon:
         assert direct.abandon(lease) is None
         assert direct.abandon(lease) is None
         own_redis.resume()
-        until(lambda: direct.look(KEY) == [])
+        until(lambda: direct.held(KEY) == [])
         until(lambda: is_settled(direct))
 
     def test_server_that_is_gone_and_comes_back(self, own_redis: RedisServer, direct: RedisStore) -> None:
@@ -252,7 +254,7 @@ class TestAbandon:
         assert direct.abandon(lease) is None
         own_redis.start()
         until(lambda: is_settled(direct))
-        assert direct.look(KEY) == []
+        assert direct.held(KEY) == []
 
 
 class TestLeave:
@@ -271,26 +273,24 @@ class TestLeave:
         monkeypatch.setattr(direct._servers, "run", noted)
         own_redis.pause()
         for number in range(5):
-            direct.leave_mark(
-                Lease(KEY, new_owner(), ttl=TTL, fence=0, sent_at=0.0), Mark(f"message {number}", b"killed", 60.0)
-            )
+            direct.remember(KEY, Record(f"message {number}", b"killed", 60.0))
             direct.abandon(lease)
         assert len(asked) == 1
         own_redis.resume()
         until(lambda: is_settled(direct))
-        assert len(direct.sight(KEY).marks) == 5
-        assert direct.look(KEY) == []
+        assert len(direct.inspect(KEY).records) == 5
+        assert direct.held(KEY) == []
 
     def test_newer_mark_is_not_overwritten_later(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
         own_redis.pause()
-        direct.leave_mark(Lease(KEY, new_owner(), ttl=TTL, fence=0, sent_at=0.0), Mark(ME.message, b"killed", 60.0))
+        direct.remember(KEY, Record(ME.message, b"killed", 60.0))
         direct._debts.begin()  # As if it were said only after the next.
-        owed = calls.release(lease, mark=Mark(ME.message, b"killed", 60.0), repeated=True)
+        owed = calls.free(lease, record=Record(ME.message, b"killed", 60.0), repeated=True)
         own_redis.resume()
-        direct.release(lease, mark=Mark(ME.message, b"settled", 60.0))
+        direct.free(lease, record=Record(ME.message, b"settled", 60.0))
         direct._servers.run(owed)
-        assert [mark.record for mark in direct.sight(KEY).marks] == [b"settled"]
+        assert [mark.content for mark in direct.inspect(KEY).records] == [b"settled"]
 
 
 class TestRelease:
@@ -298,26 +298,26 @@ class TestRelease:
         lease = taken(direct, holder=ME)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
-            direct.release(lease, mark=Mark(ME.message, b"record", 60.0))
+            direct.free(lease, record=Record(ME.message, b"record", 60.0))
         own_redis.resume()
         until(lambda: is_settled(direct))
-        assert direct.look(KEY) == []
-        assert isinstance(ask(direct, holder=ME, once=True), Done)
+        assert direct.held(KEY) == []
+        assert isinstance(ask(direct, holder=ME, once=True), Record)
 
     def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
-            direct.release(lease)
+            direct.free(lease)
         own_redis.resume()
         until(lambda: is_settled(direct))
-        assert direct.release(lease), "the first one worked"
+        assert direct.free(lease), "the first one worked"
 
     def test_that_arrives_late_frees_nothing_of_the_next_holder(self, store: RedisStore, proxy: LateProxy) -> None:
         lease = taken(store)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
-            store.release(lease)
+            store.free(lease)
         until(lambda: is_settled(store))
         other = taken(store, holder=ME)
         proxy.deliver()
@@ -327,37 +327,37 @@ class TestRelease:
         lease, following = taken(store, holder=ME), replace(ME, retries=2)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
-            store.release(lease, heir=Heir(following, TTL))
+            store.free(lease, reservation=Reservation(following, TTL))
         until(lambda: is_settled(store))
-        (kept,) = store.look(KEY)
+        (kept,) = store.held(KEY)
         assert kept.holder == following
         assert kept.remaining <= TTL
         heir = taken(store, holder=following)
-        store.release(heir, mark=Mark(following.message, b"record", 60.0))
+        store.free(heir, record=Record(following.message, b"record", 60.0))
         proxy.deliver()
-        assert store.look(KEY) == [], "what arrives late keeps nothing for an heir that was there"
+        assert store.held(KEY) == [], "what arrives late keeps nothing for an heir that was there"
 
     def test_keeps_nothing_for_an_heir_that_has_run(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease, following = taken(direct, holder=ME), replace(ME, retries=2)
-        done = direct.refuse(KEY, following, Mark(following.message, b"record", 60.0))
+        done = direct.refuse(KEY, following, Record(following.message, b"record", 60.0))
         assert done is None
         own_redis.pause()
         with pytest.raises(LockUnavailable):
-            direct.release(lease, heir=Heir(following, TTL))
+            direct.free(lease, reservation=Reservation(following, TTL))
         own_redis.resume()
         until(lambda: is_settled(direct))
-        assert direct.look(KEY) == []
+        assert direct.held(KEY) == []
 
     def test_leaves_newer_marks_alone(self, store: RedisStore, proxy: LateProxy) -> None:
-        lease, mark = taken(store, holder=ME), Mark(ME.message, b"record", 60.0)
+        lease, mark = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
-            store.release(lease, mark=mark)
+            store.free(lease, record=mark)
         until(lambda: is_settled(store))
-        store.settle([(KEY, mark._replace(record=b"settled"))])
-        store._debts.owe("again", lambda _: calls.release(lease, mark=mark, repeated=True), seconds=60.0)
+        store.replace_records([(KEY, mark._replace(content=b"settled"))])
+        store._debts.owe("again", lambda _: calls.free(lease, record=mark, repeated=True), seconds=60.0)
         until(lambda: is_settled(store))
-        assert [mark.record for mark in store.sight(KEY).marks] == [b"settled"]
+        assert [mark.content for mark in store.inspect(KEY).records] == [b"settled"]
 
 
 class TestAge:
@@ -368,7 +368,7 @@ class TestAge:
         now = clock.now
         return lambda seconds: monkeypatch.setattr(clock, "now", lambda: now() + seconds)
 
-    @pytest.mark.parametrize("way", ["release", "leave_mark"])
+    @pytest.mark.parametrize("way", ["free", "remember"])
     @pytest.mark.parametrize("arrives", [True, False])
     def test_mark_that_is_left_late_ends_when_it_would_have(
         self,
@@ -379,21 +379,23 @@ class TestAge:
         way: str,
         arrives: bool,
     ) -> None:
-        lease, mark = taken(store, holder=ME), Mark(ME.message, b"record", 60.0)
+        lease, mark = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         proxy.hold(1000)
-        if way == "release":
+        if way == "free":
             with pytest.raises(LockUnavailable):
-                store.release(lease, mark=mark)
+                store.free(lease, record=mark)
         else:
-            store.leave_mark(Lease(KEY, new_owner(), ttl=TTL, fence=0, sent_at=0.0), mark)
+            store.remember(KEY, mark)
         pass_time(20.0)
         if arrives:
             proxy.deliver_first()
-            assert [59 < left.seconds <= 60 for left in direct.sight(KEY).marks] == [True], "it lay before the server"
+            assert [59 < left.seconds <= 60 for left in direct.inspect(KEY).records] == [True], (
+                "it lay before the server"
+            )
         proxy.hold(0)
         until(lambda: is_settled(store))
-        (left,) = store.sight(KEY).marks
-        assert left.record == mark.record
+        (left,) = store.inspect(KEY).records
+        assert left.content == mark.content
         assert 35 < left.seconds <= 40
 
     def test_mark_that_is_over_is_not_left(
@@ -402,49 +404,51 @@ class TestAge:
         lease = taken(store, holder=ME)
         proxy.hold(1000)
         with pytest.raises(LockUnavailable):
-            store.release(lease, mark=Mark(ME.message, b"record", 60.0), heir=Heir(replace(ME, retries=2), 60.0))
+            store.free(
+                lease, record=Record(ME.message, b"record", 60.0), reservation=Reservation(replace(ME, retries=2), 60.0)
+            )
         pass_time(61.0)
         proxy.hold(0)
         until(lambda: is_settled(store))
-        assert store.sight(KEY).marks == ()
-        assert store.look(KEY) == []
+        assert store.inspect(KEY).records == ()
+        assert store.held(KEY) == []
 
 
 class TestWaiter:
     def test_question_that_arrives_after_the_waiter_has_left(self, store: RedisStore, proxy: LateProxy) -> None:
         first, owner = taken(store), new_owner()
         assert isinstance(ask(store, owner, holder=ME, waiting=True), Held)
-        with store.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+        with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
             proxy.hold(1)
             while isinstance(turn.wait(0.05), Held) and not proxy.held:
                 pass
         assert proxy.held
-        store.release(first)
+        store.free(first)
         proxy.deliver()
-        assert store.look(KEY) == []
+        assert store.held(KEY) == []
 
     def test_leaving_is_said_again(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first, owner = taken(direct), new_owner()
         assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
-        with direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+        with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
             assert isinstance(turn.wait(0.01), Held)
             own_redis.pause()
         own_redis.resume()
         until(lambda: is_settled(direct))
-        direct.release(first)
-        assert direct.look(KEY) == []
+        direct.free(first)
+        assert direct.held(KEY) == []
 
     def test_interrupted_waiter_on_a_silent_server(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first, owner = taken(direct), new_owner()
         assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
-        with suppress(KeyboardInterrupt), direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+        with suppress(KeyboardInterrupt), direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
             turn.wait(0.01)
             own_redis.pause()
             raise KeyboardInterrupt
         own_redis.resume()
         until(lambda: is_settled(direct))
-        direct.release(first)
-        assert direct.look(KEY) == []
+        direct.free(first)
+        assert direct.held(KEY) == []
 
 
 class TestDebts:
@@ -458,7 +462,7 @@ class TestDebts:
         own_redis.resume()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         until(lambda: is_settled(direct))
-        assert direct.look(KEY) == []
+        assert direct.held(KEY) == []
 
     def test_thread_ends_when_nothing_is_owed(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
@@ -497,7 +501,7 @@ class TestDebts:
         direct._debts.owe(1, lambda _: calls.abandon(Lease("late:{text}", "x" * 32, ttl=1, fence=0, sent_at=0.0)),
                           seconds=60.0)  # fmt: skip
         direct._debts.owe(2, lambda _: calls.abandon(lease), seconds=60.0)
-        until(lambda: direct.look(KEY) == [])
+        until(lambda: direct.held(KEY) == [])
 
 
 class TestCutOff:
@@ -510,17 +514,17 @@ class TestCutOff:
             owner, holder = new_owner(), Holder(f"waiter {number}")
             try:
                 found = ask(store, owner, holder=holder, waiting=True)
-                with store.turn(KEY, owner, ttl=TTL, holder=holder) as turn:
+                with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
                     while isinstance(found, Held):
                         found = turn.wait(60)
-                ended.append(isinstance(found, Lease) and store.release(found))
+                ended.append(isinstance(found, Lease) and store.free(found))
             except LockUnavailable as error:
                 ended.append(error)
 
         threads = [threading.Thread(target=wait, args=(number,)) for number in range(count)]
         for thread in threads:
             thread.start()
-        until(lambda: store.sight(KEY).waiters == count)
+        until(lambda: store.inspect(KEY).waiters == count)
         return threads, ended
 
     def test_killed_connections(self, own_redis: RedisServer, direct: RedisStore) -> None:
@@ -530,7 +534,7 @@ class TestCutOff:
             for _ in range(3):
                 client.client_kill_filter(_type="normal", skipme=True)
                 until(lambda: client.info("clients")["blocked_clients"] == 8)
-        assert direct.release(first)
+        assert direct.free(first)
         for thread in threads:
             thread.join(60)
         assert ended == [True] * 8
@@ -563,7 +567,7 @@ class TestCutOff:
             clock.sleep(1.0)
             asked = client.info("commandstats")["cmdstat_evalsha"]["calls"]
             assert asked < 200
-        direct.release(first)
+        direct.free(first)
         threads[0].join(60)
         assert ended == [True]
 
@@ -578,7 +582,7 @@ class TestFrozenWaiters:
                 ask(store, owner, holder=holder, waiting=True)
                 if bell:
                     store.bell(KEY).wait(60)
-                with store.turn(KEY, owner, ttl=TTL, holder=holder) as turn:
+                with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
                     while isinstance(turn.wait(60), Held):
                         pass
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -597,9 +601,9 @@ class TestFrozenWaiters:
                     os.kill(pid, signal.SIGSTOP)
                 owner, released = new_owner(), clock.now()
                 found = ask(direct, owner, holder=ME, waiting=True)
-                with direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn:
+                with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
                     turn.wait(0.01)
-                    direct.release(first)
+                    direct.free(first)
                     while isinstance(found, Held):
                         found = turn.wait(min(found.remaining, 60))
                 assert isinstance(found, Lease)
@@ -618,11 +622,11 @@ class TestFrozenWaiters:
             with own_redis.client() as client:
                 until(lambda: client.info("clients")["blocked_clients"] == 1)
             os.kill(pid, signal.SIGSTOP)
-            direct.release(first)
-            until(lambda: direct.look(KEY) == [] and isinstance(ask(direct, "o" * 32, holder=ME), Lease))
+            direct.free(first)
+            until(lambda: direct.held(KEY) == [] and isinstance(ask(direct, "o" * 32, holder=ME), Lease))
             os.kill(pid, signal.SIGCONT)
-            until(lambda: direct.sight(KEY).waiters == 1)
-            assert [held.owner for held in direct.look(KEY)] == ["o" * 32]
+            until(lambda: direct.inspect(KEY).waiters == 1)
+            assert [held.owner for held in direct.held(KEY)] == ["o" * 32]
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -633,10 +637,10 @@ def test_first_waiter_after_the_scripts_were_forgotten_keeps_its_place(
 ) -> None:
     first, owner = taken(direct), new_owner()
     assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
-    with direct.turn(KEY, owner, ttl=TTL, holder=ME) as turn, own_redis.client() as client:
+    with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn, own_redis.client() as client:
         assert isinstance(turn.wait(0.01), Held)
         client.script_flush()
-        direct.release(first)
+        direct.free(first)
         assert isinstance(ask(direct), Held), "nobody gets in between"
         assert isinstance(turn.wait(60), Lease)
 
@@ -644,14 +648,14 @@ def test_first_waiter_after_the_scripts_were_forgotten_keeps_its_place(
 class TestFences:
     def test_grow_over_a_restart_with_older_data(self, own_redis: RedisServer, direct: RedisStore) -> None:
         with own_redis.client() as client:
-            direct.release(taken(direct))
+            direct.free(taken(direct))
             client.save()
         fences = []
         for _ in range(3):
             for _ in range(20):
                 lease = taken(direct)
                 fences.append(lease.fence)
-                direct.release(lease)
+                direct.free(lease)
             own_redis.restart()
         assert fences == sorted(set(fences))
         assert fences[-1] < 2**53
@@ -664,22 +668,22 @@ class TestFences:
             assert client.get(f"{KEY}:fence") == str(2**52 + 1)
 
     def test_time_is_asked_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
-        direct.release(taken(direct))
+        direct.free(taken(direct))
         with own_redis.client() as client:
             client.config_resetstat()
-            direct.release(taken(direct))
+            direct.free(taken(direct))
             stats = client.info("commandstats")
         assert stats["cmdstat_time"]["calls"] == 1
         assert "cmdstat_xadd" not in stats
 
     def test_time_that_may_not_be_asked_for(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first = taken(direct)
-        direct.release(first)
+        direct.free(first)
         with own_redis.client() as client:
             client.acl_setuser("default", enabled=True, commands=["-time"])
             second = taken(direct)
             assert second.fence > first.fence
-            direct.release(second)
+            direct.free(second)
             assert {key.rpartition(":")[2] for key in client.scan_iter()} == {"fence"}
 
 

@@ -232,7 +232,7 @@ def test_release_forgets_nothing_that_another_thread_has_got_meanwhile(
     lock = make(timeout=60, thread_local=False)
     lock.acquire()
     store = lock._keeper.store
-    release = store.release
+    release = store.free
 
     def released(*arguments: object, **options: object) -> bool:
         answer = release(*arguments, **options)  # type: ignore[arg-type]
@@ -242,7 +242,7 @@ def test_release_forgets_nothing_that_another_thread_has_got_meanwhile(
         other.join(LIMIT)
         return answer
 
-    monkeypatch.setattr(store, "release", released)
+    monkeypatch.setattr(store, "free", released)
     lock.release()
     assert not lock.lost
     lock.check()

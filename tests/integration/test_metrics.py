@@ -19,7 +19,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.journal_entry import LOST
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Journal
+from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, until
 from tests.integration.operators import of_shop

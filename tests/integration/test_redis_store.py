@@ -15,9 +15,11 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import InvalidOption, LockUnavailable, clock
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -45,13 +47,13 @@ def lossy(own_redis: RedisServer) -> Iterator[tuple[RedisStore, LossyProxy]]:
     """A store behind a proxy, connected already."""
     with LossyProxy(own_redis.port) as proxy:
         store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
-        store.release(taken(store))
+        store.free(taken(store))
         yield store, proxy
         store.close()
 
 
 def acquire(store: RedisStore, *, ttl: float = TTL) -> Lease | Held:
-    return store.acquire(KEY, new_owner(), ttl=ttl, holder=ME)
+    return store.acquire(LockRequest(KEY, new_owner(), ttl=ttl, holder=ME))
 
 
 def taken(store: RedisStore, *, ttl: float = TTL) -> Lease:
@@ -74,7 +76,7 @@ class TestLostReplies:
         store, proxy = lossy
         lease = taken(store)
         proxy.lose(1)
-        assert store.release(lease)
+        assert store.free(lease)
         assert proxy.lost == 1
 
     def test_acquire_that_is_never_answered_ends_by_itself(
@@ -108,16 +110,16 @@ class TestLostReplies:
         lease = taken(store)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
-            store.release(lease)
+            store.free(lease)
         own_redis.resume()
-        store.release(lease)
+        store.free(lease)
         assert isinstance(acquire(store), Lease)
 
     def test_interrupted_acquire_leaves_nothing(
         self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A time limit that strikes between sending and reading."""
-        store.release(taken(store))
+        store.free(taken(store))
         run, calls = store._servers.run, []
 
         def interrupted(*args: object, **kwargs: object) -> object:
@@ -133,7 +135,7 @@ class TestLostReplies:
         assert client.exists(f"{KEY}:run") == 0
 
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: RedisStore) -> None:
-        store.release(taken(store))
+        store.free(taken(store))
         own_redis.pause()
         started = clock.now()
         with pytest.raises(LockUnavailable):
@@ -148,14 +150,14 @@ class TestServer:
         client.script_flush()
         assert store.renew([lease], timeout=1) == [True]
         client.script_flush()
-        assert store.release(lease)
+        assert store.free(lease)
         client.script_flush()
         taken(store)
 
     def test_killed_connections_are_replaced(self, store: RedisStore, client: Redis) -> None:
         lease = taken(store)
         client.client_kill_filter(_type="normal", skipme=True)
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_fence_grows_over_a_restart_that_kept_nothing(self, own_redis: RedisServer, store: RedisStore) -> None:
         first = taken(store)
@@ -177,20 +179,20 @@ class TestServer:
         """Of a semaphore several are there at once; the one that came for it goes back."""
         with store.bell(KEY) as bell:
             bell.wait(0.01)
-            client.rpush(calls.wake_key(KEY), 1, 1, 1)
-            assert client.llen(calls.wake_key(KEY)) == 2, "it was woken"
-        assert client.llen(calls.wake_key(KEY)) == 3
-        assert 0 < client.pttl(calls.wake_key(KEY)) <= 1000
+            client.rpush(keyspace.wake_key(KEY), 1, 1, 1)
+            assert client.llen(keyspace.wake_key(KEY)) == 2, "it was woken"
+        assert client.llen(keyspace.wake_key(KEY)) == 3
+        assert 0 < client.pttl(keyspace.wake_key(KEY)) <= 1000
 
     def test_full_memory_refuses_an_acquire_and_lets_others_finish(self, store: RedisStore, client: Redis) -> None:
         lease = taken(store)
-        waiting = store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+        waiting = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))
         assert isinstance(waiting, Held)
         client.config_set("maxmemory", 1)
         with pytest.raises(LockUnavailable, match=r"OOM|maxmemory"):
-            store.acquire(f"{KEY}2", new_owner(), ttl=TTL, holder=ME)
+            store.acquire(LockRequest(f"{KEY}2", new_owner(), ttl=TTL, holder=ME))
         assert store.renew([lease], timeout=1) == [True]
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_read_only_replica_is_said(self, store: RedisStore, client: Redis) -> None:
         client.replicaof("127.0.0.1", 1)
@@ -199,8 +201,8 @@ class TestServer:
 
     def test_every_key_has_a_time_to_live(self, store: RedisStore, client: Redis) -> None:
         lease = taken(store)
-        store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
-        store.release(lease)
+        store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))
+        store.free(lease)
         assert {key.rpartition(":")[2] for key in client.keys("*")} == {"fence", "waiting", "wake"}
         assert all(client.pttl(key) > 0 for key in client.keys("*"))
 
@@ -211,15 +213,15 @@ class TestServer:
         )  # fmt: skip
         store = open_url(f"redis://locks:secret@127.0.0.1:{own_redis.port}/0")
         lease = taken(store)
-        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), Held)
+        assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)), Held)
         assert store.renew([lease], timeout=1) == [True]
-        assert dict(store.holds("probe")).keys() == {KEY}
-        assert store.release(lease, mark=Mark(ME.message, b"record", 60), heir=Heir(ME, 60))
-        assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, once=True), Done)
+        assert dict(store.all_held("probe")).keys() == {KEY}
+        assert store.free(lease, record=Record(ME.message, b"record", 60), reservation=Reservation(ME, 60))
+        assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)), Record)
         with store.bell(KEY) as bell:
             bell.wait(0.1)
         with pytest.raises(LockUnavailable, match=r"NoPermission|permission"):
-            store.acquire("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME)
+            store.acquire(LockRequest("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME))
         store.close()
 
     def test_wrong_password_is_said_at_once_without_it(self, own_redis: RedisServer, client: Redis) -> None:
@@ -250,25 +252,25 @@ class TestForeignValues:
         client.lpush("probe:other:run", "x")
         client.set("probe:text:run", "\x00" * 3)
         client.set("probe:{job:1}:fence", "1")
-        found = dict(store.holds("probe"))
+        found = dict(store.all_held("probe"))
         assert found.keys() == {KEY, "probe:text"}
         assert found["probe:text"].holder is None
 
     def test_record_of_another_type_is_no_record(self, store: RedisStore, client: Redis) -> None:
         client.lpush(f"{KEY}:done:{ME.message}", "x")
-        lease = store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
+        lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))
         assert isinstance(lease, Lease)
-        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+        assert store.free(lease, record=Record(ME.message, b"record", 60))
 
     def test_release_finds_a_value_of_another_type(self, store: RedisStore, client: Redis) -> None:
         lease = taken(store)
         client.delete(f"{KEY}:run")
         client.lpush(f"{KEY}:run", "x")
-        assert not store.release(lease)
+        assert not store.free(lease)
         assert client.llen(f"{KEY}:run") == 1
 
     def test_other_type_does_not_stop_the_renewal_of_others(self, store: RedisStore, client: Redis) -> None:
-        broken, good = taken(store), store.acquire(f"{KEY}2", new_owner(), ttl=TTL, holder=ME)
+        broken, good = taken(store), store.acquire(LockRequest(f"{KEY}2", new_owner(), ttl=TTL, holder=ME))
         assert isinstance(good, Lease)
         client.delete(f"{KEY}:run")
         client.rpush(f"{KEY}:run", "hello")
@@ -325,7 +327,7 @@ class TestConnections:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.renew([lease], timeout=1) == [True]
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_threads_share_a_store(self, store: RedisStore) -> None:
         owners: list[str] = []
@@ -335,7 +337,7 @@ class TestConnections:
                 found = acquire(store)
                 if isinstance(found, Lease):
                     owners.append(found.owner)
-                    assert store.release(found)
+                    assert store.free(found)
 
         threads = [threading.Thread(target=work) for _ in range(20)]
         for thread in threads:
@@ -345,17 +347,17 @@ class TestConnections:
         assert len(owners) == len(set(owners)) > 0
 
     def test_two_round_trips_for_an_acquire_and_a_release(self, store: RedisStore, client: Redis) -> None:
-        store.release(taken(store))
+        store.free(taken(store))
         before = _calls(client)
-        store.release(taken(store))
+        store.free(taken(store))
         assert _calls(client) - before == 2
 
     def test_what_is_remembered_of_a_message_costs_no_round_trip(self, store: RedisStore, client: Redis) -> None:
-        store.release(taken(store))
+        store.free(taken(store))
         before = _calls(client)
-        lease = store.acquire(KEY, new_owner(), ttl=TTL, holder=ME, once=True)
+        lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))
         assert isinstance(lease, Lease)
-        store.release(lease, mark=Mark(ME.message, b"record", 60), heir=Heir(ME, 60))
+        store.free(lease, record=Record(ME.message, b"record", 60), reservation=Reservation(ME, 60))
         assert _calls(client) - before == 2
 
 
@@ -385,7 +387,7 @@ class TestTLS:
     def test_certificate_is_checked(self, port: int, certificate: Path) -> None:
         url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_REQUIRED"
         store = open_url(url, {"ssl_ca_certs": str(certificate)})
-        assert store.release(taken(store))
+        assert store.free(taken(store))
         store.close()
 
     def test_unknown_certificate_is_refused(self, port: int) -> None:
@@ -395,7 +397,7 @@ class TestTLS:
 
     def test_certificate_may_go_unchecked_where_that_is_asked_for(self, port: int) -> None:
         store = open_url(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_NONE")
-        assert store.release(taken(store))
+        assert store.free(taken(store))
         store.close()
 
     def test_client_certificate_is_shown(self, own_redis: RedisServer, certificate: Path) -> None:
@@ -407,7 +409,7 @@ class TestTLS:
         with LossyProxy(own_redis.port, tls=context) as proxy:
             url = f"rediss://127.0.0.1:{proxy.port}/0"
             store = open_url(url, {**trust, **own})
-            assert store.release(taken(store))
+            assert store.free(taken(store))
             store.close()
             with pytest.raises(LockUnavailable):
                 acquire(open_url(url, trust))
@@ -425,5 +427,5 @@ class TestTLS:
                 lease = taken(store)
                 assert isinstance(acquire(store), Held)
                 assert store.renew([lease], timeout=1.0) == [True]
-                assert store.release(lease)
+                assert store.free(lease)
             store.close()

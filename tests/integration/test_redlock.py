@@ -12,9 +12,11 @@ import pytest
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.redis import calls, keyspace
 from celery_singleton_lock.stores.redis.redlock import RedlockStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -46,7 +48,7 @@ def store(nodes: Nodes) -> Iterator[RedlockStore]:
 
 
 def acquire(store: RedlockStore, *, ttl: float = TTL, owner: str | None = None, **options: object) -> object:
-    return store.acquire(KEY, owner or new_owner(), ttl=ttl, holder=options.pop("holder", ME), **options)
+    return store.acquire(LockRequest(KEY, owner or new_owner(), ttl=ttl, holder=options.pop("holder", ME), **options))
 
 
 def taken(store: RedlockStore, **options: object) -> Lease:
@@ -73,7 +75,7 @@ def die(server: RedisServer) -> None:
 def connected(request: pytest.FixtureRequest, store: RedlockStore) -> None:
     """Some failures look different to who was connected already."""
     if request.param:
-        store.release(taken(store))
+        store.free(taken(store))
 
 
 @pytest.mark.usefixtures("connected")
@@ -87,7 +89,7 @@ class TestFailedNodes:
             lease = taken(store)
             assert isinstance(acquire(store), Held)
             assert store.renew([lease], timeout=0.5) == [True]
-            assert store.release(lease)
+            assert store.free(lease)
         resume(nodes)
         began = clock.now()
         until(lambda: nodes.holding(RUN) == [], "the nodes that came back have carried out the releases as well")
@@ -153,11 +155,11 @@ class TestReach:
         with ExitStack() as exits:
             slow = exits.enter_context(LossyProxy(nodes.servers[0].port))
             store = open_url(";".join([f"redis://127.0.0.1:{slow.port}", *nodes.url.split(";")[1:]]), BELIEVED)
-            store.release(taken(store))
+            store.free(taken(store))
             slow.delay(1.0)
             began = clock.now()
             for _ in range(20):
-                store.release(taken(store))
+                store.free(taken(store))
             assert clock.now() - began < 10.0, "no round has waited for it"
             store.close()
 
@@ -167,28 +169,30 @@ class TestReach:
             store = open_url(";".join([*urls[:4], f"redis://127.0.0.1:{slow.port}"]), BELIEVED)
             for url in urls[:2]:
                 one = open_url(url)
-                assert isinstance(one.acquire(KEY, new_owner(), ttl=TTL, holder=replace(ME, pid=43)), Lease)
+                assert isinstance(
+                    one.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=replace(ME, pid=43))), Lease
+                )
                 one.close()
             slow.delay(0.2)
-            assert store.refuse(KEY, ME, Mark(ME.message, b"refused", 60.0)) is None
+            assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
             store.close()
 
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
         with ExitStack() as exits:
             proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
             store = open_url(";".join(f"redis://127.0.0.1:{proxy.port}" for proxy in proxies), BELIEVED)
-            store.release(taken(store))
+            store.free(taken(store))
             for proxy in proxies[:2]:
                 proxy.lose(1)
             lease = taken(store)
-            assert store.release(lease)
+            assert store.free(lease)
             until(lambda: nodes.holding(RUN) == [], "the nodes whose replies were lost are told on a new connection")
             store.close()
 
     def test_error_of_one_node_is_no_error(self, nodes: Nodes, store: RedlockStore) -> None:
         nodes.servers[0].client().execute_command("ACL", "SETUSER", "default", "-@scripting")
         lease = taken(store)
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_reasons_of_all_nodes_are_told(self, nodes: Nodes, store: RedlockStore) -> None:
         for server in nodes.servers[:3]:
@@ -201,13 +205,13 @@ class TestReach:
         for server in nodes.servers[:4]:
             server.kill()
         with pytest.raises(LockUnavailable):
-            store.release(lease)
+            store.free(lease)
 
     def test_no_threads_and_few_connections(self, nodes: Nodes, store: RedlockStore) -> None:
         nodes.servers[0].pause()
         threads = threading.active_count()
         for _ in range(50):
-            store.release(taken(store))
+            store.free(taken(store))
         assert threading.active_count() <= threads + 1, "one that sees to what the node is owed, not one per call"
         nodes.servers[0].resume()
         assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
@@ -223,8 +227,8 @@ class TestReach:
         with store.bell(KEY) as bell:
             bell.wait(0.1)
         assert store.renew([lease], timeout=0.5) == [True]
-        assert [held.holder for held in store.look(KEY)] == [ME]
-        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+        assert [held.holder for held in store.held(KEY)] == [ME]
+        assert store.free(lease, record=Record(ME.message, b"record", 60))
         store.close()
 
     def test_seeded_random_numbers_make_no_equal_owners(self, store: RedlockStore) -> None:
@@ -253,7 +257,7 @@ class TestGivenUp:
     @pytest.mark.parametrize("connected", [False, True], ids=["new connections", "old connections"])
     def test_acquire_without_an_answer_leaves_nothing(self, nodes: Nodes, store: RedlockStore, connected: bool) -> None:
         if connected:
-            store.release(taken(store))
+            store.free(taken(store))
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
             acquire(store, ttl=LONG)
@@ -263,7 +267,7 @@ class TestGivenUp:
         with ExitStack() as exits:
             proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
             store = open_url(";".join(f"redis://127.0.0.1:{proxy.port}" for proxy in proxies), BELIEVED)
-            store.release(taken(store))
+            store.free(taken(store))
             self.stop_majority(nodes)
             with pytest.raises(LockUnavailable):
                 acquire(store, ttl=LONG)
@@ -273,7 +277,7 @@ class TestGivenUp:
             store.close()
 
     def test_interrupted_acquire_leaves_nothing(self, nodes: Nodes, store: RedlockStore) -> None:
-        store.release(taken(store))
+        store.free(taken(store))
         self.stop_majority(nodes)
         fan = store._fans[-1]
         hear = fan._hear
@@ -292,7 +296,7 @@ class TestGivenUp:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
-            store.release(lease)
+            store.free(lease)
         self.wait_until_free(nodes)
 
     def test_release_is_said_to_nodes_that_come_back_with_their_data(self, nodes: Nodes, store: RedlockStore) -> None:
@@ -301,7 +305,7 @@ class TestGivenUp:
             server.client().save()
             server.kill()
         with pytest.raises(LockUnavailable):
-            store.release(lease)
+            store.free(lease)
         self.wait_until_free(nodes)
 
     def test_owner_that_was_abandoned_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
@@ -345,7 +349,7 @@ class TestManyLeases:
         ]
 
     def test_round_has_one_time_for_all_where_a_majority_is_silent(self, nodes: Nodes, store: RedlockStore) -> None:
-        store.release(taken(store))
+        store.free(taken(store))
         for server in nodes.servers[:3]:
             server.pause()
         waits: list[float] = []
@@ -376,7 +380,7 @@ class TestManyLeases:
         leases, told = [], []
         for number in range(300):
             holder = Holder(f"task {number}")
-            lease = store.acquire(f"many:{{{number}}}", new_owner(), ttl=6.0, holder=holder)
+            lease = store.acquire(LockRequest(f"many:{{{number}}}", new_owner(), ttl=6.0, holder=holder))
             assert isinstance(lease, Lease)
             leases.append(lease)
 
@@ -454,12 +458,12 @@ class TestForgetfulNodes:
     def test_minority_of_them_does_not_matter(self, nodes: Nodes) -> None:
         self.remember(nodes)
         store = open_url(nodes.url)
-        store.release(taken(store))
+        store.free(taken(store))
         for server in nodes.servers[:2]:
             server.restart()
         lease = taken(open_url(nodes.url))
         assert set(nodes.holding(RUN)) >= {2, 3, 4}
-        store.release(lease)
+        store.free(lease)
 
     def test_renewal_puts_the_lock_back_on_them(self, nodes: Nodes, store: RedlockStore) -> None:
         """Or a rolling restart of the nodes would cost every long lease its majority."""
@@ -469,12 +473,12 @@ class TestForgetfulNodes:
             until(lambda: renewed(store, lease) and len(nodes.holding(RUN)) == 5, "it is on all nodes again")
         assert lease.held
         assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Held)
-        assert store.release(lease)
+        assert store.free(lease)
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
     def test_late_renewal_does_not_bring_a_freed_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)
-        store.release(lease)
+        store.free(lease)
         assert store.renew([lease], timeout=0.5) == [False]
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
@@ -487,7 +491,7 @@ class TestForgetfulNodes:
 
 class TestFences:
     def test_they_grow_when_nodes_come_back_with_older_data(self, nodes: Nodes, store: RedlockStore) -> None:
-        store.release(taken(store))
+        store.free(taken(store))
         for server in nodes.servers:
             server.client().save()
         fences = []
@@ -495,7 +499,7 @@ class TestFences:
             for _ in range(20):
                 lease = taken(store)
                 fences.append(lease.fence)
-                store.release(lease)
+                store.free(lease)
             for index in range(3):
                 nodes.servers[(first + index) % 5].restart()
             until(lambda: released(store, acquire_or_none(store)), "they are connected to again")
@@ -523,7 +527,7 @@ class TestFences:
 
 def released(store: RedlockStore, lease: object) -> bool:
     try:
-        return isinstance(lease, Lease) and store.release(lease)
+        return isinstance(lease, Lease) and store.free(lease)
     except LockUnavailable:
         return False
 
@@ -547,13 +551,13 @@ class TestMarks:
         lease = taken(store, once=True)
         for server in nodes.servers[:2]:
             server.kill()
-        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+        assert store.free(lease, record=Record(ME.message, b"record", 60))
         for server in nodes.servers[:2]:
             server.start()
         for server in nodes.servers[3:]:
             server.kill()
         # The one that is left of those with the record, and two that were not there.
-        assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Done)
+        assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Record)
         until(lambda: nodes.holding(RUN) == [], "the two have been told to take it back")
 
     def test_node_that_is_told_later_forgets_it_with_the_others(
@@ -564,36 +568,36 @@ class TestMarks:
         for server in late:
             server.client().save()
             server.kill()
-        assert store.release(lease, mark=Mark(ME.message, b"record", 60))
+        assert store.free(lease, record=Record(ME.message, b"record", 60))
         monkeypatch.setattr(clock, "now", lambda: now() + 20.0)
         for server in late:
             server.start()
-        key = calls.done_key(KEY, ME.message)
+        key = keyspace.done_key(KEY, ME.message)
         until(lambda: all(server.client().exists(key) for server in late), "they have been told")
         assert all(35_000 < pttl(server, key) <= 40_000 for server in late)
         assert all(40_000 < pttl(server, key) <= 60_000 for server in nodes.servers[2:])
 
     def test_lock_is_passed_on_to_the_next_attempt(self, nodes: Nodes, store: RedlockStore) -> None:
         following = Holder("my-task", 1)
-        store.release(taken(store), heir=Heir(following, TTL))
+        store.free(taken(store), reservation=Reservation(following, TTL))
         assert isinstance(acquire(store, holder=Holder("another")), Held)
         lease = taken(store, holder=following)
-        assert store.release(lease)
+        assert store.free(lease)
 
 
 class TestSemaphore:
     def test_what_is_left_of_an_attempt_is_no_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
         owner, node = new_owner(), store._nodes[0].server
-        asked = {"ttl": TTL, "holder": ME, "waiting": False, "once": False, "limit": 2, "memory": None}
-        assert node.run(calls.vote(KEY, owner, slot=0, **asked))[::2] == [1, 0]
-        assert node.run(calls.vote(KEY, owner, slot=1, **asked))[0] == 0
-        assert node.run(calls.vote(KEY, owner, slot=0, **asked))[::2] == [1, 0]
+        request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
+        assert node.run(calls.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node.run(calls.vote(request, slot=1, memory=None))[0] == 0
+        assert node.run(calls.vote(request, slot=0, memory=None))[::2] == [1, 0]
 
     def test_so_many_hold_it(self, nodes: Nodes, store: RedlockStore) -> None:
         """Not more, as counting on each node would: three that each admit two admit three with a majority."""
         leases = [acquire(store, limit=2, holder=Holder(f"task {number}")) for number in range(3)]
         assert [type(lease) for lease in leases] == [Lease, Lease, Held]
-        assert store.release(leases[0])
+        assert store.free(leases[0])
         assert isinstance(acquire(store, limit=2, holder=Holder("task 3")), Lease)
 
 
@@ -606,7 +610,7 @@ class TestWaiting:
                 while not isinstance(found := acquire(store, waiting=True), Lease):
                     bell.wait(found.remaining + 0.002)
             got.append(clock.now())
-            store.release(found)
+            store.free(found)
 
         thread = threading.Thread(target=wait)
         thread.start()
@@ -621,7 +625,7 @@ class TestWaiting:
         thread, got = self.wait_for(open_url(nodes.url, BELIEVED))
         until(lambda: blocked(nodes) == 1, "it waits")
         released_at = clock.now()
-        store.release(lease)
+        store.free(lease)
         thread.join(30)
         assert got[0] - released_at < 3.0, "not by the end of a slice"
 
@@ -629,7 +633,7 @@ class TestWaiting:
         lease = taken(store)
         waiters = [self.wait_for(store) for _ in range(3)]
         until(lambda: blocked(nodes) == 3, "all wait")
-        store.release(lease)
+        store.free(lease)
         for thread, _ in waiters:
             thread.join(30)
         eternal = [key for server in nodes.servers for key in server.client().scan_iter() if pttl(server, key) == -1]
@@ -649,4 +653,4 @@ def test_wake_ups_that_nobody_takes_do_not_pile_up(nodes: Nodes) -> None:
     server = open_url(nodes.servers[0].url)._servers
     for _ in range(5):
         server.run(calls.wake(KEY, limit=2))
-    assert server.command("LLEN", calls.wake_key(KEY)) == 2
+    assert server.command("LLEN", keyspace.wake_key(KEY)) == 2

@@ -11,8 +11,11 @@ import pytest
 
 from celery_singleton_lock import InvalidOption, Lock, LockUnavailable, Semaphore, clock
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import Store, open_url
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
@@ -24,7 +27,7 @@ ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
 
 
 def acquire(store: Store, key: str = KEY, **options: object) -> object:
-    return store.acquire(key, new_owner(), ttl=TTL, holder=ME, **options)
+    return store.acquire(LockRequest(key, new_owner(), ttl=TTL, holder=ME, **options))
 
 
 def taken(store: Store, key: str = KEY, **options: object) -> Lease:
@@ -81,7 +84,7 @@ class TestSentinel:
         assert sentinels.master().client().exists(f"{KEY}:run")
         assert isinstance(acquire(store), Held)
         assert store.renew([lease], timeout=1.0) == [True]
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_lock_outlives_a_failover(self, sentinels: SentinelGroup, store: Store) -> None:
         kept = Kept(store, taken(store, waiting=True))
@@ -92,10 +95,10 @@ class TestSentinel:
         until(lambda: renewed(store, kept.lease), "it is renewed on the new master")
         assert not kept.told.is_set()
         assert isinstance(acquire(store), Held)
-        assert store.release(kept.lease)
+        assert store.free(kept.lease)
         lease = taken(store)
         assert lease.fence > fence
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_next_sentinel_is_asked_when_the_first_is_gone(self, sentinels: SentinelGroup) -> None:
         asked = []
@@ -103,7 +106,7 @@ class TestSentinel:
             hang_up = threading.Thread(target=lambda: [asked.append(gone.accept()[0].close()) for _ in range(2)])
             hang_up.start()
             store = open_url(f"sentinel://127.0.0.1:{gone.getsockname()[1]};{sentinels.url}", sentinels.options)
-            assert store.release(taken(store))
+            assert store.free(taken(store))
             assert len(asked) == 1, "and not again and again, with pauses"
             socket.create_connection(gone.getsockname()).close()
             hang_up.join(LIMIT)
@@ -111,7 +114,7 @@ class TestSentinel:
 
     def test_old_connections_find_the_new_master(self, sentinels: SentinelGroup, store: Store) -> None:
         """The old one lives, and refuses to write."""
-        store.release(taken(store))
+        store.free(taken(store))
         old = sentinels.master()
         sentinels.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", sentinels.NAME)
         until(lambda: sentinels.master() is not old, "another one is master")
@@ -119,7 +122,7 @@ class TestSentinel:
         old.client().replicaof("127.0.0.1", sentinels.master().port)
         lease = patiently_taken(store)
         assert sentinels.master().client().exists(f"{KEY}:run")
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_waiter_survives_a_failover(self, sentinels: SentinelGroup, store: Store) -> None:
         lease, got = taken(store), []
@@ -143,7 +146,7 @@ class TestSentinel:
         sentinels.fail_over()
         until(lambda: released(store, lease), "it is freed")
         thread.join(30)
-        assert store.release(got[0])
+        assert store.free(got[0])
 
     def test_master_name_is_needed(self, sentinels: SentinelGroup) -> None:
         with pytest.raises(InvalidOption, match="master_name"):
@@ -157,7 +160,7 @@ class TestSentinel:
     def test_one_sentinel_is_enough(self, sentinels: SentinelGroup) -> None:
         dead = "sentinel://127.0.0.1:1"
         store = open_url(f"{dead};{sentinels.url.split(';')[2]}", sentinels.options)
-        assert store.release(taken(store))
+        assert store.free(taken(store))
         store.close()
 
 
@@ -177,7 +180,7 @@ def renewed(store: Store, lease: Lease) -> bool:
 
 def released(store: Store, lease: Lease) -> bool:
     try:
-        return store.release(lease)
+        return store.free(lease)
     except LockUnavailable:
         return False
 
@@ -195,11 +198,11 @@ class TestReplicas:
         store = open_url(pair[0].url, replicas=1)
         lease = taken(store)
         assert pair[1].client().exists(f"{KEY}:run")
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_lock_that_did_not_is_taken_back(self, pair: tuple[RedisServer, RedisServer]) -> None:
         store = open_url(pair[0].url, replicas=1)
-        store.release(taken(store))
+        store.free(taken(store))
         pair[1].pause()
         with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
             acquire(store)
@@ -248,9 +251,9 @@ class TestCluster:
         masters = {cluster.master_of(lease.key).port for lease in leases}
         assert len(masters) == 3
         assert store.renew(leases, timeout=2.0) == [True] * 60
-        assert {key for key, _ in store.holds("many")} == {lease.key for lease in leases}
-        assert all(store.release(lease, mark=Mark(ME.message, b"record", 60)) for lease in leases)
-        assert isinstance(acquire(store, leases[7].key, once=True), Done)
+        assert {key for key, _ in store.all_held("many")} == {lease.key for lease in leases}
+        assert all(store.free(lease, record=Record(ME.message, b"record", 60)) for lease in leases)
+        assert isinstance(acquire(store, leases[7].key, once=True), Record)
 
     def test_release_wakes_a_waiter(self, store: Store) -> None:
         lease, got = taken(store), []
@@ -260,13 +263,13 @@ class TestCluster:
                 while not isinstance(found := acquire(store, waiting=True), Lease):
                     bell.wait(found.remaining)
             got.append(clock.now())
-            store.release(found)
+            store.free(found)
 
         thread = threading.Thread(target=wait)
         thread.start()
         clock.sleep(0.3)
         released_at = clock.now()
-        store.release(lease)
+        store.free(lease)
         thread.join(30)
         assert got[0] - released_at < 3.0
 
@@ -276,12 +279,12 @@ class TestCluster:
         assert new.client().exists(f"{KEY}:run")
         assert isinstance(acquire(store), Held)
         assert store.renew([lease], timeout=1.0) == [True]
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_lock_is_kept_while_its_slot_moves(self, cluster: Cluster, store: Store) -> None:
         """Its keys are at the old place, and those that are not there yet would be made at the new one."""
         lease, other, released_ = taken(store), [taken(store, f"other:{{job:{number}}}") for number in range(20)], []
-        releasing = threading.Thread(target=lambda: released_.append(store.release(lease)))
+        releasing = threading.Thread(target=lambda: released_.append(store.free(lease)))
 
         def during() -> None:
             assert store.renew([lease, *other], timeout=1.0) == [True] * 21
@@ -293,7 +296,7 @@ class TestCluster:
         cluster.migrate_slot(KEY, during)
         releasing.join(30)
         assert released_ == [True]
-        assert all(store.release(lease) for lease in other)
+        assert all(store.free(lease) for lease in other)
 
     @pytest.mark.parametrize("name", ["job}", "a{", "{}x", "a{b}c", "{{a}}", "}{", "{}{a}"])
     def test_lock_outside_of_tasks_may_have_any_name(self, cluster: Cluster, name: str) -> None:
@@ -309,20 +312,20 @@ class TestCluster:
     def test_everything_follows_a_slot_that_has_moved(self, cluster: Cluster, store: Store) -> None:
         key = f"{KEY}:followed"
         lease = taken(store, key, waiting=True)
-        store.release(lease, mark=Mark(ME.message, b"record", 60))
+        store.free(lease, record=Record(ME.message, b"record", 60))
         lease, ledger, journal = taken(store, key), store.ledger(key), store.journal("followed", size=10)
         ledger.record({"x": 20}, "a", ceiling=CEILING)
         journal.write({"runs": 1}, [], slack=0.0)
         for moving in (key, "followed:{journal}", key):
             cluster.migrate_slot(moving)
-            assert [held.holder for held in store.look(key)] == [ME]
-            seen = store.sight(key)
-            assert [held.holder for held in seen.holds] == [ME]
-            assert [mark.message for mark in seen.marks] == [ME.message]
-            assert [name for name, _ in store.holds(key.partition(":")[0])].count(key) == 1
+            assert [held.holder for held in store.held(key)] == [ME]
+            seen = store.inspect(key)
+            assert [held.holder for held in seen.held] == [ME]
+            assert [mark.message for mark in seen.records] == [ME.message]
+            assert [name for name, _ in store.all_held(key.partition(":")[0])].count(key) == 1
             assert ledger.align({"x": 1}, ceiling=CEILING) == {"x": 20}
             assert journal.counts() == {"runs": 1}
-        assert store.release(lease)
+        assert store.free(lease)
 
     def test_look_sees_a_lock_whose_slot_is_about_to_move(self, cluster: Cluster, store: Store) -> None:
         key = f"{KEY}:looked-at"
@@ -330,12 +333,12 @@ class TestCluster:
         seen: list[list[Held]] = []
 
         def during() -> None:
-            seen.extend((store.look(key), store.look(f"{key}:free")))
-            seen.append(list(store.sight(key).holds))
+            seen.extend((store.held(key), store.held(f"{key}:free")))
+            seen.append(list(store.inspect(key).held))
 
         cluster.migrate_slot(key, during)
         assert [[held.holder for held in holds] for holds in seen] == [[ME], [], [ME]]
-        assert store.release(lease)
+        assert store.free(lease)
 
     @pytest.mark.parametrize("way", ["bell", "turn"])
     def test_waiter_follows_a_slot_that_moves(self, cluster: Cluster, store: Store, way: str) -> None:
@@ -343,7 +346,7 @@ class TestCluster:
         lease, got, looks = taken(store, key), [], threading.Semaphore(0)
 
         def wait() -> None:
-            place = store.bell(key) if way == "bell" else store.turn(key, owner, ttl=TTL, holder=other)
+            place = store.bell(key) if way == "bell" else store.waiter(LockRequest(key, owner, ttl=TTL, holder=other))
             with place:
                 found = acquire_by(store, key, owner, other)
                 while not isinstance(found, Lease):
@@ -358,10 +361,10 @@ class TestCluster:
         looks.acquire()
         for _ in range(2):
             cluster.migrate_slot(key)
-        assert store.release(lease)
+        assert store.free(lease)
         waiter.join(30)
         assert len(got) == 1
-        assert store.release(got[0])
+        assert store.free(got[0])
 
     def test_free_lock_can_be_taken_when_its_slot_has_moved(self, cluster: Cluster, store: Store) -> None:
         leases: list[Lease] = []
@@ -375,7 +378,7 @@ class TestCluster:
         cluster.migrate_slot("free:{job:2}", during)
         taking.join(30)
         assert isinstance(acquire(store, "free:{job:2}"), Held)
-        assert store.release(leases[0])
+        assert store.free(leases[0])
 
     def test_lock_outlives_its_master(self, cluster: Cluster, store: Store) -> None:
         kept = Kept(store, taken(store))
@@ -386,10 +389,10 @@ class TestCluster:
         assert not kept.told.is_set()
         kept.heartbeat.stop(kept.lease)
         assert isinstance(acquire(store), Held)
-        assert store.release(kept.lease)
+        assert store.free(kept.lease)
         lease = patiently_taken(store)
         assert lease.fence > fence
-        assert store.release(lease)
+        assert store.free(lease)
         until(lambda: all(released(store, other) or other.reason for other in others), "the others are freed")
         dead.start()
         until(lambda: dead.client().info("replication")["role"] == "slave", "the dead one is a replica now")
@@ -412,7 +415,7 @@ class TestCluster:
 
     def test_any_node_will_do_to_begin_with(self, cluster: Cluster) -> None:
         store = open_url(f"redis+cluster://127.0.0.1:1;{cluster.url}")
-        assert store.release(taken(store))
+        assert store.free(taken(store))
         store.close()
 
     def test_no_node_is_said(self) -> None:
@@ -425,7 +428,7 @@ CEILING = 1_000_000
 
 
 def acquire_by(store: Store, key: str, owner: str, holder: Holder) -> object:
-    return store.acquire(key, owner, ttl=TTL, holder=holder, waiting=True)
+    return store.acquire(LockRequest(key, owner, ttl=TTL, holder=holder, waiting=True))
 
 
 def acquire_or_none(store: Store) -> object:

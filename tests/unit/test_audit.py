@@ -19,9 +19,9 @@ from celery_singleton_lock.diagnosis.audit import (
     warnings,
 )
 from celery_singleton_lock.diagnosis.finding import Finding, worst_first
-from celery_singleton_lock.heartbeat import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
 from celery_singleton_lock.options.options import MIN_TTL, Settings
 from celery_singleton_lock.options.visibility import visibility_timeout
+from celery_singleton_lock.trust import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
 
 REDIS = {"broker_url": "redis://localhost:6379/0"}
 RABBITMQ = {"broker_url": "amqp://localhost", "singleton_lock_backend": "redis://localhost"}

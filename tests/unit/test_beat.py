@@ -18,7 +18,7 @@ from celery_singleton_lock import InvalidOption, SingletonTask, clock
 from celery_singleton_lock.beat import ExclusiveScheduler, ticks
 from celery_singleton_lock.beat.leader import Leadership
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Holder
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
@@ -345,7 +345,7 @@ def test_candidate_without_an_answer_keeps_nobody_from_leading(monkeypatch: pyte
         patch.setattr(store, "acquire", unanswered(store.acquire))
         with pytest.raises(LockUnavailable):
             first.lead(0)
-    assert store.look("k"), "it leads, and does not know"
+    assert store.held("k"), "it leads, and does not know"
     if goes_on:
         assert first.lead(0)
     else:
@@ -377,7 +377,7 @@ def test_leader_that_is_stopped_as_it_becomes_one_resigns(monkeypatch: pytest.Mo
         with pytest.raises(SystemExit):
             leadership.lead(0)
     leadership.resign()
-    assert store.look("k") == []
+    assert store.held("k") == []
 
 
 def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:

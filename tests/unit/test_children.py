@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal.alerts import Warner
 from celery_singleton_lock.journal.writer import Tally
-from celery_singleton_lock.lease import Held, Holder, Lease, new_owner
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.worker import children
 from celery_singleton_lock.worker.children import Children
@@ -33,12 +35,12 @@ class Store(MemoryStore):
         self.renewed = 0
         self.failed = threading.Event()
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+    def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         if self.fail:
             self.failed.set()
             raise LockUnavailable("test", "told to fail")
         self.renewed += 1
-        return super().renew(leases, timeout=timeout)
+        return super().renew(holds, timeout=timeout)
 
 
 class Delivery:
@@ -48,10 +50,10 @@ class Delivery:
         self.is_running = True
         self.key, self.owner, self.ttl = key, new_owner(), ttl
         if holds:
-            store.acquire(key, self.owner, ttl=ttl, holder=Holder())
+            store.acquire(LockRequest(key, self.owner, ttl=ttl, holder=Holder()))
 
-    def lease(self) -> Lease:
-        return Lease(self.key, self.owner, ttl=self.ttl, fence=0, sent_at=clock.now())
+    def hold(self) -> Hold:
+        return Hold(self.key, self.owner, ttl=self.ttl)
 
 
 @pytest.fixture
@@ -81,9 +83,9 @@ def fork() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 
 def is_held(store: Store, key: str = "k") -> bool:
-    found = store.acquire(key, new_owner(), ttl=60, holder=Holder())
+    found = store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder()))
     if isinstance(found, Lease):
-        store.release(found)
+        store.free(found)
     return isinstance(found, Held)
 
 
@@ -109,12 +111,12 @@ def test_owner_that_a_delivery_asks_as_later_is_the_one(store: Store, family: Ch
     family.begin(child.pid, delivery)
     until(lambda: store.renewed)
     delivery.owner = new_owner()
-    store.acquire(delivery.key, delivery.owner, ttl=TTL, holder=Holder())
+    store.acquire(LockRequest(delivery.key, delivery.owner, ttl=TTL, holder=Holder()))
     end = clock.now() + 3 * TTL
     while clock.now() < end:
         assert is_held(store)
         clock.sleep(0.02)
-    store.acquire(delivery.key, delivery.owner, ttl=600, holder=Holder())
+    store.acquire(LockRequest(delivery.key, delivery.owner, ttl=600, holder=Holder()))
     family.doomed(child.pid)
     delivery.is_running = False
     child.kill()
@@ -265,8 +267,8 @@ def test_lease_that_is_told_late_is_renewed(store: Store, family: Children, fork
     class Late(Delivery):
         known = False
 
-        def lease(self) -> Lease | None:
-            return super().lease() if self.known else None
+        def hold(self) -> Hold | None:
+            return super().hold() if self.known else None
 
     delivery = Late(store, ttl=3.0)
     family.begin(fork().pid, delivery)
@@ -301,7 +303,7 @@ def test_without_pidfds_the_pool_is_believed(
 
 def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Callable) -> None:
     class Broken(Delivery):
-        def lease(self) -> Lease:
+        def hold(self) -> Hold:
             raise RuntimeError("as told")
 
     broken, delivery = Broken(store, "broken"), Delivery(store)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import LockConflict, ResultLost
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.timeline import Window, page
 from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.lease import Done, Holder
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import redelivery
 
 #: Whatever a message, or a value in Redis, can hold.
@@ -155,7 +156,7 @@ def test_counts_that_look_the_same_are_added() -> None:
 @example(DEEP.encode())
 @example(b'["SUCCESS", 1e999, true]')
 def test_any_record_is_an_outcome(record: bytes) -> None:
-    outcome, age = redelivery.loads(Done(record, 1.0))
+    outcome, age = redelivery.loads(Record("message", record, 1.0))
     assert is_clean(outcome.state)
     assert 0 <= age <= cleaned.MAX_SECONDS
 

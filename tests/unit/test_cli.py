@@ -15,7 +15,8 @@ from celery_singleton_lock.cli.explain import _holder, _told
 from celery_singleton_lock.cli.line import Line, duration, in_order
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
-from celery_singleton_lock.lease import Heir, Held, Holder, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
 
 PREFIX = "unit"
@@ -68,7 +69,7 @@ class TestSelection:
         store = MemoryStore()
         for name, node, age in (("shop.report", "one@host", 100.0), ("shop.bill", "two@host", 10.0)):
             holder = Holder("id", 0, node, 1, clock.wall() - age)
-            store.acquire(key_of(name), new_owner(), ttl=60, holder=holder)
+            store.acquire(LockRequest(key_of(name), new_owner(), ttl=60, holder=holder))
         return SimpleNamespace(store=store, settings=SimpleNamespace(prefix=PREFIX))
 
     @pytest.mark.parametrize(
@@ -93,9 +94,9 @@ class TestSelection:
 
 def test_lock_that_is_kept_is_shown_without_a_ttl() -> None:
     store, key = MemoryStore(), key_of("job")
-    lease = store.acquire(key, new_owner(), ttl=60, holder=Holder("id", 0, "one@host", 1))
-    store.release(lease, heir=Heir(Holder("id", 1, "one@host"), 60))
-    (held,) = store.look(key)
+    lease = store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("id", 0, "one@host", 1)))
+    store.free(lease, reservation=Reservation(Holder("id", 1, "one@host"), 60))
+    (held,) = store.held(key)
     assert Line.of(key, held).ttl is None
 
 

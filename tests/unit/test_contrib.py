@@ -59,7 +59,7 @@ def test_prometheus_is_told_that_the_server_does_not_answer(app: Celery, monkeyp
     def refuse(*_: object, **__: object) -> Any:
         raise LockUnavailable("redis", "closed")
 
-    monkeypatch.setattr(type(Runtime.of(app).store), "holds", refuse)
+    monkeypatch.setattr(type(Runtime.of(app).store), "all_held", refuse)
     lines = [line for line in page_of(app).splitlines() if not line.startswith("#")]
     assert lines == ["singleton_lock_up 0.0"]
 

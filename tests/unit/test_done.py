@@ -18,9 +18,11 @@ from celery_singleton_lock import (
     ResultLost,
     SingletonTask,
 )
-from celery_singleton_lock.lease import Done, Holder, Lease
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.visibility import longest_delay
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.task import redelivery, requeue, value_codec
 from celery_singleton_lock.task.execution import Execution, holder_of
 from celery_singleton_lock.task.on_conflict import Skipped
@@ -208,7 +210,7 @@ class TestExpired:
             deliver(task, **self.LATE)
         assert runs == []
         assert app.backend.get_state(id_for(task)) == "REVOKED"
-        assert dict(Runtime.of(app).store.holds(app.main)) == {}
+        assert dict(Runtime.of(app).store.all_held(app.main)) == {}
 
     def test_is_not_expired_when_it_was_done(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)
@@ -303,7 +305,7 @@ class TestForeignRecords:
         task, _ = make(app, lambda: 1)
         task.push_request(id=id_for(task), headers={})
         try:
-            assert isinstance(redelivery.answer(task, Done(record, 0.0)).error, ResultLost)
+            assert isinstance(redelivery.answer(task, Record("message", record, 0.0)).error, ResultLost)
         finally:
             task.pop_request()
 
@@ -313,7 +315,8 @@ class TestForeignRecords:
         task.push_request(id=id_for(task), headers={})
         try:
             assert isinstance(
-                redelivery.answer(task, Done(b'["FAILURE", 1, true, false]\n' + content, 0.0)).error, ResultLost
+                redelivery.answer(task, Record("message", b'["FAILURE", 1, true, false]\n' + content, 0.0)).error,
+                ResultLost,
             )
         finally:
             task.pop_request()
@@ -323,7 +326,8 @@ class TestForeignRecords:
         task.push_request(id=id_for(task), headers={})
         try:
             assert isinstance(
-                redelivery.answer(task, Done(b'["SUCCESS", 1, true, false]\n\x80\x04K\x01.', 0.0)).error, ResultLost
+                redelivery.answer(task, Record("message", b'["SUCCESS", 1, true, false]\n\x80\x04K\x01.', 0.0)).error,
+                ResultLost,
             )
         finally:
             task.pop_request()
@@ -333,7 +337,7 @@ def test_second_copy_takes_no_lock(app: Celery) -> None:
     task, _ = make(app, lambda: 1)
     deliver(task)
     deliver(task)
-    assert dict(Runtime.of(app).store.holds(app.main)) == {}
+    assert dict(Runtime.of(app).store.all_held(app.main)) == {}
 
 
 def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) -> None:
@@ -344,10 +348,10 @@ def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) 
     task.push_request(id=id_for(task), headers={})
     try:
         with pytest.raises(Ignore):
-            redelivery.answer(task, Done(record, 3599.0))
+            redelivery.answer(task, Record("message", record, 3599.0))
         meta = {**task.backend.get_task_meta(id_for(task), cache=False), "date_done": "2020-01-01T00:00:00+00:00"}
         task.backend.get_task_meta = lambda *_: meta
-        assert redelivery.answer(task, Done(record, 3599.0)).value == "this night's"
+        assert redelivery.answer(task, Record("message", record, 3599.0)).value == "this night's"
     finally:
         task.pop_request()
 
@@ -374,11 +378,11 @@ class TestEndWithoutABody:
 
         task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
         store, key = Runtime.of(app).store, task.lock_key_of()
-        other = store.acquire(key, "o" * 32, ttl=60.0, holder=Holder("other"))
+        other = store.acquire(LockRequest(key, "o" * 32, ttl=60.0, holder=Holder("other")))
         assert isinstance(other, Lease)
         with pytest.raises(RuntimeError, match="policy"):
             deliver(task)
-        store.release(other)
+        store.free(other)
         with pytest.raises(RuntimeError, match="policy"):
             deliver(task)
         assert runs == []
@@ -388,11 +392,13 @@ class TestEndWithoutABody:
             raise conflict
 
         task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
-        other = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        other = Runtime.of(app).store.acquire(
+            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        )
         assert isinstance(other, Lease)
         with pytest.raises(LockConflict):
             deliver(task)
-        Runtime.of(app).store.release(other)
+        Runtime.of(app).store.free(other)
         with pytest.raises(LockConflict):
             deliver(task)
         assert runs == []
@@ -402,10 +408,10 @@ class TestEndWithoutABody:
 
         def lose() -> None:
             store = Runtime.of(app).store
-            store.release(task.lock)
+            store.free(task.lock)
             task.lock.lose("deleted")
             holder = holder_of(task, task.request)
-            assert isinstance(store.acquire(task.lock.key, "c" * 32, ttl=60.0, holder=holder), Lease)
+            assert isinstance(store.acquire(LockRequest(task.lock.key, "c" * 32, ttl=60.0, holder=holder)), Lease)
             try:
                 task.lock.check()
             except LockLost:
@@ -418,7 +424,7 @@ class TestEndWithoutABody:
 
     def test_lock_that_was_lost(self, app: Celery) -> None:
         def lose() -> None:
-            Runtime.of(app).store.release(task.lock)
+            Runtime.of(app).store.free(task.lock)
             task.lock.lose("deleted")
             task.lock.check()
 
@@ -436,7 +442,7 @@ class TestEndWithoutABody:
             task.lock.check()
 
         task, runs = make(app, lose, acks_late=True)
-        monkeypatch.setattr(Runtime.of(app).store, "release", lambda *_, **__: False)
+        monkeypatch.setattr(Runtime.of(app).store, "free", lambda *_, **__: False)
         with pytest.raises(LockLost):
             deliver(task)
         assert len(runs) == 1
@@ -444,11 +450,13 @@ class TestEndWithoutABody:
     def test_message_that_is_rejected_may_come_again(self, app: Celery) -> None:
         """As by a dead-letter exchange; like a failure of the body."""
         task, runs = make(app, lambda: 1, on_conflict="raise", acks_late=True, acks_on_failure_or_timeout=False)
-        other = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        other = Runtime.of(app).store.acquire(
+            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        )
         assert isinstance(other, Lease)
         with pytest.raises(LockConflict):
             deliver(task)
-        Runtime.of(app).store.release(other)
+        Runtime.of(app).store.free(other)
         assert deliver(task) == 1
         assert len(runs) == 1
 
@@ -458,7 +466,7 @@ class Interrupted(Exception):
 
 
 def holds(app: Celery) -> list[str]:
-    return [held.owner for _, held in Runtime.of(app).store.holds(app.main)]
+    return [held.owner for _, held in Runtime.of(app).store.all_held(app.main)]
 
 
 def interrupts(*_: object, **__: object) -> Any:
@@ -502,7 +510,7 @@ class TestInterrupted:
         task.push_request(id=id_for(task), headers=headers)
         holder = holder_of(task, task.request)
         task.pop_request()
-        Runtime.of(app).store.acquire(task.lock_key_of(), given_up, ttl=60.0, holder=holder)
+        Runtime.of(app).store.acquire(LockRequest(task.lock_key_of(), given_up, ttl=60.0, holder=holder))
         monkeypatch.setattr(Runtime.of(app).store, "acquire", interrupts)
         with pytest.raises(Interrupted):
             deliver(task, headers=headers)
@@ -538,13 +546,15 @@ class TestInterrupted:
     @pytest.mark.parametrize("policy", ["retry", "skip"])
     def test_while_it_is_refused(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
         task, runs = make(app, lambda: 1, acks_late=True, on_conflict=policy)
-        other = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        other = Runtime.of(app).store.acquire(
+            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        )
         assert isinstance(other, Lease)
         with monkeypatch.context() as patched:
             patched.setattr("celery_singleton_lock.task.on_conflict.settle", interrupts)
             with suppress(Interrupted, Ignore):
                 deliver(task)
-        Runtime.of(app).store.release(other)
+        Runtime.of(app).store.free(other)
         with pytest.raises((Interrupted, Ignore)):
             deliver(task)
         assert runs == []
@@ -554,7 +564,7 @@ class TestInterrupted:
         task.push_request(id=id_for(task), headers={})
         holder = holder_of(task, task.request)
         task.pop_request()
-        running = Runtime.of(app).store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=holder)
+        running = Runtime.of(app).store.acquire(LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=holder))
         assert isinstance(running, Lease)
         put_back, times = requeue.put_back, itertools.count()
 
@@ -576,13 +586,13 @@ def test_lock_that_the_body_lost_is_not_the_tasks(app: Celery, monkeypatch: pyte
 
     task, runs = make(app, lose_another, acks_late=True)
     marks: list[object] = []
-    release = Runtime.of(app).store.release
+    release = Runtime.of(app).store.free
 
     def noted(lease: Lease, **options: Any) -> bool:
-        marks.append(options["mark"])
+        marks.append(options["record"])
         return release(lease, **options)
 
-    monkeypatch.setattr(Runtime.of(app).store, "release", noted)
+    monkeypatch.setattr(Runtime.of(app).store, "free", noted)
     for _ in range(2):
         with pytest.raises(LockLost):
             deliver(task)
@@ -593,11 +603,11 @@ def test_lock_that_the_body_lost_is_not_the_tasks(app: Celery, monkeypatch: pyte
 def test_revocation_that_is_told_again_is_settled(app: Celery) -> None:
     task, runs = make(app, lambda: 1, ignore_result=True)
     store = Runtime.of(app).store
-    other = store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+    other = store.acquire(LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other")))
     assert isinstance(other, Lease)
     with pytest.raises(Skipped):
         deliver(task, chain=[task.si()])
-    store.release(other)
+    store.free(other)
     task.push_request(id=id_for(task), called_directly=False, delivery_info={}, chain=[task.si()])
     try:
         with pytest.raises(Skipped):
@@ -616,7 +626,9 @@ def test_policy_that_fails_beside_a_task_of_the_same_id(app: Celery) -> None:
 
     task, runs = make(app, lambda: 1, on_conflict=decide)
     store = Runtime.of(app).store
-    other = store.acquire(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder(id_for(task), sending="another"))
+    other = store.acquire(
+        LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder(id_for(task), sending="another"))
+    )
     assert isinstance(other, Lease)
     with pytest.raises(Ignore):
         deliver(task)

@@ -13,7 +13,9 @@ from celery import Celery
 from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock
 from celery_singleton_lock import heartbeat as module
 from celery_singleton_lock.heartbeat import WATCHERS, Heartbeat
-from celery_singleton_lock.lease import Holder, Lease, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from tests.patience import LIMIT
 from tests.servers import until
@@ -41,7 +43,7 @@ class Store(MemoryStore):
         return super().renew(leases, timeout=timeout)
 
     def take(self, key: str = "k", ttl: float = TTL) -> Lease:
-        lease = self.acquire(key, new_owner(), ttl=ttl, holder=Holder())
+        lease = self.acquire(LockRequest(key, new_owner(), ttl=ttl, holder=Holder()))
         assert isinstance(lease, Lease)
         return lease
 
@@ -133,7 +135,7 @@ def test_thread_ends_when_there_is_nothing_to_renew_for_long(store: Store, heart
         assert store.renewed.wait(LIMIT)
         assert threads() == 1
         heartbeat.stop(lease)
-        store.release(lease)
+        store.free(lease)
         until(lambda: threads() == 0, "the thread has ended")
 
 
@@ -163,7 +165,7 @@ def test_lost_before_the_lease_can_end_when_no_answer_comes(store: Store, heartb
 def test_lost_when_taken_over(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(ttl=1.0), Execution()
     heartbeat.start(lease, execution.when_lost)
-    store.release(lease)
+    store.free(lease)
     store.take(ttl=5.0)
     assert execution.lost.wait(LIMIT)
     assert not lease.held
@@ -172,7 +174,7 @@ def test_lost_when_taken_over(store: Store, heartbeat: Heartbeat) -> None:
 
 def test_told_again_until_stopped(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(), Execution()
-    store.release(lease)
+    store.free(lease)
     heartbeat.start(lease, execution.when_lost)
     deadline = clock.now() + LIMIT
     while execution.told < 3:
@@ -190,7 +192,7 @@ def test_error_in_one_execution_does_not_end_the_thread(store: Store, heartbeat:
     bad, good, execution, other = store.take("bad"), store.take("good"), Bad(), Execution()
     heartbeat.start(bad, execution.when_lost)
     heartbeat.start(good, other.when_lost)
-    store.release(bad)
+    store.free(bad)
     assert execution.lost.wait(LIMIT)
     store.renewed.clear()
     assert store.renewed.wait(LIMIT)
@@ -269,7 +271,7 @@ def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
     del lease, execution
     gc.collect()
     deadline = clock.now() + LIMIT
-    while not isinstance(store.acquire("k", new_owner(), ttl=TTL, holder=Holder()), Lease):
+    while not isinstance(store.acquire(LockRequest("k", new_owner(), ttl=TTL, holder=Holder())), Lease):
         assert clock.now() < deadline, "still renewed"
         clock.sleep(0.01)
 
@@ -313,12 +315,12 @@ class TestOverdue:
         assert overdue.remaining > 500
 
     def test_lock_that_is_gone_is_lost(self, store: Store, overdue: Lease) -> None:
-        store.release(overdue)
+        store.free(overdue)
         with pytest.raises(LockLost, match="no longer ours"):
             overdue.check()
 
     def test_lock_that_another_took_is_lost(self, store: Store, overdue: Lease) -> None:
-        store.release(overdue)
+        store.free(overdue)
         other = store.take()
         with pytest.raises(LockLost, match="no longer ours"):
             overdue.check()
@@ -553,7 +555,7 @@ class TestAnotherTtl:
     def test_lock_that_is_gone_is_lost(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(ttl=600.0), Execution()
         heartbeat.start(lease, execution.when_lost)
-        store.release(lease)
+        store.free(lease)
         assert not heartbeat.renew(lease, 10.0)
         assert execution.lost.wait(LIMIT)
         assert lease.reason is not None
@@ -605,7 +607,7 @@ def test_thread_is_gone_with_the_last_lease_where_that_is_wanted(store: Store, h
         heartbeat.start(lease, execution.when_lost, linger=False)
         assert threads() == 1
         heartbeat.stop(lease)
-        store.release(lease)
+        store.free(lease)
         assert threads() == 0
 
 

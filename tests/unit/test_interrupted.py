@@ -14,7 +14,8 @@ import pytest
 
 from celery_singleton_lock import clock, heartbeat
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.lease import Lease, new_owner
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.memory import MemoryStore
 
 #: How often it is interrupted.

@@ -16,8 +16,10 @@ from celery_singleton_lock import (
     SingletonTask,
     clock,
 )
-from celery_singleton_lock.lease import Holder, Lease, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import requeue
 from tests.patience import LIMIT
@@ -46,13 +48,13 @@ def make(app: Celery, seen: list[Any] | None = None, function: Callable[..., Any
 
 def hold(app: Celery, task: Any, *args: Any) -> Lease:
     store = Runtime.of(app).store
-    found = store.acquire(task.lock_key_of(*args), new_owner(), ttl=60, holder=Holder("other"))
+    found = store.acquire(LockRequest(task.lock_key_of(*args), new_owner(), ttl=60, holder=Holder("other")))
     assert isinstance(found, Lease)
     return found
 
 
 def held(app: Celery) -> list[str]:
-    return [key for key, _ in Runtime.of(app).store.holds(app.main)]
+    return [key for key, _ in Runtime.of(app).store.all_held(app.main)]
 
 
 def test_each_item_is_called_under_its_own_lock(app: Celery) -> None:
@@ -95,14 +97,14 @@ def test_nothing_pretends_to_be_a_result(app: Celery, policy: Any) -> None:
 def test_item_waits_as_lock_wait_says(app: Celery) -> None:
     task = make(app, lock_wait=60)
     lease = hold(app, task, 1)
-    threading.Timer(0.1, Runtime.of(app).store.release, (lease,)).start()
+    threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
     assert task.map([1]).apply().get() == [1]
 
 
 def test_item_waits_until_its_lock_is_free_where_a_message_would_be_put_back(app: Celery) -> None:
     task = make(app, on_conflict="retry")
     lease = hold(app, task, 1)
-    threading.Timer(0.1, Runtime.of(app).store.release, (lease,)).start()
+    threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
     assert task.map([1]).apply().get() == [1]
 
 

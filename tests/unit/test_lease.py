@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from celery_singleton_lock import LockLost, clock
-from celery_singleton_lock.lease import OWNER_LENGTH, Holder, Lease, Name, new_owner, unheld
+from celery_singleton_lock.holder import OWNER_LENGTH, Holder, new_owner
+from celery_singleton_lock.lease import Lease, unheld
+from celery_singleton_lock.stores.redis.keyspace import Name
 
 TTL = 10.0
 

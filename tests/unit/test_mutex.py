@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from celery_singleton_lock.heartbeat import _pulse
-from celery_singleton_lock.lease import Lease, new_owner
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock.clients import _making
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.runtime import _opening

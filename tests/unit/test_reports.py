@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_singleton_lock.lease import new_owner
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.key_report import MAX_SIZE, Report
 

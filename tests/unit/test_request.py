@@ -18,8 +18,10 @@ from kombu.exceptions import EncodeError
 from kombu.message import Message
 
 from celery_singleton_lock import SingletonTask, clock
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.execution import OWNER, holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
@@ -63,20 +65,20 @@ def make(app: Celery, **options: Any) -> Any:
     return job
 
 
-def begin(request: SingletonRequest) -> Lease:
+def begin(request: SingletonRequest) -> Hold:
     """As the child does that carries it out: it says for which lock it is about to ask."""
     options, key = request.task.lock_of(request._context, request.args, request.kwargs)
     key_report.report(request.delivery_info[OWNER], key, ttl=options.ttl, limit=options.limit)
-    lease = request.lease()
-    assert lease is not None
-    return lease
+    hold = request.hold()
+    assert hold is not None
+    return hold
 
 
 def hold(app: Celery, request: SingletonRequest) -> None:
     """As the child does, with the lock."""
-    lease = begin(request)
-    assert lease is not None
-    found = Runtime.of(app).store.acquire(lease.key, lease.owner, ttl=60, holder=Holder())
+    hold = begin(request)
+    assert hold is not None
+    found = Runtime.of(app).store.acquire(LockRequest(hold.key, hold.owner, ttl=60, holder=Holder()))
     assert isinstance(found, Lease)
 
 
@@ -86,14 +88,14 @@ def key_of(request: SingletonRequest) -> str:
 
 def is_held(app: Celery, request: SingletonRequest) -> bool:
     expected = key_of(request)
-    return any(key == expected for key, _ in Runtime.of(app).store.holds(app.main))
+    return any(key == expected for key, _ in Runtime.of(app).store.all_held(app.main))
 
 
 def mark_of(app: Celery, request: SingletonRequest) -> bytes | None:
     found = Runtime.of(app).store.acquire(
-        key_of(request), new_owner(), ttl=1, holder=holder_of(request.task, request._context), once=True
+        LockRequest(key_of(request), new_owner(), ttl=1, holder=holder_of(request.task, request._context), once=True)
     )
-    return found.record if isinstance(found, Done) else None
+    return found.content if isinstance(found, Record) else None
 
 
 def until(true: Callable[[], object]) -> None:
@@ -131,8 +133,8 @@ def test_child_takes_the_lock_that_the_main_process_expects(app: Celery, receive
         job(7)
     finally:
         job.pop_request()
-    lease = request.lease()
-    assert seen == [(lease.key, lease.owner)]
+    hold = request.hold()
+    assert seen == [(hold.key, hold.owner)]
 
 
 @pytest.mark.parametrize("error", [WorkerLostError("lost"), Terminated("TERM"), SystemExit(1)])
@@ -179,10 +181,10 @@ def test_what_is_not_acknowledged_is_not_recorded(app: Celery, receive: Callable
 
 def test_strangers_lock_is_not_freed(app: Celery, receive: Callable) -> None:
     request = receive()
-    lease = begin(request)
-    Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
+    hold = begin(request)
+    Runtime.of(app).store.acquire(LockRequest(hold.key, new_owner(), ttl=60, holder=Holder()))
     request.on_failure(info(WorkerLostError("lost")))
-    found = Runtime.of(app).store.acquire(lease.key, new_owner(), ttl=60, holder=Holder())
+    found = Runtime.of(app).store.acquire(LockRequest(hold.key, new_owner(), ttl=60, holder=Holder()))
     assert isinstance(found, Held)
 
 
@@ -196,7 +198,7 @@ def test_failure_that_the_child_reports_is_the_childs(app: Celery, receive: Call
 @pytest.mark.parametrize("headers", [{"singleton_lock": False}, {"singleton_lock": {"nonsense": 1}}])
 def test_call_without_a_lock(receive: Callable, headers: dict[str, Any]) -> None:
     request = receive(None, **headers)
-    assert request.lease() is None
+    assert request.hold() is None
     request.on_failure(info(WorkerLostError("lost")))
 
 
@@ -205,15 +207,15 @@ def test_lock_key_that_raises_in_the_main_process(app: Celery, receive: Callable
         raise RuntimeError("only in the child")
 
     request = receive(make(app, lock_key=raises))
-    assert request.lease() is None
+    assert request.hold() is None
     request.on_failure(info(WorkerLostError("lost")))
 
 
 def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable) -> None:
     request = receive(make(app, lock_retain_on_retry=True), retries=1)
     store = Runtime.of(app).store
-    first = store.acquire(key_of(request), new_owner(), ttl=60, holder=Holder())
-    store.release(first, heir=Heir(holder_of(request.task, request._context), 60))
+    first = store.acquire(LockRequest(key_of(request), new_owner(), ttl=60, holder=Holder()))
+    store.free(first, reservation=Reservation(holder_of(request.task, request._context), 60))
     assert not request.revoked()
     assert is_held(app, request)
     request._already_revoked = True
@@ -231,7 +233,7 @@ def test_no_code_of_the_users_runs_in_the_consumers_loop(app: Celery, receive: C
     task = make(app, lock_key=noted, lock_retain_on_retry=True)
     request = receive(task, retries=1)
     request.on_accepted(4_000_000, 0.0)
-    assert request.lease() is None
+    assert request.hold() is None
     assert request.is_stopped_when_lost
     request.on_timeout(soft=False, timeout=1)
     request.acknowledge()
@@ -246,7 +248,7 @@ def test_no_code_of_the_users_runs_in_the_consumers_loop(app: Celery, receive: C
 def test_report_of_another_delivery_is_not_this_ones(receive: Callable) -> None:
     first, second = receive(), receive()
     begin(second)
-    assert first.lease() is None
+    assert first.hold() is None
 
 
 def test_owner_is_not_shown_to_who_inspects(receive: Callable) -> None:

@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_singleton_lock import SingletonTask, clock
-from celery_singleton_lock.lease import new_owner
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.requeue import (

@@ -18,7 +18,7 @@ from celery_singleton_lock.journal import writer
 from celery_singleton_lock.journal.alerts import Warner
 from celery_singleton_lock.journal.writer import MOST, Tally
 from celery_singleton_lock.journal_entry import LOST, Entry
-from celery_singleton_lock.stores.base import MAX_LABELS, Written
+from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
 
 KEY = "p:1:{report:1}"

@@ -27,8 +27,10 @@ from celery_singleton_lock import (
     lock_released,
     process_identity,
 )
-from celery_singleton_lock.lease import Holder, Lease, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task.execution import seconds_until
 
 _numbers = itertools.count()
@@ -64,7 +66,7 @@ def hold(app: Celery) -> Callable[..., Lease]:
 
     def hold(task: SingletonTask, *args: Any, **kwargs: Any) -> Lease:
         key = task.lock_key_of(*args, **kwargs)
-        lease = Runtime.of(app).store.acquire(key, new_owner(), ttl=60, holder=Holder("other-task"))
+        lease = Runtime.of(app).store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("other-task")))
         assert isinstance(lease, Lease)
         return lease
 
@@ -73,9 +75,9 @@ def hold(app: Celery) -> Callable[..., Lease]:
 
 def is_free(app: Celery, task: SingletonTask, *args: Any) -> bool:
     store = Runtime.of(app).store
-    found = store.acquire(task.lock_key_of(*args), new_owner(), ttl=60, holder=Holder())
+    found = store.acquire(LockRequest(task.lock_key_of(*args), new_owner(), ttl=60, holder=Holder()))
     if isinstance(found, Lease):
-        store.release(found)
+        store.free(found)
         return True
     return False
 
@@ -188,15 +190,17 @@ class TestLeftBehind:
 
     def test_is_freed(self, app: Celery, gone: str) -> None:
         task = app.task(base=SingletonTask)(body(lambda: 1))
-        Runtime.of(app).store.acquire(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone))
+        Runtime.of(app).store.acquire(
+            LockRequest(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone))
+        )
         assert task.apply().get() == 1
 
     def test_that_cannot_be_freed_is_held(self, app: Celery, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Such as a forged value, whose owner no release matches."""
         task = app.task(base=SingletonTask)(body(lambda: 1))
         store = Runtime.of(app).store
-        store.acquire(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone))
-        monkeypatch.setattr(store, "release", lambda *_, **__: False)
+        store.acquire(LockRequest(task.lock_key_of(), new_owner(), ttl=60, holder=Holder("x", process=gone)))
+        monkeypatch.setattr(store, "free", lambda *_, **__: False)
         assert task.apply().state == "IGNORED"
 
 
@@ -283,7 +287,7 @@ class TestConflict:
 
         job = app.task(base=SingletonTask, name="job", lock_wait=20, on_conflict="raise")(body(lambda: "ran"))
         lease = hold(job)
-        threading.Timer(0.05, lambda: Runtime.of(app).store.release(lease)).start()
+        threading.Timer(0.05, lambda: Runtime.of(app).store.free(lease)).start()
         assert job.apply().get() == "ran"
 
     def test_lock_wait_ends_in_the_policy(self, app: Celery, hold: Callable[..., Lease]) -> None:
@@ -490,9 +494,9 @@ class TestForms:
 
 def is_free_after(app: Celery, task: Any, *args: Any, **kwargs: Any) -> bool:
     store = Runtime.of(app).store
-    found = store.acquire(task.lock_key_of(*args, **kwargs), new_owner(), ttl=60, holder=Holder())
+    found = store.acquire(LockRequest(task.lock_key_of(*args, **kwargs), new_owner(), ttl=60, holder=Holder()))
     assert isinstance(found, Lease)
-    return store.release(found)
+    return store.free(found)
 
 
 class TestRequests:

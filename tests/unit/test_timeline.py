@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal.timeline import (
     OPEN,
     Window,
@@ -14,7 +15,7 @@ from celery_singleton_lock.journal.timeline import (
     running,
 )
 from celery_singleton_lock.journal_entry import KINDS, Entry
-from celery_singleton_lock.lease import Held, Holder
+from celery_singleton_lock.stores.base import Held
 
 WINDOW = Window(1_000_000.0, 1_000_600.0)
 

@@ -14,7 +14,9 @@ import pytest
 
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.cli.verdict import Verdict, judge, longest_watch, verdicts
-from celery_singleton_lock.lease import Heir, Held, Holder, Lease, new_owner
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
 
 TTL = 30.0
@@ -98,12 +100,12 @@ class TestVerdicts:
         return time
 
     def taken(self, store: MemoryStore, key: str, **options: Any) -> Lease:
-        lease = store.acquire(key, new_owner(), ttl=TTL, holder=Holder(key, **options))
+        lease = store.acquire(LockRequest(key, new_owner(), ttl=TTL, holder=Holder(key, **options)))
         assert isinstance(lease, Lease)
         return lease
 
     def judged(self, store: MemoryStore) -> dict[str, Verdict]:
-        return {key: found for key, _, found in verdicts(store, [*store.holds("k")])}
+        return {key: found for key, _, found in verdicts(store, [*store.all_held("k")])}
 
     @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than it is looked at", "as a heartbeat does"])
     def test_renewal_is_seen(self, time: Time, every: float) -> None:
@@ -117,14 +119,14 @@ class TestVerdicts:
         store, gone, began = MemoryStore(), over(), time.at
         self.taken(store, "k:late")
         self.taken(store, "k:over", process=gone)
-        store.release(self.taken(store, "k:kept"), heir=Heir(Holder("k:kept", 1), TTL))
+        store.free(self.taken(store, "k:kept"), reservation=Reservation(Holder("k:kept", 1), TTL))
         assert self.judged(store) == {"k:over": Verdict.OVER, "k:kept": Verdict.KEPT, "k:late": Verdict.LATE}
         assert time.at - began >= TTL * 0.89, "nothing is late before"
 
     def test_lock_that_is_freed_meanwhile_has_ended(self, time: Time) -> None:
         store = MemoryStore()
         lease = self.taken(store, "k:short")
-        time.alarms.append(lambda: store.release(lease))
+        time.alarms.append(lambda: store.free(lease))
         assert self.judged(store) == {"k:short": Verdict.ENDED}
 
     @pytest.mark.parametrize("is_alive", [True, False])
@@ -134,7 +136,7 @@ class TestVerdicts:
         lease = self.taken(store, "k:endless")
         if is_alive:
             time.alarms.append(lambda: time.at > began + TTL / 3 and store.renew([lease], timeout=1))
-        holds = [*store.holds("k")]
+        holds = [*store.all_held("k")]
         assert longest_watch(held for _, held in holds) == pytest.approx(TTL - 3.25)
         (found,) = [found for _, _, found in verdicts(store, holds)]
         assert found is (Verdict.ALIVE if is_alive else Verdict.LATE)

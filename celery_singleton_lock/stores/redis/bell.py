@@ -22,7 +22,7 @@ from redis.exceptions import (
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import calls, keyspace
 from celery_singleton_lock.stores.redis.connection import Stream
 from celery_singleton_lock.stores.redis.server import told
 
@@ -111,7 +111,7 @@ class RedisBell:
         if self._stream is None:
             self._stream = self._exits.enter_context(self._server_of().stream())
         if not self._stream.unanswered:
-            self._stream.send(("BLPOP", calls.wake_key(self._key), 0))
+            self._stream.send(("BLPOP", keyspace.wake_key(self._key), 0))
             if self._behind is not None:
                 # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
                 # lost its place in the queue by then.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
@@ -28,21 +28,13 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.holder import FIRST, OWNER_LENGTH, STEM_LENGTH, Holder, stem
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
-from celery_singleton_lock.lease import (
-    FIRST,
-    OWNER_LENGTH,
-    PERSON,
-    Done,
-    Heir,
-    Held,
-    Holder,
-    Lease,
-    Mark,
-    Name,
-    heir_of,
-)
-from celery_singleton_lock.stores.base import MAX_LABELS, MEMORY, Written
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.journal import MAX_LABELS, Written
+from celery_singleton_lock.stores.ledger import MEMORY
+from celery_singleton_lock.stores.redis import keyspace
 
 #: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
 #: It holds who looked, and when by the clock of their host: that is for people.
@@ -73,7 +65,7 @@ MAX_SLOTS = 10_000
 BATCH = 200
 
 #: Names that an owner's attempts can have.
-ATTEMPTS = 16 ** (OWNER_LENGTH - PERSON)
+ATTEMPTS = 16 ** (OWNER_LENGTH - STEM_LENGTH)
 
 #: Seconds for which beat's last runs are kept: more than a year, which is the longest crontab.
 LEDGER_TTL = 40_000_000.0
@@ -141,19 +133,19 @@ class Call(NamedTuple):
         return "EVAL", self.script.text, len(self.keys), *self.keys, *self.args
 
 
-_ACQUIRE, _RELEASE, _RENEW = Script("now", "acquire"), Script("release"), Script("renew")
+_ACQUIRE, _FREE, _RENEW = Script("now", "acquire"), Script("free"), Script("renew")
 _VOTE, _PUT_BACK, _RAISE, _WAKE = Script("now", "vote", "acquire"), Script("put_back"), Script("raise"), Script("wake")
 
 _ALIGN, _FORGET, _CLAIM, _RECORD = Script("align"), Script("forget"), Script("claim"), Script("record")
 _SECRET, _UNCLAIM = Script("secret"), Script("unclaim")
 _WRITE, _QUEUED = Script("now", "write"), Script("now", "queued", "acquire")
-_REFUSE, _SETTLE, _TAKE_BACK = Script("refuse"), Script("settle"), Script("take_back")
+_REFUSE, _REPLACE, _TAKE_BACK = Script("refuse"), Script("replace"), Script("take_back")
 
 #: The scripts that the nodes of a Redlock run.
 OF_A_NODE = (
-    *(_VOTE, _RENEW, _RELEASE, _PUT_BACK, _RAISE, _WAKE),
+    *(_VOTE, _RENEW, _FREE, _PUT_BACK, _RAISE, _WAKE),
     *(_ALIGN, _FORGET, _CLAIM, _RECORD, _SECRET, _UNCLAIM),
-    *(_REFUSE, _SETTLE, _TAKE_BACK),
+    *(_REFUSE, _REPLACE, _TAKE_BACK),
 )
 
 
@@ -173,140 +165,76 @@ class MoreSlots(Exception):
         self.slots = min(slots, MAX_SLOTS)
 
 
-def run_key(key: str, slot: int = 0) -> str:
-    """Where a lock is, or a slot of a semaphore: one of one slot is a plain lock."""
-    if slot:
-        return _beside(key, f"run:{slot}")
-    return key if isinstance(key, Name) else _beside(key, "run")
-
-
-def wake_key(key: str) -> str:
-    """The list whose elements wake waiters."""
-    return _beside(key, "wake")
-
-
-def fence_key(key: str) -> str:
-    """The counter of fencing tokens."""
-    return _beside(key, "fence")
-
-
-def slots_key(key: str) -> str:
-    """How many slots are in use, where that is more than one."""
-    return _beside(key, "slots")
-
-
 def waiting_since() -> Command:
     """The range of `:waiting` in which those are who still wait."""
     return _ms(clock.wall() - WAITING_TTL), "+inf"
 
 
-def waiting_key(key: str) -> str:
-    """Who waits: a sorted set of owners."""
-    return _beside(key, "waiting")
-
-
-def done_key(key: str, message: str) -> str:
-    """What is remembered of a message that was carried out."""
-    return _beside(key, f"done:{message}")
-
-
-def ledger_key(key: str) -> str:
-    """The hash of what beat has sent."""
-    return _beside(key, "ledger")
-
-
 def acquire(
-    key: str,
-    owner: str,
-    request: str,
+    request: LockRequest,
+    name: str,
     *,
-    ttl: float,
-    holder: Holder,
-    waiting: bool,
-    once: bool,
-    limit: int,
     slots: int = 0,
     late: Sequence[str] = (),
-    given_up: Sequence[str] = (),
     replicas: tuple[int, float] | None = None,
 ) -> Call:
-    """See `Store.acquire`.
+    """See `LockStore.acquire`.
 
     Args:
-        key, owner, ttl, holder, waiting, once, limit, given_up: what is asked for.
-        request: a name for this one request; a secret.
+        request: what is asked for.
+        name: of this one question; a secret.
         slots: how many to look at; `limit` at least.
-        late: requests of the same owner that were not answered. They come too late from now on.
+        late: questions of the same owner that were not answered. They come too late from now on.
         replicas: see `Call`.
     """
-    slots = max(slots, limit)
-    keys = [fence_key(key), waiting_key(key), done_key(key, holder.message), run_key(key)]
-    keys += [run_key(key, slot) for slot in range(1, slots)]
-    keys += [slots_key(key), _over_key(key, owner), _over_key(key, request), wake_key(key)]
-    if late or given_up:
-        keys += [_over_key(key, name) for name in (*late, *given_up)]
-    heir = heir_of(holder) if holder.attempt > FIRST else ""
+    key, owner, ttl, holder, given_up = request.key, request.owner, request.ttl, request.holder, request.given_up
+    slots = max(slots, request.limit)
+    keys = [keyspace.fence_key(key), keyspace.waiting_key(key), keyspace.done_key(key, holder.message)]
+    keys += [keyspace.run_key(key, slot) for slot in range(slots)]
+    keys += [keyspace.slots_key(key), keyspace.over_key(key, owner), keyspace.over_key(key, name)]
+    keys += [keyspace.wake_key(key), *(keyspace.over_key(key, each) for each in (*late, *given_up))]
     sending = _beginning_of_copies(holder) if slots > 1 else ""
-    waiter = (_ms(WAITING_TTL), _ms(clock.wall())) if waiting else (0, 0)
-    args = [owner, heir, holder.dumps(ttl), _ms(ttl), fence_ms(ttl), *waiter, sending, int(once), slots, "", ""]
-    args += [limit, "".join(given_up), over_ms(ttl), len(late) + len(given_up), _ms(WAKE_TTL), 0]
+    waiter = (_ms(WAITING_TTL), _ms(clock.wall())) if request.waiting else (0, 0)
+    args = [owner, _reserved_as(holder), holder.dumps(ttl), _ms(ttl), fence_ms(ttl), *waiter, sending]
+    args += [int(request.once), slots, "", "", request.limit, "".join(given_up), over_ms(ttl)]
+    args += [len(late) + len(given_up), _ms(WAKE_TTL), 0]
     return Call(_ACQUIRE, keys, args, replicas)
 
 
-def queue(key: str, owner: str, place: str, *, ttl: float, holder: Holder, once: bool, limit: int) -> Call:
+def queue(request: LockRequest, place: str) -> Call:
     """As `acquire`, to be carried out when the waiter at this place is woken; what it gives is to be confirmed."""
-    call = acquire(key, owner, place, ttl=ttl, holder=holder, waiting=True, once=once, limit=limit)
+    call = acquire(replace(request, waiting=True, given_up=()), place)
     args = [*call.args]
-    args[3], args[-1] = _ms(min(ttl, PROVISIONAL)), 1
+    args[3], args[-1] = _ms(min(request.ttl, PROVISIONAL)), 1
     return Call(_QUEUED, call.keys, args)
 
 
-def queued(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held | Done | None:
+def queued(answer: Sequence[Any], granted: Callable[[int, int], L], message: str) -> L | Held | Record | None:
     """What a `queue` was answered; None if that says nothing: ask."""
-    return None if answer[0] in (4, 5) else found(answer, granted)
+    return None if answer[0] in (4, 5) else found(answer, granted, message)
 
 
-def undo(lease: Lease, value: str, requests: Sequence[str]) -> Call:
+def undo(hold: Hold, value: str, requests: Sequence[str]) -> Call:
     """Have these requests take nothing any more, and end a hold whose value begins like this."""
-    return _released(lease, value, None, None, over=requests, wake=WAKE_TTL)
+    return _freed(hold, value, None, None, over=requests, wake=WAKE_TTL)
 
 
-def vote(
-    key: str,
-    owner: str,
-    *,
-    ttl: float,
-    holder: Holder,
-    waiting: bool,
-    once: bool,
-    limit: int,
-    slot: int,
-    memory: str | None,
-    slots: int = 0,
-    given_up: Sequence[str] = (),
-) -> Call:
+def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0) -> Call:
     """As `acquire`, for one slot on one node of a Redlock.
 
     Args:
-        owner: with the number of the attempt, see `attempt_of`.
+        request: its owner with the number of the attempt, see `attempt_of`.
+        slot: which one to take.
         memory: the key by which a node knows since when it remembers; None to trust it as it is.
+        slots: how many to look at.
     """
-    person, given = owner[:PERSON], [name[:PERSON] for name in given_up]
-    call = acquire(
-        *(key, person, owner),
-        ttl=ttl,
-        holder=holder,
-        waiting=waiting,
-        once=once,
-        limit=limit,
-        slots=slots,
-        given_up=given,
-    )
+    owner, given_up = stem(request.owner), [stem(name) for name in request.given_up]
+    call = acquire(replace(request, owner=owner, given_up=given_up), request.owner, slots=slots)
     args = [*call.args, _ms(MEMORY_TTL) if memory else 0]
-    args[1], args[2] = str(args[1])[:PERSON], owner[PERSON:] + str(args[2])
+    args[1], args[2] = stem(str(args[1])), request.owner[STEM_LENGTH:] + str(args[2])
     # One seed for all nodes, or their counters would differ, and had to be made equal before a token is given out.
     args[10:12] = slot, round(clock.wall() * 1_000_000)
-    over = (_over_key(key, person), _over_key(key, owner))
+    over = (keyspace.over_key(request.key, owner), keyspace.over_key(request.key, request.owner))
     return Call(_VOTE, [*call.keys, *over, memory or over[0]], args)
 
 
@@ -316,7 +244,12 @@ def attempt_of(owner: str, number: int) -> str:
     A request of an attempt that was given up may arrive when the next one is under way: neither it nor its undoing may
     touch what the next one has got.
     """
-    return f"{owner[:PERSON]}{number % ATTEMPTS:0{OWNER_LENGTH - PERSON}x}"
+    return f"{stem(owner)}{number % ATTEMPTS:0{OWNER_LENGTH - STEM_LENGTH}x}"
+
+
+def _reserved_as(holder: Holder) -> str:
+    """The owner under which the lock may be reserved for it; empty where nobody can have done that."""
+    return holder.reserved_as if holder.attempt > FIRST else ""
 
 
 def _beginning_of_copies(holder: Holder) -> str:
@@ -324,168 +257,182 @@ def _beginning_of_copies(holder: Holder) -> str:
     return f"[{json.dumps(holder.sending)}," if holder.sending else ""
 
 
-def release_vote(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, repeated: bool = False) -> Call:
-    """As `release`, on one node of a Redlock: in whatever attempt it was taken, and for good. Wakes nobody.
+def free_vote(
+    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, repeated: bool = False
+) -> Call:
+    """As `free`, on one node of a Redlock: in whatever attempt it was taken, and for good. Wakes nobody.
 
     However late a node is told, what that leaves behind ends when it would have.
     """
-    owner, began = lease.owner[:PERSON], clock.now()
+    owner, began = stem(hold.owner), clock.now()
 
     def later() -> Call:
         late = clock.now() - began
-        left, kept = mark and mark.after(late), heir and heir.after(late)
-        return release_vote(lease, mark=left, heir=kept, repeated=True)
+        left, kept = record and record.after(late), reservation and reservation.after(late)
+        return free_vote(hold, record=left, reservation=kept, repeated=True)
 
-    call = _released(lease, owner, mark, heir, over=(owner,), wake=0, over_for=lease.ttl, repeated=repeated)
+    call = _freed(hold, owner, record, reservation, over=(owner,), wake=0, over_for=hold.ttl, repeated=repeated)
     return call._replace(later=later)
 
 
-def abandon_vote(lease: Lease) -> Call:
-    """As `release_vote`, for an acquire that was given up: whatever of it arrives later takes nothing."""
-    owner = lease.owner[:PERSON]
-    return _released(lease, owner, None, None, over=(owner,), wake=0)
+def abandon_vote(hold: Hold) -> Call:
+    """As `free_vote`, for an acquire that was given up: whatever of it arrives later takes nothing."""
+    owner = stem(hold.owner)
+    return _freed(hold, owner, None, None, over=(owner,), wake=0)
 
 
-def undo_vote(lease: Lease, attempt: str) -> Call:
+def undo_vote(hold: Hold, attempt: str) -> Call:
     """Take back one attempt, on one node of a Redlock; what is left of it comes too late from now on."""
-    return _released(lease, attempt, None, None, over=(attempt,), wake=0)
+    return _freed(hold, attempt, None, None, over=(attempt,), wake=0)
 
 
-def release(lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None, repeated: bool = False) -> Call:
-    """See `Store.release`.
+def free(
+    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, repeated: bool = False
+) -> Call:
+    """See `LockStore.free`.
 
     Args:
-        lease, mark, heir: what to end, and to leave behind.
+        hold, record, reservation: what to end, and to leave behind.
         repeated: it may have been carried out already, and others have acted upon that.
     """
-    return _released(lease, lease.owner, mark, heir, over=(), wake=WAKE_TTL, repeated=repeated)
+    return _freed(hold, hold.owner, record, reservation, over=(), wake=WAKE_TTL, repeated=repeated)
 
 
-def abandon(lease: Lease) -> Call:
-    """See `Store.abandon`."""
-    return _released(lease, lease.owner, None, None, over=(lease.owner,), wake=WAKE_TTL)
+def abandon(hold: Hold) -> Call:
+    """See `LockStore.abandon`."""
+    return _freed(hold, hold.owner, None, None, over=(hold.owner,), wake=WAKE_TTL)
 
 
-def _released(
-    lease: Lease,
+def _freed(
+    hold: Hold,
     value: str,
-    mark: Mark | None,
-    heir: Heir | None,
+    record: Record | None,
+    reservation: Reservation | None,
     *,
     over: Sequence[str],
     wake: float,
     over_for: float | None = None,
     repeated: bool = False,
 ) -> Call:
-    key, places = lease.key, _places(lease)
-    done = done_key(key, mark.message if mark else "")
-    heirs = done_key(key, heir.holder.message) if heir else done
-    keys = [waiting_key(key), wake_key(key), done, heirs, slots_key(key), *places]
-    keys += [_over_key(key, name) for name in over]
+    key, places = hold.key, keyspace.places_of(hold)
+    done = keyspace.done_key(key, record.message if record else "")
+    next_done = keyspace.done_key(key, reservation.holder.message) if reservation else done
+    keys = [keyspace.waiting_key(key), keyspace.wake_key(key), done, next_done, keyspace.slots_key(key), *places]
+    keys += [keyspace.over_key(key, name) for name in over]
     args: list[object] = [value, _ms(wake) if wake else 0, "", 0, "", 0]
-    args += [over_ms(lease.ttl) if over_for is None else _ms(over_for), lease.limit, len(places), int(repeated)]
-    if mark is not None:
-        args[2:4] = mark.record, _ms(mark.seconds)
-    if heir is not None:
-        args[4:6] = heir_of(heir.holder) + heir.holder.dumps(), _ms(heir.seconds)
-    return Call(_RELEASE, keys, args)
+    args += [over_ms(hold.ttl) if over_for is None else _ms(over_for), hold.limit, len(places), int(repeated)]
+    if record is not None:
+        args[2:4] = record.content, _ms(record.seconds)
+    if reservation is not None:
+        holder = reservation.holder
+        args[4:6] = holder.reserved_as + holder.dumps(), _ms(reservation.seconds)
+    return Call(_FREE, keys, args)
 
 
-def refuse(key: str, holder: Holder, mark: Mark, *, slots: int) -> Call:
-    """See `Store.refuse`."""
-    keys = [done_key(key, mark.message), slots_key(key), *(run_key(key, slot) for slot in range(slots))]
-    heir = heir_of(holder) if holder.attempt > FIRST else ""
-    args = [mark.record, _ms(mark.seconds), heir, _beginning_of_copies(holder), holder.retries, holder.replaced]
+def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
+    """See `LockStore.refuse`."""
+    keys = [
+        keyspace.done_key(key, record.message),
+        keyspace.slots_key(key),
+        *(keyspace.run_key(key, slot) for slot in range(slots)),
+    ]
+    args = [
+        record.content,
+        _ms(record.seconds),
+        _reserved_as(holder),
+        _beginning_of_copies(holder),
+        holder.retries,
+        holder.replaced,
+    ]
     return Call(_REFUSE, keys, args)
 
 
-def refuse_vote(key: str, holder: Holder, mark: Mark, *, slots: int) -> Call:
+def refuse_vote(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
     """As `refuse`, on one node of a Redlock.
 
-    A record on a minority of the nodes would look like the message's end, and be none. So it is promised first: a mark
-    whose record begins with `PROMISE`.
+    A record on a minority of the nodes would look like the message's end, and be none. So it is promised first: a
+    record that begins with `PROMISE`.
     """
-    call = refuse(key, holder, mark, slots=slots)
-    return Call(call.script, call.keys, [*call.args[:2], str(call.args[2])[:PERSON], *call.args[3:]])
+    call = refuse(key, holder, record, slots=slots)
+    return Call(call.script, call.keys, [*call.args[:2], stem(str(call.args[2])), *call.args[3:]])
 
 
-def take_back(key: str, mark: Mark) -> Call:
+def take_back(key: str, record: Record) -> Call:
     """Forget a refusal on one node of a Redlock."""
-    return Call(_TAKE_BACK, [done_key(key, mark.message)], [mark.record])
+    return Call(_TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
 
 
-def refused(answer: Sequence[Any]) -> Held | Done | None:
+def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
     """What a `refuse` was answered."""
-    return None if answer[0] == 1 else found(answer, lambda *_: None)
+    return None if answer[0] == 1 else found(answer, lambda *_: None, message)
 
 
-def settle(marks: Sequence[tuple[str, Mark]]) -> Call:
-    """See `Store.settle`."""
-    keys = [done_key(key, mark.message) for key, mark in marks]
-    return Call(_SETTLE, keys, [arg for _, mark in marks for arg in (mark.record, _ms(mark.seconds))])
+def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
+    """See `LockStore.replace_records`."""
+    keys = [keyspace.done_key(key, record.message) for key, record in records]
+    return Call(_REPLACE, keys, [arg for _, record in records for arg in (record.content, _ms(record.seconds))])
 
 
-def renew(leases: Sequence[Lease]) -> Call:
-    """Renew some leases in one call; see `renewed` for the answer."""
-    pairs = [pair for lease in leases for pair in _renewals(lease)]
+def renew(holds: Sequence[Hold]) -> Call:
+    """Renew some holds in one call; see `renewed` for the answer."""
+    pairs = [pair for hold in holds for pair in _renewals(hold)]
     return Call(_RENEW, [place for place, _, _ in pairs], [arg for _, *pair in pairs for arg in pair])
 
 
-def renewed(leases: Sequence[Lease], answer: Any) -> list[bool]:
-    """Which of the leases in a `renew` are still ours."""
+def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
+    """Which of the holds in a `renew` are still ours."""
     answers = iter(answer)
-    return [1 in [next(answers) for _ in _renewals(lease)] for lease in leases]
+    return [1 in [next(answers) for _ in _renewals(hold)] for hold in holds]
 
 
-def _renewals(lease: Lease) -> list[tuple[str, str, int]]:
-    """Keys that live on with a lease, each with the owner that must be there (or none), and milliseconds."""
-    keys = [(place, lease.owner, _ms(lease.ttl)) for place in _places(lease)]
-    if lease.limit > 1 and lease.slot != 0:
-        keys.append((slots_key(lease.key), "", _ms(lease.ttl)))
+def _renewals(hold: Hold) -> list[tuple[str, str, int]]:
+    """Keys that live on with a hold, each with the owner that must be there (or none), and milliseconds."""
+    keys = [(place, hold.owner, _ms(hold.ttl)) for place in keyspace.places_of(hold)]
+    if hold.limit > 1 and hold.slot != 0:
+        keys.append((keyspace.slots_key(hold.key), "", _ms(hold.ttl)))
     return keys
 
 
-def renew_vote(leases: Sequence[Lease]) -> Call:
+def renew_vote(holds: Sequence[Hold]) -> Call:
     """As `renew`, on one node of a Redlock: in whatever attempt they were taken."""
-    call = renew(leases)
-    return Call(call.script, call.keys, [arg[:PERSON] if isinstance(arg, str) else arg for arg in call.args])
+    call = renew(holds)
+    return Call(call.script, call.keys, [stem(arg) if isinstance(arg, str) else arg for arg in call.args])
 
 
-def put_back(leases: Sequence[Lease]) -> Call:
-    """Give one node of a Redlock what it has lost; the slots of the leases must be known."""
-    keys = [key for it in leases for key in (run_key(it.key, it.slot or 0), _over_key(it.key, it.owner[:PERSON]))]
-    return Call(_PUT_BACK, keys, [arg for it in leases for arg in (attempt_of(it.owner, 0), _ms(it.ttl))])
+def put_back(holds: Sequence[Hold]) -> Call:
+    """Give one node of a Redlock what it has lost; the slots of the holds must be known."""
+    keys = [
+        key
+        for it in holds
+        for key in (keyspace.run_key(it.key, it.slot or 0), keyspace.over_key(it.key, stem(it.owner)))
+    ]
+    return Call(_PUT_BACK, keys, [arg for it in holds for arg in (attempt_of(it.owner, 0), _ms(it.ttl))])
 
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
     """Lift the counter of fencing tokens on one node to `fence`, if the lock is ours there."""
-    return Call(_RAISE, [fence_key(key), run_key(key, slot)], [owner[:PERSON], fence, fence_ms(ttl)])
+    return Call(_RAISE, [keyspace.fence_key(key), keyspace.run_key(key, slot)], [stem(owner), fence, fence_ms(ttl)])
 
 
 def wake(key: str, *, limit: int) -> Call:
     """Wake a waiter; there are never more wake-ups than may hold the lock."""
-    return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL), limit])
+    return Call(_WAKE, [keyspace.wake_key(key)], [_ms(WAKE_TTL), limit])
 
 
 def wake_another(key: str) -> Call:
     """Pass a wake-up on that was taken from the list; so there are no more than there were, and none is thrown away."""
-    return Call(_WAKE, [wake_key(key)], [_ms(WAKE_TTL), 0])
+    return Call(_WAKE, [keyspace.wake_key(key)], [_ms(WAKE_TTL), 0])
 
 
 def align(key: str, lasts: Mapping[str, int], *, ceiling: int) -> Call:
     """See `Ledger.align`."""
-    return Call(_ALIGN, [ledger_key(key)], [_ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+    return Call(_ALIGN, [keyspace.ledger_key(key)], [_ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
 
 
 def forget(key: str, gone: Sequence[bytes]) -> Call:
     """Have a ledger forget some entries, but for who claims within `MEMORY`."""
-    keys = [ledger_key(key), *_gone_keys(key, (entry.decode(errors="replace") for entry in gone))]
+    keys = [keyspace.ledger_key(key), *keyspace.gone_keys(key, (entry.decode(errors="replace") for entry in gone))]
     return Call(_FORGET, keys, [_ms(MEMORY), *gone])
-
-
-def journal_key(prefix: str, part: str) -> str:
-    """A part of the journal."""
-    return f"{prefix}:{{journal}}:{part}"
 
 
 def write(
@@ -497,7 +444,9 @@ def write(
     coarse: Mapping[str, str],
 ) -> Call:
     """See `Journal.write`."""
-    keys = [journal_key(prefix, part) for part in ("counts", "entries", "last", "refused", "labels", "scratch")]
+    keys = [
+        keyspace.journal_key(prefix, part) for part in ("counts", "entries", "last", "refused", "labels", "scratch")
+    ]
     args: list[object] = [_ms(JOURNAL_TTL), size, KEYS_REMEMBERED, MAX_LABELS, len(counts)]
     args += [arg for name, count in counts.items() for arg in (name, coarse.get(name, ""), count)]
     for it in entries:
@@ -520,18 +469,27 @@ def _treated_as(entry: Entry) -> str:
 
 def claim(key: str, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> Call:
     """See `Ledger.claim`."""
-    keys = [ledger_key(key), _over_key(key, owner), *_claim_keys(key, lasts), *_gone_keys(key, lasts)]
+    keys = [
+        keyspace.ledger_key(key),
+        keyspace.over_key(key, owner),
+        *keyspace.claim_keys(key, lasts),
+        *keyspace.gone_keys(key, lasts),
+    ]
     return Call(_CLAIM, keys, [owner, _ms(ttl), ceiling, *_pairs(lasts)])
 
 
 def record(key: str, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> Call:
     """See `Ledger.record`."""
-    return Call(_RECORD, [ledger_key(key), *_claim_keys(key, lasts)], [owner, _ms(LEDGER_TTL), ceiling, *_pairs(lasts)])
+    return Call(
+        _RECORD,
+        [keyspace.ledger_key(key), *keyspace.claim_keys(key, lasts)],
+        [owner, _ms(LEDGER_TTL), ceiling, *_pairs(lasts)],
+    )
 
 
 def unclaim(key: str, entries: Sequence[str], owner: str) -> Call:
     """See `Ledger.unclaim`."""
-    return Call(_UNCLAIM, [_over_key(key, owner), *_claim_keys(key, entries)], [owner, _ms(OVER_TTL)])
+    return Call(_UNCLAIM, [keyspace.over_key(key, owner), *keyspace.claim_keys(key, entries)], [owner, _ms(OVER_TTL)])
 
 
 def secret(key: str, value: str, *, at_least: bool) -> Call:
@@ -542,7 +500,7 @@ def secret(key: str, value: str, *, at_least: bool) -> Call:
         value: of the secret; empty to look only.
         at_least: also where there is a smaller one.
     """
-    return Call(_SECRET, [_beside(key, "secret")], [value, _ms(LEDGER_TTL), int(at_least)])
+    return Call(_SECRET, [keyspace.secret_key(key)], [value, _ms(LEDGER_TTL), int(at_least)])
 
 
 def held(value: bytes, pttl: int) -> Held:
@@ -551,8 +509,8 @@ def held(value: bytes, pttl: int) -> Held:
     return Held(holder, owner, float("inf") if pttl == -1 else max(pttl, 0) / 1000)
 
 
-def found(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held | Done:
-    """What an acquire was answered; `granted` makes a lease of the fence and the slot."""
+def found(answer: Sequence[Any], granted: Callable[[int, int], L], message: str) -> L | Held | Record:
+    """What an acquire was answered for a message; `granted` makes a lease of the fence and the slot."""
     kind, *rest = answer
     if kind == 1:
         return granted(rest[0], rest[1])
@@ -562,7 +520,7 @@ def found(answer: Sequence[Any], granted: Callable[[int, int], L]) -> L | Held |
         raise MoreSlots(rest[0])
     if kind == 0:
         return replace(held(rest[0], rest[1]), slot=rest[2])
-    return Done(rest[0], max(rest[1], 0) / 1000)
+    return Record(message, rest[0], max(rest[1], 0) / 1000)
 
 
 def over_ms(ttl: float) -> int:
@@ -575,31 +533,8 @@ def fence_ms(ttl: float) -> int:
     return _ms(max(FENCE_TTL, 2 * ttl))
 
 
-def _claim_keys(key: str, entries: Iterable[str]) -> list[str]:
-    # The colon at the end: an entry may be called "x:run", and is no lock.
-    return [_beside(key, f"claim:{entry}:") for entry in entries]
-
-
-def _gone_keys(key: str, entries: Iterable[str]) -> list[str]:
-    return [_beside(key, f"gone:{entry}:") for entry in entries]
-
-
 def _pairs(lasts: Mapping[str, int]) -> list[object]:
     return [part for pair in lasts.items() for part in pair]
-
-
-def _places(lease: Lease) -> list[str]:
-    """Where a lease may be: in its slot, or in any where that is not known."""
-    slots = range(lease.limit) if lease.slot is None else (lease.slot,)
-    return [run_key(lease.key, slot) for slot in slots]
-
-
-def _over_key(key: str, owner: str) -> str:
-    return _beside(key, f"over:{owner}")
-
-
-def _beside(key: str, what: str) -> str:
-    return f"{key.base if isinstance(key, Name) else key}:{what}"
 
 
 def _ms(seconds: float) -> int:

@@ -13,8 +13,9 @@ from itertools import chain
 from redis.exceptions import ResponseError
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.lease import MARKS, Held, Mark, Sight
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
+from celery_singleton_lock.stores.redis import calls, keyspace
 from celery_singleton_lock.stores.redis.calls import Command
 from celery_singleton_lock.stores.redis.server import Reader
 
@@ -22,18 +23,18 @@ from celery_singleton_lock.stores.redis.server import Reader
 _STEP = 500
 
 
-def look(server: Reader, key: str, limit: int) -> list[Held]:
+def held(server: Reader, key: str, limit: int) -> list[Held]:
     """Who holds the key, also in slots beyond the limit.
 
     Raises:
         RedisError, OSError: no answer, or an error.
     """
-    (in_use,) = server.command_each([("GET", calls.slots_key(key))])
+    (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
     slots = max(limit, min(_number(in_use) or 0, calls.MAX_SLOTS))
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
-def holds(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
+def all_held(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
     """The locks whose key begins with `prefix` and a colon.
 
     Raises:
@@ -46,30 +47,33 @@ def holds(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
                 yield place.key, held
 
 
-def sight(server: Reader, key: str) -> Sight:
+def inspect(server: Reader, key: str) -> KeyState:
     """All that there is of one key.
 
     Raises:
         RedisError, OSError: no answer, or an error.
     """
-    done = calls.done_key(key, "")
+    done = keyspace.done_key(key, "")
     places: set[_Place] = set()
     marks: dict[str, int] = {}
     for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in server.searched()):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
         marks.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
-    latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MARKS]
+    latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MOST_RECORDS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
-    about: list[Command] = [("GET", calls.fence_key(key)), ("ZCOUNT", calls.waiting_key(key), *calls.waiting_since())]
+    about: list[Command] = [
+        ("GET", keyspace.fence_key(key)),
+        ("ZCOUNT", keyspace.waiting_key(key), *calls.waiting_since()),
+    ]
     # A record may hold a return value of some KiB.
     fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
-    return Sight(
+    return KeyState(
         tuple(it for it in held if it is not None),
         _number(fence),
         _count(waiters),
         tuple(
-            Mark(name.removeprefix(done), record, marks[name] / 1000)
+            Record(name.removeprefix(done), record, marks[name] / 1000)
             for name, record in zip(latest, records, strict=True)
             if isinstance(record, bytes) and marks[name] > 0
         ),
@@ -84,7 +88,7 @@ def entries(server: Reader, key: str) -> Iterator[bytes]:
     """
     cursor = b"0"
     while True:
-        cursor, pairs = server.command("HSCAN", calls.ledger_key(key), cursor, "COUNT", _STEP)
+        cursor, pairs = server.command("HSCAN", keyspace.ledger_key(key), cursor, "COUNT", _STEP)
         yield from pairs[::2]
         if cursor == b"0":
             return
@@ -124,9 +128,9 @@ def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False
         places: where to look.
         others: whether values of another type may be there, which are nobody's lock; an error unless that is said.
     """
-    ways = [(place, calls.run_key(place.key, place.slot)) for place in places]
+    ways = [(place, keyspace.run_key(place.key, place.slot)) for place in places]
     since = calls.waiting_since()
-    asked = [(("GET", name), ("PTTL", name), ("ZCOUNT", calls.waiting_key(it.key), *since)) for it, name in ways]
+    asked = [(("GET", name), ("PTTL", name), ("ZCOUNT", keyspace.waiting_key(it.key), *since)) for it, name in ways]
     answers = server.command_each([*chain.from_iterable(asked)])
     found: list[Held | None] = []
     for (place, name), value, pttl, waiters in zip(ways, answers[::3], answers[1::3], answers[2::3], strict=True):

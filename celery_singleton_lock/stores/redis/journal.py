@@ -11,8 +11,8 @@ from redis.exceptions import ResponseError
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.stores.base import Written
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.journal import Written
+from celery_singleton_lock.stores.redis import calls, keyspace
 from celery_singleton_lock.stores.redis.server import Reader
 
 #: Entries that are read at once.
@@ -55,14 +55,14 @@ class RedisJournal:
         return self._sum("refused")
 
     def entries(self, *, since: float) -> Iterator[Entry]:
-        key, start = calls.journal_key(self._prefix, "entries"), round(since * 1000)
+        key, start = keyspace.journal_key(self._prefix, "entries"), round(since * 1000)
         parts = self._read(lambda server: list(_texts(server, key, start)))
         for _, text in heapq.merge(*parts):
             if (entry := Entry.loads(text)) is not None:
                 yield entry
 
     def _sum(self, part: str) -> dict[str, int]:
-        key, total = calls.journal_key(self._prefix, part), Counter[str]()
+        key, total = keyspace.journal_key(self._prefix, part), Counter[str]()
         for flat in self._read(lambda server: _answer(server, "HGETALL", key)):
             for name, value in zip(flat[::2], flat[1::2], strict=True):
                 if (count := cleaned.whole(value)) is not None:  # Or somebody else wrote it.

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from celery_singleton_lock.stores.base import Refused
+from celery_singleton_lock.stores.ledger import Refused
 from celery_singleton_lock.stores.redis import calls
 
 #: Seconds until a claim is tried again of which everybody got a part.

@@ -15,8 +15,8 @@ from typing import Any
 from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.lease import Held
 from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.redis import address, calls
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.server import Server, told

@@ -29,15 +29,13 @@ from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import MARKS, Done, Heir, Held, Holder, Lease, Mark, Sight, heir_of
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.asking_waiter import AskingWaiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
+from celery_singleton_lock.stores.redis import calls, inspect
 from celery_singleton_lock.stores.redis.bell import RedisBell
-from celery_singleton_lock.stores.redis.inspect import (
-    entries,
-    holds,
-    look,
-    sight,
-)
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.owing import Owing
@@ -48,7 +46,6 @@ from celery_singleton_lock.stores.redis.quorum_io import (
     NotAsked,
 )
 from celery_singleton_lock.stores.redis.server import Reader, Server, told
-from celery_singleton_lock.stores.redis.turn import AskingTurn
 
 logger = get_logger(__name__)
 
@@ -79,37 +76,15 @@ PROMISED = 5.0
 CONNECT = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What an acquire asks for, whatever the attempt."""
-
-    key: str
-    owner: str
-    ttl: float
-    holder: Holder
-    waiting: bool
-    once: bool
-    limit: int
-    given_up: tuple[str, ...] = ()
-
-    def lease(self, *, fence: int = 0, sent_at: float = 0.0, slot: int | None = None) -> Lease:
-        return Lease(*(self.key, self.owner), ttl=self.ttl, fence=fence, sent_at=sent_at, limit=self.limit, slot=slot)
-
-    def is_copy(self, held: Held) -> bool:
-        """Whether another copy of this message holds the lock: not this owner, nor is it kept for this message."""
-        if held.owner in (self.owner, calls.attempt_of(heir_of(self.holder), 0)):
-            return False
-        return held.holder is not None and held.holder.is_copy_of(self.holder)
-
-
 @dataclass(slots=True)
 class _Votes:
     """What the nodes answered to one attempt, by their index."""
 
     quorum: int
+    message: str
     granted: dict[int, int] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict)
-    done: Done | None = None
+    record: Record | None = None
     withheld: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     #: So many are in use on some node, where that is more than were named.
@@ -117,8 +92,8 @@ class _Votes:
     unasked: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, answers: Answers, quorum: int) -> _Votes:
-        votes = cls(quorum)
+    def of(cls, answers: Answers, quorum: int, message: str) -> _Votes:
+        votes = cls(quorum, message)
         for index, answer in answers.items():
             votes._add(index, answer)
         return votes
@@ -163,7 +138,7 @@ class _Votes:
         elif answer[0] == 2 and answer[1].startswith(calls.PROMISE):
             self.withheld[index] = "the message is being refused"
         elif answer[0] == 2:
-            self.done = Done(answer[1], max(answer[2], 0) / 1000)
+            self.record = Record(self.message, answer[1], max(answer[2], 0) / 1000)
         elif answer[0] == 4:
             self.withheld[index] = "the owner was given up"
         elif answer[0] == 5:
@@ -194,25 +169,14 @@ class RedlockStore:
         self._own: deque[Fan] = deque()
         self._is_closed = False
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        *,
-        ttl: float,
-        holder: Holder,
-        waiting: bool = False,
-        once: bool = False,
-        limit: int = 1,
-        given_up: Sequence[str] = (),
-    ) -> Lease | Held | Done:
-        wanted = _Wanted(key, calls.attempt_of(owner, 0), ttl, holder, waiting, once, limit, tuple(given_up))
+    def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        wanted = replace(request, owner=calls.attempt_of(request.owner, 0))
         try:
             with self._fan() as fan:
                 found = self._acquire(fan, wanted)
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
-            self.abandon(wanted.lease())
+            self.abandon(wanted.hold())
             raise
         if not isinstance(found, _Votes):
             return found
@@ -221,9 +185,9 @@ class RedlockStore:
             raise self._unavailable(found.errors | found.withheld)
         return holding
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        """See `Store.renew`; `timeout` is that of connecting, and of the answers to all."""
-        batches = [leases[start : start + calls.BATCH] for start in range(0, len(leases), calls.BATCH)]
+    def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
+        """See `LockStore.renew`; `timeout` is that of connecting, and of the answers to all."""
+        batches = [holds[start : start + calls.BATCH] for start in range(0, len(holds), calls.BATCH)]
         undecided = set(range(len(batches)))
 
         def is_decided(each: Sequence[Answers]) -> bool:
@@ -237,96 +201,91 @@ class RedlockStore:
             fan.connect(step=min(timeout, CONNECT), seconds=timeout)
             sent_at = clock.now()
             each = fan.ask_each([calls.renew_vote(batch) for batch in batches], is_decided, seconds=timeout)
-            renewed: dict[Lease, bool] = {}
+            renewed: dict[Hold, bool] = {}
             for batch, answers in zip(batches, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
-            for lease, ours in renewed.items():
-                if ours:
-                    lease.extend(sent_at)
+            for hold, ours in renewed.items():
+                if ours and isinstance(hold, Lease):
+                    hold.extend(sent_at)
             for batch, answers in zip(batches, each, strict=True):
                 self._put_back(fan, batch, answers, renewed)
-        if len(renewed) < len(leases):
+        if len(renewed) < len(holds):
             raise self._unavailable({index: told for answers in each for index, told in _errors(answers).items()})
-        return [renewed[lease] for lease in leases]
+        return [renewed[hold] for hold in holds]
 
-    def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        call, answers = calls.release_vote(lease, mark=mark, heir=heir), {}
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
+        call, answers = calls.free_vote(hold, record=record, reservation=reservation), {}
         most = len(self._nodes) - self._quorum
         for tries in range(TRIES):
             if tries:
                 clock.sleep(chance.spread(RETRY_DELAY))
-            answers = self._released(lease, call, is_owed=not tries)
-            ours, gone = _released(answers)
+            answers = self._freed(hold, call, is_owed=not tries)
+            ours, gone = _freed_on(answers)
             if ours + gone >= self._quorum:
-                # Gone on a repeated release: the first one worked.
+                # Gone when it is said again: the first one worked.
                 return tries > 0 or (ours > 0 and gone <= most)
         raise self._unavailable(_errors(answers))
 
-    def abandon(self, lease: Lease) -> bool | None:
+    def abandon(self, hold: Hold) -> bool | None:
         answers: Answers = {}
         try:
-            answers = self._released(lease, calls.abandon_vote(lease), is_owed=True)
+            answers = self._freed(hold, calls.abandon_vote(hold), is_owed=True)
         except Exception as error:  # noqa: BLE001 - it is owed all the same
-            logger.debug("redlock: %s: is taken back later: %s", lease.key, told(error))
-        ours, gone = _released(answers)
+            logger.debug("redlock: %s: is taken back later: %s", hold.key, told(error))
+        ours, gone = _freed_on(answers)
         return None if ours + gone < self._quorum else ours > 0 and gone <= len(self._nodes) - self._quorum
 
-    def leave_mark(self, lease: Lease, mark: Mark) -> None:
+    def remember(self, key: str, record: Record) -> None:
+        hold = Hold.of_nobody(key)
         try:
-            self._released(lease, calls.release_vote(lease, mark=mark), is_owed=True)
+            self._freed(hold, calls.free_vote(hold, record=record), is_owed=True)
         except Exception as error:  # noqa: BLE001 - it is owed all the same
-            logger.debug("redlock: %s: a mark is left later: %s", lease.key, told(error))
+            logger.debug("redlock: %s: a record is left later: %s", hold.key, told(error))
 
-    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         slots = limit
         while True:
             try:
-                return self._refuse(key, holder, mark, slots)
+                return self._refuse(key, holder, record, slots)
             except calls.MoreSlots as more:
                 slots = more.slots
 
-    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
-        for start in range(0, len(marks), calls.BATCH):
-            self._majority(calls.settle(marks[start : start + calls.BATCH]))
+    def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
+        for start in range(0, len(records), calls.BATCH):
+            self._majority(calls.replace_records(records[start : start + calls.BATCH]))
 
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
 
-    def turn(
-        self,
-        key: str,
-        owner: str,
-        *,
-        ttl: float,
-        holder: Holder,
-        once: bool = False,
-        limit: int = 1,
-        given_up: Sequence[str] = (),
-    ) -> AskingTurn:
-        return AskingTurn.of(self, key, owner, ttl=ttl, holder=holder, once=once, limit=limit, given_up=given_up)
+    def waiter(self, request: LockRequest) -> AskingWaiter:
+        return AskingWaiter.of(self, request)
 
-    def look(self, key: str, *, limit: int = 1) -> list[Held]:
+    def held(self, key: str, *, limit: int = 1) -> list[Held]:
         found = self._reachable(
-            lambda server: [(key, held) for held in look(server, key, limit)], at_least=self._quorum
+            lambda server: [(key, held) for held in inspect.held(server, key, limit)], at_least=self._quorum
         )
         return [held for _, held in self._agreed(found)]
 
-    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        yield from self._agreed(self._reachable(lambda server: [*holds(server, prefix)], at_least=self._quorum))
+    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        yield from self._agreed(
+            self._reachable(lambda server: [*inspect.all_held(server, prefix)], at_least=self._quorum)
+        )
 
-    def sight(self, key: str) -> Sight:
-        sights = self._reachable(lambda server: sight(server, key), at_least=self._quorum)
-        marks = {mark.message: mark for it in sights for mark in sorted(it.marks, key=lambda mark: mark.seconds)}
-        return Sight(
-            tuple(held for _, held in self._agreed([(key, held) for held in it.holds] for it in sights)),
-            max((it.fence for it in sights if it.fence is not None), default=None),
-            max(it.waiters for it in sights),
-            tuple(sorted(marks.values(), key=lambda mark: mark.seconds, reverse=True)[:MARKS]),
+    def inspect(self, key: str) -> KeyState:
+        states = self._reachable(lambda server: inspect.inspect(server, key), at_least=self._quorum)
+        records = {each.message: each for it in states for each in sorted(it.records, key=lambda each: each.seconds)}
+        return KeyState(
+            tuple(held for _, held in self._agreed([(key, held) for held in it.held] for it in states)),
+            max((it.fence for it in states if it.fence is not None), default=None),
+            max(it.waiters for it in states),
+            tuple(sorted(records.values(), key=lambda each: each.seconds, reverse=True)[:MOST_RECORDS]),
         )
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[bytes]:
-            return [entry for found in self._reachable(lambda server: [*entries(server, key)]) for entry in found]
+            return [
+                entry for found in self._reachable(lambda server: [*inspect.entries(server, key)]) for entry in found
+            ]
 
         return RedisLedger(key, self._majority, known, batch=calls.BATCH, quorum=self._quorum)
 
@@ -343,27 +302,27 @@ class RedlockStore:
         for node in self._nodes:
             node.server.close()
 
-    def _refuse(self, key: str, holder: Holder, mark: Mark, slots: int) -> Held | Done | None:
+    def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
         """Refuse the message, on a majority of the nodes that has promised so before."""
         errors: dict[int, str] = {}
-        promise = mark._replace(record=calls.PROMISE + mark.record, seconds=PROMISED)
+        promise = record._replace(content=calls.PROMISE + record.content, seconds=PROMISED)
         for tries in range(TRIES):
             if tries:
                 clock.sleep(chance.spread(RETRY_DELAY))
-            for each in (promise, mark):
+            for each in (promise, record):
                 answers = self._agreed_to(calls.refuse_vote(key, holder, each, slots=slots))
-                found, errors = [calls.refused(answer) for answer in _given(answers)], _errors(answers)
+                found, errors = [calls.refused(answer, record.message) for answer in _given(answers)], _errors(answers)
                 if found.count(None) < self._quorum:
                     break
             else:
                 return None
             with self._fan() as fan:
                 fan.connect(step=CONNECT, seconds=CONNECT_ALL)
-                for each in (promise, mark):
+                for each in (promise, record):
                     fan.tell(calls.take_back(key, each), range(len(self._nodes)), owed_for=PROMISED)
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against and len(found) >= self._quorum:
-                return next((it for it in against if isinstance(it, Done)), against[0])
+                return next((it for it in against if isinstance(it, Record)), against[0])
         raise self._unavailable(errors)
 
     def _agreed_to(self, call: calls.Call) -> Answers:
@@ -381,22 +340,22 @@ class RedlockStore:
             fan.connect(step=CONNECT, seconds=CONNECT_ALL)
             return fan.ask(call, is_decided, seconds=MAX_ANSWER)
 
-    def _released(self, lease: Lease, call: calls.Call, *, is_owed: bool) -> dict[int, Any]:
-        """What the nodes answered to a release; those that have not are owed it, if this is the first try."""
+    def _freed(self, hold: Hold, call: calls.Call, *, is_owed: bool) -> dict[int, Any]:
+        """What the nodes answered to freeing; those that have not are owed it, if this is the first try."""
         most = len(self._nodes) - self._quorum
 
         def is_decided(answers: Answers) -> bool:
-            ours, gone = _released(answers)
+            ours, gone = _freed_on(answers)
             return ours >= self._quorum or gone > most or self._has_failed(answers)
 
         with self._fan() as fan:
             fan.connect(step=CONNECT, seconds=CONNECT_ALL)
             answers = fan.ask(
-                call, is_decided, seconds=_patience(lease.ttl), owed_for=max(lease.ttl, OWED) if is_owed else 0
+                call, is_decided, seconds=_patience(hold.ttl), owed_for=max(hold.ttl, OWED) if is_owed else 0
             )
             if _SOMEBODY_WAITS in answers.values():
                 # Only now: who wakes while most nodes still hold the lock would find it held.
-                fan.tell(calls.wake(lease.key, limit=lease.limit), range(len(self._nodes)))
+                fan.tell(calls.wake(hold.key, limit=hold.limit), range(len(self._nodes)))
         return answers
 
     def _has_failed(self, answers: Answers) -> bool:
@@ -477,7 +436,7 @@ class RedlockStore:
                 remaining, waiters = max(held.remaining for held in each), max(held.waiters for held in each)
                 yield key, Held(holder, owner, remaining, slot, waiters)
 
-    def _acquire(self, fan: Fan, wanted: _Wanted) -> Lease | Held | Done | _Votes:
+    def _acquire(self, fan: Fan, wanted: LockRequest) -> Lease | Held | Record | _Votes:
         """What was found; the last votes where that is not clear."""
         unclear: _Votes | None = None
         slots = wanted.limit
@@ -502,39 +461,33 @@ class RedlockStore:
                     break  # Another slot would fare no better.
                 if (holder := found.holder) is None or not found.is_held:
                     unclear = found
-                elif wanted.is_copy(holder):
+                elif _is_copy(wanted, holder):
                     return holder
                 else:
                     holders.append(holder)  # Or it is ours, or kept for us, in another slot.
             if unclear is None:
                 return min(holders, key=lambda held: held.remaining)
-        return unclear or _Votes(self._quorum)
+        return unclear or _Votes(self._quorum, wanted.holder.message)
 
-    def _try(self, fan: Fan, wanted: _Wanted, slot: int, slots: int) -> Lease | Done | _Votes:
+    def _try(self, fan: Fan, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | _Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
         attempt = calls.attempt_of(wanted.owner, chance.randrange(1, calls.ATTEMPTS))
-        call = calls.vote(
-            *(wanted.key, attempt),
-            ttl=wanted.ttl,
-            holder=wanted.holder,
-            waiting=wanted.waiting,
-            once=wanted.once,
-            limit=wanted.limit,
-            slot=slot,
-            slots=slots,
-            given_up=wanted.given_up,
-            memory=self._memory,
-        )
+        call = calls.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory)
         sent_at = clock.now()
-        votes = _Votes.of(fan.ask(call, self._is_decided, seconds=_patience(wanted.ttl)), self._quorum)
-        if votes.has_majority and votes.done is None:
+        answers = fan.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
+        votes = _Votes.of(answers, self._quorum, wanted.holder.message)
+        if votes.has_majority and votes.record is None:
             fence = self._fence(fan, wanted, slot, [*votes.granted.values()])
             if fence and clock.now() - sent_at < wanted.ttl / 3:
                 return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes)) if index not in not_granted]
-        fan.tell(calls.undo_vote(wanted.lease(slot=slot), attempt), maybe, owed_for=max(wanted.ttl, OWED))
-        return votes.done or votes
+        fan.tell(
+            calls.undo_vote(Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot), attempt),
+            maybe,
+            owed_for=max(wanted.ttl, OWED),
+        )
+        return votes.record or votes
 
     def _is_decided(self, answers: Answers) -> bool:
         """Whether the other nodes' votes cannot change anything."""
@@ -546,7 +499,7 @@ class RedlockStore:
                 granted += answer[0] == 1
         return granted >= self._quorum or granted + len(self._nodes) - len(answers) < self._quorum
 
-    def _fence(self, fan: Fan, wanted: _Wanted, slot: int, fences: Sequence[int]) -> int | None:
+    def _fence(self, fan: Fan, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be made sure."""
         fence = max(fences)
         if fences.count(fence) >= self._quorum:
@@ -560,28 +513,28 @@ class RedlockStore:
         answers = fan.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= self._quorum else None
 
-    def _renewed(self, batch: Sequence[Lease], answers: Answers) -> dict[Lease, bool]:
-        """Which leases are still ours and which are not; those for which that is not clear are left out."""
+    def _renewed(self, batch: Sequence[Hold], answers: Answers) -> dict[Hold, bool]:
+        """Which holds are still ours and which are not; those for which that is not clear are left out."""
         most = len(self._nodes) - self._quorum
         each = [calls.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
         if len(each) < self._quorum:
             return {}
-        votes = {lease: sum(ours) for lease, *ours in zip(batch, *each, strict=True)}
+        votes = {hold: sum(ours) for hold, *ours in zip(batch, *each, strict=True)}
         return {
-            lease: ours >= self._quorum
-            for lease, ours in votes.items()
+            hold: ours >= self._quorum
+            for hold, ours in votes.items()
             if ours >= self._quorum or len(each) - ours > most
         }
 
-    def _put_back(self, fan: Fan, batch: Sequence[Lease], answers: Answers, renewed: Mapping[Lease, bool]) -> None:
-        """Give each node the leases that it lacks and a majority has, for the next time."""
+    def _put_back(self, fan: Fan, batch: Sequence[Hold], answers: Answers, renewed: Mapping[Hold, bool]) -> None:
+        """Give each node the holds that it lacks and a majority has, for the next time."""
         for index, answer in answers.items():
             if not isinstance(answer, list):
                 continue
             lost = [
-                lease
-                for lease, ours in zip(batch, calls.renewed(batch, answer), strict=True)
-                if not ours and renewed.get(lease) and lease.slot is not None
+                hold
+                for hold, ours in zip(batch, calls.renewed(batch, answer), strict=True)
+                if not ours and renewed.get(hold) and hold.slot is not None
             ]
             if lost:
                 fan.tell(calls.put_back(lost), [index])
@@ -678,8 +631,15 @@ class _NodesBell(RedisBell):
         return next((node for node in self._order if not node.is_resting), self._order[0])
 
 
-def _is_promise(found: Held | Done) -> bool:
-    return isinstance(found, Done) and found.record.startswith(calls.PROMISE)
+def _is_copy(wanted: LockRequest, held: Held) -> bool:
+    """Whether another copy of this message has the lock: not this owner, nor is it reserved for this message."""
+    if held.owner in (wanted.owner, calls.attempt_of(wanted.holder.reserved_as, 0)):
+        return False
+    return held.holder is not None and held.holder.is_copy_of(wanted.holder)
+
+
+def _is_promise(found: Held | Record) -> bool:
+    return isinstance(found, Record) and found.content.startswith(calls.PROMISE)
 
 
 @contextmanager
@@ -691,7 +651,7 @@ def _closed_if_it_fails(fan: Fan) -> Iterator[None]:
         raise
 
 
-def _released(answers: Answers) -> tuple[int, int]:
+def _freed_on(answers: Answers) -> tuple[int, int]:
     """On how many nodes a release found the lock, and on how many it did not."""
     given = _given(answers)
     return sum(answer != 0 for answer in given), given.count(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
@@ -27,30 +28,26 @@ from redis.exceptions import (
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Heir, Held, Holder, Lease, Mark, Sight, new_owner
-from celery_singleton_lock.stores.base import Turn
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.asking_waiter import AskingWaiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation, Waiter
+from celery_singleton_lock.stores.inspector import KeyState
+from celery_singleton_lock.stores.redis import calls, inspect, keyspace
 from celery_singleton_lock.stores.redis.bell import RedisBell
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.debts import Debts
-from celery_singleton_lock.stores.redis.inspect import (
-    entries,
-    holds,
-    look,
-    sight,
-)
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.patience import Asking
-from celery_singleton_lock.stores.redis.piped import PipedTurn
+from celery_singleton_lock.stores.redis.piped_waiter import PipedWaiter
+from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.server import (
     STEP_TIMEOUT,
     Reader,
     Server,
     told,
 )
-from celery_singleton_lock.stores.redis.turn import AskingTurn
 
 T = TypeVar("T")
 
@@ -89,101 +86,86 @@ class RedisStore:
         self._replicas = (replicas, min(REPLICATION, servers.step / 2)) if replicas else None
         self._debts = Debts(self._servers.run_each, shown)
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        *,
-        ttl: float,
-        holder: Holder,
-        waiting: bool = False,
-        once: bool = False,
-        limit: int = 1,
-        given_up: Sequence[str] = (),
-    ) -> Lease | Held | Done:
-        asking = Asking(
-            *(self._run, key, owner),
-            ttl=ttl,
-            holder=holder,
-            waiting=waiting,
-            once=once,
-            limit=limit,
-            given_up=given_up,
-            replicas=self._replicas,
-        )
+    def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        question = Question(self._run, request, replicas=self._replicas)
         try:
-            return self._patiently(asking.try_once)
+            return self._patiently(question.try_once)
         except BaseException as error:
             # It may be ours, or become so; also where it was interrupted (a time limit, a shutdown) between sending and
             # reading. What was refused by a server that answers is taken back now, the rest when it answers.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
-            self._end(("acquire", key, owner), lambda _: asking.undone(), ttl, at_once=answers)
+            name = "acquire", request.key, request.owner
+            self._end(name, lambda _: question.undone(), request.ttl, at_once=answers)
             raise
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[bool]:
-        batches = list(self._batches(leases))
+    def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
+        batches = list(self._batches(holds))
         step = min(timeout, self._servers.step)
         try:
             sent_at, answers = self._renew([calls.renew(batch) for batch in batches], step)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
-        renewed: dict[Lease, bool] = {}
+        renewed: dict[Hold, bool] = {}
         for batch, answer in zip(batches, answers, strict=True):
             if not isinstance(answer, Exception):
                 renewed.update(zip(batch, calls.renewed(batch, answer), strict=True))
-        for lease, ours in renewed.items():
-            if ours:
-                lease.extend(sent_at)
+        for hold, ours in renewed.items():
+            if ours and isinstance(hold, Lease):
+                hold.extend(sent_at)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise self._unavailable(answer) from answer
-        return [renewed[lease] for lease in leases]
+        return [renewed[hold] for hold in holds]
 
-    def release(self, lease: Lease, *, mark: Mark | None = None, heir: Heir | None = None) -> bool:
-        make, tries = _release_of(lease, mark, heir), 0
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
+        make, tries = _freeing(hold, record, reservation), 0
 
         def attempt() -> bool:
             nonlocal tries
             tries += 1
-            released = self._servers.run(make(0.0))
-            # Gone on a repeated release: the first one worked, and only its reply was lost.
-            return bool(released) or tries > 1 or lease.ending
+            freed = self._servers.run(make(0.0))
+            # Gone when it is said again: the first time has worked, and only its reply was lost.
+            return bool(freed) or tries > 1 or hold.ending
 
         try:
             return self._patiently(attempt)
         except BaseException:
-            lease.ending = True
-            worth = max(lease.ttl, mark.seconds if mark is not None else 0.0)
-            self._end(("release", lease.key, lease.owner), make, worth, at_once=False)
+            hold.ending = True
+            worth = max(hold.ttl, record.seconds if record is not None else 0.0)
+            self._end(("free", hold.key, hold.owner), make, worth, at_once=False)
             raise
 
-    def abandon(self, lease: Lease) -> bool | None:
-        name = "acquire", lease.key, lease.owner
-        answer = self._end(name, lambda _: calls.abandon(lease), lease.ttl, at_once=not self._debts.is_behind)
+    def abandon(self, hold: Hold) -> bool | None:
+        name = "acquire", hold.key, hold.owner
+        answer = self._end(name, lambda _: calls.abandon(hold), hold.ttl, at_once=not self._debts.is_behind)
         return None if answer is None else bool(answer)
 
-    def leave_mark(self, lease: Lease, mark: Mark) -> None:
-        name = "release", lease.key, lease.owner
-        self._end(name, _release_of(lease, mark), mark.seconds, at_once=not self._debts.is_behind)
+    def remember(self, key: str, record: Record) -> None:
+        nobodys = Hold.of_nobody(key)
+        name = "free", key, nobodys.owner
+        self._end(name, _freeing(nobodys, record), record.seconds, at_once=not self._debts.is_behind)
 
-    def refuse(self, key: str, holder: Holder, mark: Mark, *, limit: int = 1) -> Held | Done | None:
+    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         slots = limit
 
-        def attempt() -> Held | Done | None:
+        def attempt() -> Held | Record | None:
             nonlocal slots
             while True:
                 try:
-                    return calls.refused(self._servers.run(calls.refuse(key, holder, mark, slots=slots)))
+                    answer = self._servers.run(calls.refuse(key, holder, record, slots=slots))
+                    return calls.refused(answer, record.message)
                 except calls.MoreSlots as more:
                     slots = more.slots
 
         return self._patiently(attempt)
 
-    def settle(self, marks: Sequence[tuple[str, Mark]]) -> None:
-        by_slot: defaultdict[int, list[tuple[str, Mark]]] = defaultdict(list)
-        for key, mark in marks:
-            by_slot[self._slot_of(key)].append((key, mark))
-        batches = [calls.settle(group[at : at + calls.BATCH]) for group in by_slot.values() for at in _starts(group)]
+    def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
+        by_slot: defaultdict[int, list[tuple[str, Record]]] = defaultdict(list)
+        for key, record in records:
+            by_slot[self._slot_of(key)].append((key, record))
+        batches = [
+            calls.replace_records(group[at : at + calls.BATCH]) for group in by_slot.values() for at in _starts(group)
+        ]
 
         def attempt() -> None:
             for answer in self._servers.run_each(batches):
@@ -193,78 +175,58 @@ class RedisStore:
         self._patiently(attempt)
 
     def bell(self, key: str) -> RedisBell:
-        return RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server)
+        return RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server)
 
-    def turn(
-        self,
-        key: str,
-        owner: str,
-        *,
-        ttl: float,
-        holder: Holder,
-        once: bool = False,
-        limit: int = 1,
-        given_up: Sequence[str] = (),
-    ) -> Turn:
-        asking = Asking(
-            *(self._run, key, owner),
-            ttl=ttl,
-            holder=holder,
-            waiting=True,
-            once=once,
-            limit=limit,
-            given_up=given_up,
-            replicas=self._replicas,
-        )
-        place = new_owner()
+    def waiter(self, request: LockRequest) -> Waiter:
+        question = Question(self._run, replace(request, waiting=True), replicas=self._replicas)
+        key, place = request.key, new_owner()
 
-        def ask() -> Lease | Held | Done:
-            return self._patiently(asking.try_once, PATIENCE)
+        def ask() -> Lease | Held | Record:
+            return self._patiently(question.try_once, PATIENCE)
 
         def confirm(lease: Lease) -> bool:
             def attempt() -> bool:
                 sent_at = clock.now()
                 (ours,) = calls.renewed([lease], self._servers.run(calls.renew([lease])))
                 lease.begin(sent_at)
-                return bool(ours) and clock.now() - sent_at < ttl / 3
+                return bool(ours) and clock.now() - sent_at < request.ttl / 3
 
             return self._patiently(attempt)
 
         def leave(free: bool) -> None:
-            self._end(("turn", key, place), lambda _: asking.undone(place, free=free), ttl, at_once=True)
+            self._end(("waiter", key, place), lambda _: question.undone(place, free=free), request.ttl, at_once=True)
 
         if self._replicas is not None:
-            return AskingTurn(self.bell(key), ask, leave)
-        behind = calls.queue(key, owner, place, ttl=ttl, holder=holder, once=once, limit=limit)
-        bell = RedisBell(key, lambda: self._servers.server_of(calls.wake_key(key)), self.server, behind)
-        granted = lambda fence, slot: asking.lease(fence=fence, slot=slot)  # noqa: E731
-        return PipedTurn(bell, ask, granted, confirm=confirm, leave=leave)
+            return AskingWaiter(self.bell(key), ask, leave)
+        behind = calls.queue(request, place)
+        bell = RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
+        return PipedWaiter(bell, ask, request, confirm=confirm, leave=leave)
 
-    def look(self, key: str, *, limit: int = 1) -> list[Held]:
-        return self._patiently(lambda: look(self._servers.server_of(calls.run_key(key)), key, limit))
+    def held(self, key: str, *, limit: int = 1) -> list[Held]:
+        return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key, limit))
 
-    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
+    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         try:
             for server in self._servers.servers():
-                yield from holds(server, prefix)
+                yield from inspect.all_held(server, prefix)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
 
-    def sight(self, key: str) -> Sight:
-        return self._patiently(lambda: sight(self._servers.server_of(calls.run_key(key)), key))
+    def inspect(self, key: str) -> KeyState:
+        return self._patiently(lambda: inspect.inspect(self._servers.server_of(keyspace.run_key(key)), key))
 
     def ledger(self, key: str) -> RedisLedger:
         def ask(call: calls.Call) -> list[Any]:
             return [self._patiently(lambda: self._servers.run(call))]
 
         def known() -> list[bytes]:
-            return self._patiently(lambda: [*entries(self._servers.server_of(calls.ledger_key(key)), key)])
+            return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
 
         return RedisLedger(key, ask, known, batch=calls.BATCH)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Reader], T]) -> list[T]:
-            return [self._patiently(lambda: reading(self._servers.server_of(calls.journal_key(prefix, "counts"))))]
+            return [self._patiently(lambda: reading(self._servers.server_of(keyspace.journal_key(prefix, "counts"))))]
 
         return RedisJournal(prefix, size, lambda call: self._patiently(lambda: self._servers.run(call)), read)
 
@@ -301,17 +263,17 @@ class RedisStore:
                 raise
         return answer
 
-    def _batches(self, leases: Sequence[Lease]) -> Iterator[list[Lease]]:
-        """Leases that can be renewed in one call."""
-        by_slot: defaultdict[int, list[Lease]] = defaultdict(list)
-        for lease in leases:
-            by_slot[self._slot_of(lease.key)].append(lease)
+    def _batches(self, holds: Sequence[Hold]) -> Iterator[list[Hold]]:
+        """Holds that can be renewed in one call."""
+        by_slot: defaultdict[int, list[Hold]] = defaultdict(list)
+        for hold in holds:
+            by_slot[self._slot_of(hold.key)].append(hold)
         for group in by_slot.values():
             for start in _starts(group):
                 yield group[start : start + calls.BATCH]
 
     def _slot_of(self, key: str) -> int:
-        return self._servers.slot_of(calls.run_key(key))
+        return self._servers.slot_of(keyspace.run_key(key))
 
     def _renew(self, renewals: Sequence[calls.Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""
@@ -344,18 +306,20 @@ class RedisStore:
         return LockUnavailable(self.server, told(error))
 
 
-def _release_of(lease: Lease, mark: Mark | None, heir: Heir | None = None) -> Callable[[float], calls.Call]:
-    """What makes the call of a release that begins now, by the seconds for which it has been owed.
+def _freeing(
+    hold: Hold, record: Record | None, reservation: Reservation | None = None
+) -> Callable[[float], calls.Call]:
+    """What makes the call that frees a lock, from now on, by the seconds for which it has been owed.
 
-    However late that is carried out, what it leaves behind ends when it would have: by the time that is left of a mark
-    its reader sees how long ago the body ended.
+    However late that is carried out, what it leaves behind ends when it would have: by the time that is left of a
+    record its reader sees how long ago the body ended.
     """
     began = clock.now()
 
     def make(owed_for: float) -> calls.Call:
         late = clock.now() - began
-        left, kept = mark and mark.after(late), heir and heir.after(late)
-        return calls.release(lease, mark=left, heir=kept, repeated=owed_for > 0)
+        left, kept = record and record.after(late), reservation and reservation.after(late)
+        return calls.free(hold, record=left, reservation=kept, repeated=owed_for > 0)
 
     return make
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.lease import Done, Held, Holder, Lease
-from celery_singleton_lock.stores.base import Bell, Store
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Bell, Held, LockRequest, LockStore, Record
 
-Ask = Callable[[], Lease | Held | Done]
+Ask = Callable[[], Lease | Held | Record]
 
 
 #: Seconds to wait after a break: at first, and at most when one follows the other.
@@ -41,8 +42,8 @@ class Breaks:
             self._pause = min(3 * self._pause, MAX_PAUSE)
 
 
-class AskingTurn:
-    """A `Turn` that asks when its bell has rung.
+class AskingWaiter:
+    """A `Waiter` that asks when its bell has rung.
 
     Args:
         bell: wakes it.
@@ -54,32 +55,16 @@ class AskingTurn:
         self._bell = bell
         self._ask = ask
         self._leave = leave
-        self._found: Lease | Held | Done | None = None
+        self._found: Lease | Held | Record | None = None
         self._breaks = Breaks()
 
     @classmethod
-    def of(
-        cls,
-        store: Store,
-        key: str,
-        owner: str,
-        *,
-        ttl: float,
-        holder: Holder,
-        once: bool,
-        limit: int,
-        given_up: Sequence[str] = (),
-    ) -> AskingTurn:
-        """One that asks this store; see `Store.turn`."""
+    def of(cls, store: LockStore, request: LockRequest) -> AskingWaiter:
+        """One that asks this store; see `LockStore.waiter`."""
+        waiting = replace(request, waiting=True)
+        return cls(store.bell(request.key), lambda: store.acquire(waiting))
 
-        def ask() -> Lease | Held | Done:
-            return store.acquire(
-                *(key, owner), ttl=ttl, holder=holder, waiting=True, once=once, limit=limit, given_up=given_up
-            )
-
-        return cls(store.bell(key), ask)
-
-    def __enter__(self) -> AskingTurn:
+    def __enter__(self) -> AskingWaiter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -87,14 +72,14 @@ class AskingTurn:
             self._leave(error is not None or not isinstance(self._found, Lease))
         self._bell.__exit__(kind, error, tb)
 
-    def wait(self, timeout: float) -> Lease | Held | Done:
-        """See `Turn.wait`."""
+    def wait(self, timeout: float) -> Lease | Held | Record:
+        """See `Waiter.wait`."""
         with self._breaks.survived(timeout):
             self._bell.wait(timeout)
         return self.ask()
 
-    def ask(self) -> Lease | Held | Done:
-        """See `Turn.ask`."""
+    def ask(self) -> Lease | Held | Record:
+        """See `Waiter.ask`."""
         self._found = None
         self._found = self._ask()
         return self._found

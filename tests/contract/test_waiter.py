@@ -13,11 +13,14 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock import LockUnavailable, clock
-from celery_singleton_lock.lease import Done, Held, Holder, Lease, Mark, new_owner
-from celery_singleton_lock.stores import Store, Turn, open_url
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.asking_waiter import AskingWaiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.redis import calls
-from celery_singleton_lock.stores.redis.piped import PipedTurn
-from celery_singleton_lock.stores.redis.turn import AskingTurn
+from celery_singleton_lock.stores.redis.piped_waiter import PipedWaiter
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 
@@ -29,30 +32,30 @@ TTL = 300.0
 
 
 def taken(store: Store, **more: object) -> Lease:
-    lease = store.acquire(KEY, new_owner(), **{"ttl": TTL, "holder": Holder("first"), **more})  # type: ignore[arg-type]
+    lease = store.acquire(LockRequest(KEY, new_owner(), **{"ttl": TTL, "holder": Holder("first"), **more}))  # type: ignore[arg-type]
     assert isinstance(lease, Lease)
     return lease
 
 
-def place(store: Store, owner: str | None = None, **more: object) -> Turn:
+def place(store: Store, owner: str | None = None, **more: object) -> Waiter:
     """In the queue, after a look that found the lock held."""
     owner = owner or new_owner()
-    found = store.acquire(KEY, owner, **{"ttl": TTL, "holder": ME, "waiting": True, **more})  # type: ignore[arg-type]
+    found = store.acquire(LockRequest(KEY, owner, **{"ttl": TTL, "holder": ME, "waiting": True, **more}))  # type: ignore[arg-type]
     assert isinstance(found, Held)
-    return store.turn(KEY, owner, **{"ttl": TTL, "holder": ME, **more})  # type: ignore[arg-type]
+    return store.waiter(LockRequest(KEY, owner, **{"ttl": TTL, "holder": ME, **more}))  # type: ignore[arg-type]
 
 
 def test_released_lock_goes_to_the_waiter(store: Store) -> None:
     first = taken(store)
     with place(store) as turn:
-        threading.Timer(0.05, store.release, [first]).start()
+        threading.Timer(0.05, store.free, [first]).start()
         found = turn.wait(60)
     assert isinstance(found, Lease)
     assert found.fence > first.fence
     assert found.remaining > TTL * 0.9
     assert store.renew([found], timeout=1) == [True]
-    assert store.release(found)
-    assert store.look(KEY) == []
+    assert store.free(found)
+    assert store.held(KEY) == []
 
 
 def test_held_lock_is_seen_to_be_held(store: Store) -> None:
@@ -61,8 +64,8 @@ def test_held_lock_is_seen_to_be_held(store: Store) -> None:
         found = turn.wait(0.05)
     assert isinstance(found, Held)
     assert found.owner == first.owner
-    assert store.release(first)
-    assert store.look(KEY) == [], "who left does not get it"
+    assert store.free(first)
+    assert store.held(KEY) == [], "who left does not get it"
 
 
 def test_ended_lease_is_seen_to_have_ended(store: Store) -> None:
@@ -77,10 +80,10 @@ def test_lease_that_was_found_by_looking_is_kept(store: Store) -> None:
     with place(store) as turn:
         while not isinstance(found := turn.wait(0.05), Lease):
             pass
-    (held,) = store.look(KEY)
+    (held,) = store.held(KEY)
     assert held.owner == found.owner
-    assert store.release(found)
-    assert isinstance(store.acquire(KEY, new_owner(), ttl=TTL, holder=Holder("next")), Lease)
+    assert store.free(found)
+    assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("next"))), Lease)
 
 
 def test_lease_that_was_asked_for_is_kept(store: Store) -> None:
@@ -88,7 +91,7 @@ def test_lease_that_was_asked_for_is_kept(store: Store) -> None:
     first = taken(store)
     with place(store) as turn:
         assert isinstance(turn.wait(0.05), Held)
-        store.release(first)
+        store.free(first)
         found = turn.ask()
     assert isinstance(found, Lease)
     assert store.renew([found], timeout=1) == [True]
@@ -104,7 +107,7 @@ def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) 
 
     left: list[bool] = []
     held = Held(None, "other", 1.0)
-    with AskingTurn(Broken(), lambda: found or held, left.append) as turn:  # type: ignore[arg-type]
+    with AskingWaiter(Broken(), lambda: found or held, left.append) as turn:  # type: ignore[arg-type]
         turn.wait(0.0)
     assert left == [frees]
 
@@ -112,20 +115,20 @@ def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) 
 def test_message_that_was_carried_out_meanwhile(store: Store) -> None:
     first = taken(store, holder=ME)
     owner = new_owner()
-    with store.turn(KEY, owner, ttl=TTL, holder=ME, once=True) as turn:
-        store.acquire(KEY, owner, ttl=TTL, holder=ME, waiting=True, once=True)
-        threading.Timer(0.05, lambda: store.release(first, mark=Mark(ME.message, b"done", 60.0))).start()
+    with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME, once=True)) as turn:
+        store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=ME, waiting=True, once=True))
+        threading.Timer(0.05, lambda: store.free(first, record=Record(ME.message, b"done", 60.0))).start()
         found = turn.wait(60)
         while isinstance(found, Held):
             found = turn.wait(60)
-    assert isinstance(found, Done)
-    assert store.look(KEY) == []
+    assert isinstance(found, Record)
+    assert store.held(KEY) == []
 
 
 def test_semaphore_has_a_turn_for_each_place(store: Store) -> None:
     pair = [taken(store, limit=2, holder=Holder(name)) for name in ("a", "b")]
     with place(store, limit=2) as turn:
-        threading.Timer(0.05, store.release, [pair[1]]).start()
+        threading.Timer(0.05, store.free, [pair[1]]).start()
         found = turn.wait(60)
         while isinstance(found, Held):
             found = turn.wait(60)
@@ -145,7 +148,7 @@ def test_first_come_first_served(store: Store) -> None:
                 found = turn.wait(60)
             assert isinstance(found, Lease)
             order.append(number)
-        store.release(found)
+        store.free(found)
 
     threads = []
     for number in range(5):
@@ -154,7 +157,7 @@ def test_first_come_first_served(store: Store) -> None:
         threads[-1].start()
         ready.wait(60)
         clock.sleep(0.1)  # Until it is in the queue, which nothing tells.
-    store.release(lease)
+    store.free(lease)
     for thread in threads:
         thread.join(60)
     assert order == list(range(5))
@@ -170,10 +173,10 @@ def redis_store(redis_server: RedisServer) -> Iterator[Store]:
     redis_server.flush()
 
 
-def piped(store: Store, **more: object) -> PipedTurn:
+def piped(store: Store, **more: object) -> PipedWaiter:
     """A place whose question stands behind its bell by now."""
     turn = place(store, **more)
-    assert isinstance(turn, PipedTurn)
+    assert isinstance(turn, PipedWaiter)
     assert isinstance(turn.wait(0.01), Held)
     return turn
 
@@ -184,9 +187,9 @@ class TestQuestionAhead:
     def test_nobody_else_gets_the_lock_in_between(self, redis_store: Store, redis_server: RedisServer) -> None:
         first = taken(redis_store)
         with piped(redis_store) as turn, redis_server.client() as client:
-            redis_store.release(first)
-            until(lambda: redis_store.look(KEY))
-            assert isinstance(redis_store.acquire(KEY, new_owner(), ttl=TTL, holder=Holder("next")), Held)
+            redis_store.free(first)
+            until(lambda: redis_store.held(KEY))
+            assert isinstance(redis_store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("next"))), Held)
             before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
             assert isinstance(turn.wait(60), Lease)
             assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "it says that it is there"
@@ -194,16 +197,16 @@ class TestQuestionAhead:
     def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
         first = taken(redis_store)
         with piped(redis_store):
-            redis_store.release(first)
-            until(lambda: redis_store.look(KEY))
-        assert redis_store.look(KEY) == []
+            redis_store.free(first)
+            until(lambda: redis_store.held(KEY))
+        assert redis_store.held(KEY) == []
 
     def test_and_the_next_waiter_gets_it(self, redis_store: Store) -> None:
         first = taken(redis_store)
         leaving = piped(redis_store)
         with piped(redis_store) as turn:
-            redis_store.release(first)
-            until(lambda: redis_store.look(KEY))
+            redis_store.free(first)
+            until(lambda: redis_store.held(KEY))
             leaving.__exit__(None, None, None)
             assert isinstance(turn.wait(60), Lease)
 
@@ -213,35 +216,35 @@ class TestQuestionAhead:
         gone = piped(redis_store)
         gone._leave(True)
         with piped(redis_store) as turn:
-            redis_store.release(first)
+            redis_store.free(first)
             found = turn.wait(60)
             assert isinstance(found, Lease), "the wake-up was passed on"
-            assert [held.owner for held in redis_store.look(KEY)] == [found.owner]
-        redis_store.release(found)
+            assert [held.owner for held in redis_store.held(KEY)] == [found.owner]
+        redis_store.free(found)
         gone.__exit__(None, None, None)
 
     def test_waiter_that_is_interrupted_gives_back_what_it_may_have_got(self, redis_store: Store) -> None:
         first = taken(redis_store)
         with pytest.raises(KeyboardInterrupt), piped(redis_store) as turn:
-            redis_store.release(first)
+            redis_store.free(first)
             assert isinstance(turn.wait(60), Lease)
             raise KeyboardInterrupt
-        assert redis_store.look(KEY) == []
+        assert redis_store.held(KEY) == []
 
     def test_leaving_late_takes_nothing_away_that_the_owner_got_since(self, redis_store: Store) -> None:
         """The server was silent as the waiter left, and asked again; it carries out both when it is back."""
         first, owner = taken(redis_store), new_owner()
         turn = piped(redis_store, owner=owner)
-        redis_store.release(first)
-        until(lambda: redis_store.look(KEY))
-        again = redis_store.acquire(KEY, owner, ttl=TTL, holder=replace(ME, since=1.0), waiting=True)
+        redis_store.free(first)
+        until(lambda: redis_store.held(KEY))
+        again = redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=replace(ME, since=1.0), waiting=True))
         assert isinstance(again, Lease)
         turn._leave(True)
-        assert [held.owner for held in redis_store.look(KEY)] == [owner]
-        redis_store.release(again)
-        assert isinstance(redis_store.acquire(KEY, owner, ttl=TTL, holder=replace(ME, since=2.0)), Lease)
+        assert [held.owner for held in redis_store.held(KEY)] == [owner]
+        redis_store.free(again)
+        assert isinstance(redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=replace(ME, since=2.0))), Lease)
         turn.__exit__(None, None, None)
-        assert [held.owner for held in redis_store.look(KEY)] == [owner]
+        assert [held.owner for held in redis_store.held(KEY)] == [owner]
 
     def test_lock_is_the_waiters_for_a_moment_until_it_has_said_that_it_is_there(
         self, redis_store: Store, monkeypatch: pytest.MonkeyPatch
@@ -250,19 +253,19 @@ class TestQuestionAhead:
         monkeypatch.setattr(calls, "PROVISIONAL", TTL / 10)
         first = taken(redis_store)
         turn = piped(redis_store)
-        redis_store.release(first)
-        until(lambda: redis_store.look(KEY))
-        (provisional,) = redis_store.look(KEY)
+        redis_store.free(first)
+        until(lambda: redis_store.held(KEY))
+        (provisional,) = redis_store.held(KEY)
         assert 0 < provisional.remaining <= TTL / 10
         woken = clock.now()
         found = turn.wait(60)
         assert isinstance(found, Lease)
         assert woken <= found.acquired_at <= clock.now()
-        (confirmed,) = redis_store.look(KEY)
+        (confirmed,) = redis_store.held(KEY)
         assert confirmed.owner == provisional.owner == found.owner
         assert found.remaining <= confirmed.remaining
         turn.__exit__(None, None, None)
-        assert redis_store.release(found)
+        assert redis_store.free(found)
 
     def test_waiter_that_comes_too_late_waits_on(
         self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -271,14 +274,14 @@ class TestQuestionAhead:
         monkeypatch.setattr(calls, "PROVISIONAL", 0.05)
         first = taken(redis_store)
         turn = piped(redis_store)
-        redis_store.release(first)
+        redis_store.free(first)
         with redis_server.client() as client:
-            until(lambda: client.exists(f"{KEY}:fence") and not redis_store.look(KEY))
+            until(lambda: client.exists(f"{KEY}:fence") and not redis_store.held(KEY))
         other = taken(redis_store, holder=Holder("other"))
         found = turn.wait(0.05)
         assert isinstance(found, Held)
         assert found.owner == other.owner
-        redis_store.release(other)
+        redis_store.free(other)
         while isinstance(found, Held):
             found = turn.wait(60)
         assert isinstance(found, Lease)
@@ -290,12 +293,12 @@ class TestQuestionAhead:
         with piped(redis_store) as turn:
             with redis_server.client() as client:
                 client.script_flush()
-            redis_store.release(first)
+            redis_store.free(first)
             found = turn.wait(60)
             while isinstance(found, Held):
                 found = turn.wait(60)
             assert isinstance(found, Lease)
-            redis_store.release(found)
+            redis_store.free(found)
             with redis_server.client() as client:
                 assert client.script_exists(calls._QUEUED.sha) == [True], "the next hand-over is quick again"
 
@@ -312,8 +315,8 @@ class TestQuestionAhead:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             until(lambda: not waits())
-        redis_store.release(first)
-        assert redis_store.look(KEY) == []
+        redis_store.free(first)
+        assert redis_store.held(KEY) == []
 
     def test_nothing_is_left_behind(self, redis_store: Store, redis_server: RedisServer) -> None:
         """Waiters that come, leave and are interrupted at any moment: never two, and nobody's lock at the end."""
@@ -325,9 +328,9 @@ class TestQuestionAhead:
             for _ in range(rounds):
                 owner, since = new_owner(), clock.now()
                 until_ = since + rng.choice([0.0, 0.001, 0.005, 0.02, 30.0])
-                found = redis_store.acquire(KEY, owner, ttl=TTL, holder=Holder(owner), waiting=True)
+                found = redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=Holder(owner), waiting=True))
                 if isinstance(found, Held):
-                    with redis_store.turn(KEY, owner, ttl=TTL, holder=Holder(owner)) as turn:
+                    with redis_store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=Holder(owner))) as turn:
                         while isinstance(found, Held) and (left := until_ - clock.now()) > 0:
                             found = turn.wait(left)
                 if isinstance(found, Lease):
@@ -337,7 +340,7 @@ class TestQuestionAhead:
                     counter[0] += 1
                     clock.sleep(rng.choice([0.0, 0.001, 0.003]))
                     inside.release()
-                    if not redis_store.release(found):
+                    if not redis_store.free(found):
                         failures.append("lost")
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
@@ -348,4 +351,4 @@ class TestQuestionAhead:
             assert not thread.is_alive(), "somebody waits for a lock that nobody has"
         assert failures == []
         assert counter[0] > rounds
-        assert redis_store.look(KEY) == []
+        assert redis_store.held(KEY) == []

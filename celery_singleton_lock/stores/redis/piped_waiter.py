@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from celery_singleton_lock.lease import Done, Held, Lease
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.asking_waiter import Ask, Breaks
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import calls
 from celery_singleton_lock.stores.redis.bell import RedisBell
-from celery_singleton_lock.stores.redis.turn import Ask, Breaks
 
 
-class PipedTurn:
-    """A `Turn` whose question stands behind its bell.
+class PipedWaiter:
+    """A `Waiter` whose question stands behind its bell.
 
     Args:
         bell: wakes it.
         ask: acquires the lock, where the bell brought no answer.
-        granted: the lease with this fence and slot, to be confirmed.
+        request: what it asks for.
         confirm: gives it its whole ttl; whether it is still ours.
         leave: sees to it that nothing is left of the questions; and frees the lock, if told to.
     """
@@ -32,20 +33,20 @@ class PipedTurn:
         self,
         bell: RedisBell,
         ask: Ask,
-        granted: Callable[[int, int], Lease],
+        request: LockRequest,
         *,
         confirm: Callable[[Lease], bool],
         leave: Callable[[bool], None],
     ) -> None:
         self._bell = bell
         self._ask = ask
-        self._granted = granted
+        self._request = request
         self._confirm = confirm
         self._leave = leave
-        self._found: Lease | Held | Done | None = None
+        self._found: Lease | Held | Record | None = None
         self._breaks = Breaks()
 
-    def __enter__(self) -> PipedTurn:
+    def __enter__(self) -> PipedWaiter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -54,21 +55,27 @@ class PipedTurn:
             self._leave(error is not None or not isinstance(self._found, Lease))
         self._bell.__exit__(kind, error, tb)
 
-    def wait(self, timeout: float) -> Lease | Held | Done:
-        """See `Turn.wait`."""
+    def wait(self, timeout: float) -> Lease | Held | Record:
+        """See `Waiter.wait`."""
         self._found = None
         with self._breaks.survived(timeout):
             self._found = self._heard(timeout)
         return self.ask() if self._found is None else self._found
 
-    def ask(self) -> Lease | Held | Done:
-        """See `Turn.ask`."""
+    def ask(self) -> Lease | Held | Record:
+        """See `Waiter.ask`."""
         self._found = None
         self._found = self._ask()
         return self._found
 
-    def _heard(self, timeout: float) -> Lease | Held | Done | None:
+    def _heard(self, timeout: float) -> Lease | Held | Record | None:
         """What the bell brings; None if it is nothing, or not any more."""
         answer = self._bell.wait(timeout)
-        found = None if answer is None else calls.queued(answer, self._granted)
+        if answer is None:
+            return None
+        found = calls.queued(answer, self._granted, self._request.holder.message)
         return None if isinstance(found, Lease) and not self._confirm(found) else found
+
+    def _granted(self, fence: int, slot: int) -> Lease:
+        """The lease that was given to it, to be confirmed: nobody knows when that was sent."""
+        return self._request.lease(fence=fence, sent_at=0.0, slot=slot)

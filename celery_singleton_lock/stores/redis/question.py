@@ -12,51 +12,39 @@ from typing import Any
 from redis.exceptions import TimeoutError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.lease import Done, Held, Holder, Lease, new_owner
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import calls
 
 #: How often a question is asked anew at once, since there are more slots in use than were named; then it is a try.
 _WIDER = 5
 
 
-class Asking:
-    """What an owner asks for.
+class Question:
+    """A request, over all of its tries.
 
     Args:
         run: carries out an acquire.
-        key, owner, ttl, holder, waiting, once, limit, given_up: as for `Store.acquire`.
+        request: what is asked for.
         replicas: see `calls.Call`.
     """
 
     def __init__(
         self,
         run: Callable[[calls.Call], Sequence[Any]],
-        key: str,
-        owner: str,
+        request: LockRequest,
         *,
-        ttl: float,
-        holder: Holder,
-        waiting: bool,
-        once: bool,
-        limit: int,
-        given_up: Sequence[str] = (),
         replicas: tuple[int, float] | None = None,
     ) -> None:
         self._run = run
-        self._key, self._owner, self._ttl = key, owner, ttl
-        self._holder, self._waiting, self._once, self._limit = holder, waiting, once, limit
-        self._given_up = tuple(given_up)
+        self._request = request
         self._replicas = replicas
-        self._slots = limit
+        self._slots = request.limit
         #: Names of the tries that were not answered.
         self._unanswered: list[str] = []
 
-    def lease(self, *, fence: int = 0, sent_at: float = 0.0, slot: int | None = None) -> Lease:
-        """The lease that this is about."""
-        place = self._key, self._owner
-        return Lease(*place, ttl=self._ttl, fence=fence, sent_at=sent_at, limit=self._limit, slot=slot)
-
-    def try_once(self) -> Lease | Held | Done:
+    def try_once(self) -> Lease | Held | Record:
         """Ask; which may be repeated after any error.
 
         Raises:
@@ -67,13 +55,13 @@ class Asking:
             try:
                 found = self._found(sent_at)
             except calls.MoreSlots as more:
-                self._slots = max(more.slots, self._limit)
+                self._slots = max(more.slots, self._request.limit)
                 continue
-            if isinstance(found, Lease) and clock.now() - sent_at > self._ttl / 3:
+            if isinstance(found, Lease) and clock.now() - sent_at > self._request.ttl / 3:
                 # Trust counts from sending; what is left of it is too little to start work on.
-                raise TimeoutError(f"the answer took longer than a third of the ttl of {self._ttl:g} s")
+                raise TimeoutError(f"the answer took longer than a third of the ttl of {self._request.ttl:g} s")
             return found
-        raise TimeoutError(f"the number of slots in use under {self._key} changes too often")
+        raise TimeoutError(f"the number of slots in use under {self._request.key} changes too often")
 
     def undone(self, place: str | None = None, *, free: bool = True) -> calls.Call:
         """What undoes the tries that were not answered, and the hold that one may have got.
@@ -86,28 +74,20 @@ class Asking:
             free: whether to end the hold.
         """
         names = [*self._unanswered, *([place] if place else [])]
-        value = self._owner + self._holder.dumps(self._ttl) if free else new_owner()
-        return calls.undo(self.lease(), value, names)
+        request = self._request
+        value = request.owner + request.holder.dumps(request.ttl) if free else new_owner()
+        return calls.undo(request.hold(), value, names)
 
-    def _found(self, sent_at: float) -> Lease | Held | Done:
-        name, late = new_owner(), tuple(self._unanswered)
-        call = calls.acquire(
-            *(self._key, self._owner, name),
-            ttl=self._ttl,
-            holder=self._holder,
-            waiting=self._waiting,
-            once=self._once,
-            limit=self._limit,
-            slots=self._slots,
-            late=late,
-            given_up=self._given_up,
-            replicas=self._replicas,
-        )
+    def _found(self, sent_at: float) -> Lease | Held | Record:
+        name, request = new_owner(), self._request
+        call = calls.acquire(request, name, slots=self._slots, late=tuple(self._unanswered), replicas=self._replicas)
         # Noted before it is sent: an interruption may come between any two lines.
         self._unanswered.append(name)
         try:
             found = calls.found(
-                self._run(call), lambda fence, slot: self.lease(fence=fence, sent_at=sent_at, slot=slot)
+                self._run(call),
+                lambda fence, slot: request.lease(fence=fence, sent_at=sent_at, slot=slot),
+                request.holder.message,
             )
         except calls.MoreSlots:
             self._unanswered.remove(name)

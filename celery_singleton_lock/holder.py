@@ -1,0 +1,116 @@
+"""Who holds a lock: the owner token, by which a store tells holds apart, and the holder, which is for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, field
+
+from celery_singleton_lock import cleaned
+
+#: Characters of an owner token: 128 random bits in hex, so that every script finds it by position.
+OWNER_LENGTH = 32
+
+#: Characters of an owner token that are the same in each attempt to get a majority of a Redlock.
+STEM_LENGTH = 28
+
+#: The attempt (see `Holder.attempt`) of a message that is no retry and no replacement.
+FIRST = (0, 0)
+
+#: In the place of `Holder.replaced`: no message has this number, so that none takes the lock for its own.
+NOBODY = -1
+
+#: Parts of a holder beside an owner token. What a later version may add stands behind them.
+_FIELDS = 9
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def new_owner() -> str:
+    """A random owner token: new for every delivery of a message, since a redelivery has the same task id."""
+    return secrets.token_hex(OWNER_LENGTH // 2)
+
+
+def stem(owner: str) -> str:
+    """What is the same of an owner token in each attempt."""
+    return owner[:STEM_LENGTH]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock; for people, and to tell a redelivery from another task.
+
+    Attributes:
+        task_id: the id of the task, None outside of one.
+        retries: how often the task was retried before.
+        node: the worker's node name.
+        pid: the process that runs it.
+        since: seconds since the epoch.
+        replaced: how often `Task.replace` passed the task's id on before.
+        process: see `process_identity.own`.
+        ttl: seconds that each renewal of the lock is good for; 0 where it is not renewed, as between two attempts, and
+            for a holder that does not hold it yet.
+        sending: the name of the sending that the message belongs to, see `message_identity`; by default the task's id.
+            Copies of one message have the same, and no other message has.
+        record: the name of what is remembered of the message; by default its sending.
+    """
+
+    task_id: str | None = None
+    retries: int = 0
+    node: str | None = None
+    pid: int = 0
+    since: float = 0.0
+    replaced: int = 0
+    process: str = ""
+    ttl: float = field(default=0.0, compare=False)
+    sending: str = ""
+    record: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.sending and self.task_id is not None:
+            object.__setattr__(self, "sending", self.task_id)
+
+    @property
+    def attempt(self) -> tuple[int, int]:
+        """Which of the messages of its sending it is; a later one is greater. Copies of one message are equal."""
+        return self.replaced, self.retries
+
+    @property
+    def message(self) -> str:
+        """A name for the message, the same for each copy of it."""
+        return f"{self.record or self.sending}:{self.replaced}.{self.retries}"
+
+    @property
+    def reserved_as(self) -> str:
+        """The owner token under which a lock is reserved for this holder's message."""
+        # Of what its copies have in common: each finds the reservation.
+        return hashlib.sha256(f"heir:{self.message}".encode()).hexdigest()[:OWNER_LENGTH]
+
+    def is_copy_of(self, other: Holder) -> bool:
+        """Whether both carry out messages of one sending."""
+        return self.sending != "" and self.sending == other.sending
+
+    def dumps(self, ttl: float = 0.0) -> str:
+        """As it stands beside the owner token in the value of a lock that it holds with this ttl."""
+        beginning = [self.sending, self.task_id, self.retries, self.node, self.pid, self.since]
+        return _encode([*beginning, self.replaced, self.process, ttl])
+
+    @classmethod
+    def loads(cls, text: str | bytes) -> Holder | None:
+        """The holder as written by `dumps`, also of a later version; None when somebody else wrote it."""
+        fields = cleaned.array(text)
+        if fields is None or len(fields) < _FIELDS:
+            return None
+        sending, task_id, retries, node, pid, since, replaced, process, ttl = fields[:_FIELDS]
+        return cls(
+            cleaned.text_or_none(task_id),
+            cleaned.count(retries),
+            cleaned.text_or_none(node),
+            cleaned.count(pid),
+            cleaned.seconds(since),
+            replaced if replaced == NOBODY else cleaned.count(replaced),
+            cleaned.text(process),
+            cleaned.seconds(ttl),
+            cleaned.text(sending),
+        )

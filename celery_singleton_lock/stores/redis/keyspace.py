@@ -1,0 +1,126 @@
+"""Where a lock is, and what stands beside it: the names of keys. `docs/stored.md` says what each holds.
+
+All keys of one lock, and those of one schedule of beat, are in one hash slot of a cluster.
+"""
+
+from __future__ import annotations
+
+import binascii
+import itertools
+from collections.abc import Iterable
+from functools import lru_cache
+
+from celery_singleton_lock.lease import Hold
+
+
+def run_key(key: str, slot: int = 0) -> str:
+    """Where a lock is, or a slot of a semaphore: one of one slot is a plain lock."""
+    if slot:
+        return _beside(key, f"run:{slot}")
+    return key if isinstance(key, Name) else _beside(key, "run")
+
+
+def wake_key(key: str) -> str:
+    """The list whose elements wake waiters."""
+    return _beside(key, "wake")
+
+
+def fence_key(key: str) -> str:
+    """The counter of fencing tokens."""
+    return _beside(key, "fence")
+
+
+def slots_key(key: str) -> str:
+    """How many slots are in use, where that is more than one."""
+    return _beside(key, "slots")
+
+
+def waiting_key(key: str) -> str:
+    """Who waits: a sorted set of owners."""
+    return _beside(key, "waiting")
+
+
+def done_key(key: str, message: str) -> str:
+    """What is remembered of a message that was carried out."""
+    return _beside(key, f"done:{message}")
+
+
+def ledger_key(key: str) -> str:
+    """The hash of what beat has sent."""
+    return _beside(key, "ledger")
+
+
+def secret_key(key: str) -> str:
+    """What the ids of beat's ticks are made with."""
+    return _beside(key, "secret")
+
+
+def journal_key(prefix: str, part: str) -> str:
+    """A part of the journal."""
+    return f"{prefix}:{{journal}}:{part}"
+
+
+def claim_keys(key: str, entries: Iterable[str]) -> list[str]:
+    """What is being sent of some entries of beat's."""
+    # The colon at the end: an entry may be called "x:run", and is no lock.
+    return [_beside(key, f"claim:{entry}:") for entry in entries]
+
+
+def gone_keys(key: str, entries: Iterable[str]) -> list[str]:
+    """The last runs of entries that were just removed."""
+    return [_beside(key, f"gone:{entry}:") for entry in entries]
+
+
+def places_of(hold: Hold) -> list[str]:
+    """Where a hold may be: in its slot, or in any where that is not known."""
+    slots = range(hold.limit) if hold.slot is None else (hold.slot,)
+    return [run_key(hold.key, slot) for slot in slots]
+
+
+def over_key(key: str, name: str) -> str:
+    """A tombstone: the owner, or the request, of this name was given up."""
+    return _beside(key, f"over:{name}")
+
+
+def _beside(key: str, what: str) -> str:
+    return f"{key.base if isinstance(key, Name) else key}:{what}"
+
+
+def _hash_tag(key: str) -> str | None:
+    """The part of a key that says in which slot of a cluster it is; None where all of it does."""
+    _, opened, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return tag if opened and closed and tag else None
+
+
+def _slot_of(text: str) -> int:
+    return binascii.crc_hqx(text.encode("utf-8", "surrogatepass"), 0) % 16384
+
+
+@lru_cache(maxsize=1024)
+def _tag_of_slot(slot: int) -> str:
+    """A text that is in this slot of a cluster."""
+    return next(text for text in map(str, itertools.count()) if _slot_of(text) == slot)
+
+
+class Name(str):
+    """The key of a lock outside of tasks: the lock is at this very key, as that of `redis.lock.Lock` is.
+
+    Attributes:
+        base: what the keys beside it begin with; in the same slot of a cluster.
+    """
+
+    __slots__ = ("base",)
+
+    base: str
+
+    def __new__(cls, name: str) -> Name:
+        """Make it of a name."""
+        made = super().__new__(cls, name)
+        if _hash_tag(name) is not None:
+            made.base = name
+        elif name and "}" not in name:
+            made.base = f"{{{name}}}"
+        else:
+            made.base = f"{{{_tag_of_slot(_slot_of(name))}}}{name}"
+        return made
