@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import logging
 import time
 
@@ -26,7 +27,7 @@ def main() -> None:
         begun = time.monotonic()
         result = importlib.import_module(f"benchmarks.{MODULES[name]}").run(quick=options.quick)
         path = measure.save(result, quick=options.quick, server_version=version)
-        print(report.section(report.load_one(path)))
+        print(report.section(json.loads(path.read_text())))
         print(f"({name}: {time.monotonic() - begun:.0f} s)\n", flush=True)
     print(report.write(), report.plot(), sep="\n")
 

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 
-from benchmarks import ours, peers
-from benchmarks.locks import Maker, Opener
-from benchmarks.measure import Result, Rounds, Row, Table, apart, made, seconds_per_call
+from benchmarks.contestants import BARE, ONE_SERVER, Maker
+from benchmarks.measure import Result, Rounds, apart
 from celery_singleton_lock.testing import RedisServer
-
-BARE = "bare SET NX PX + EVALSHA"
-
-CONTESTANTS: Mapping[str, Opener] = {
-    BARE: peers.bare,
-    "ours: as a task locks": ours.store,
-    "ours: Lock": ours.lock,
-    "redis-py Lock": peers.redis_py,
-    "python-redis-lock": peers.python_redis_lock,
-    "pottery, 1 master": peers.pottery_redlock,
-    "redlock-py, 1 server": peers.redlock_py,
-    **peers.TEXTBOOK,
-}
 
 #: What each holds back from, or does more, than the bare one.
 GIVES: Mapping[str, str] = {
-    BARE: "owner, expiry",
     "ours: as a task locks": "owner, expiry, holder, fence, record of the message, wake-up",
     "ours: Lock": "owner, expiry, renewal, wake-up",
-    "redis-py Lock": "owner, expiry",
     "python-redis-lock": "owner, expiry in whole seconds, wake-up",
-    "pottery, 1 master": "owner, expiry",
-    "redlock-py, 1 server": "owner, expiry",
     "INCR + EXPIRE + DEL": "no owner; stuck for ever if it dies in between",
     "SETNX + EXPIRE + WATCH/MULTI/DEL": "owner; stuck for ever if it dies in between",
     "SET NX EX + DEL": "no owner: deletes a lock that others hold",
-    "SET NX PX + EVAL": "owner, expiry",
 }
 
 
@@ -42,53 +24,44 @@ def run(*, quick: bool = False) -> Result:
     """Each contestant makes a new lock object per pair, on connections that stay open."""
     rounds, budget = (15, 0.02) if quick else (60, 0.04)
     with RedisServer() as server, apart(server):
-        makers = {name: lambda opener=opener: opener([server.url]) for name, opener in CONTESTANTS.items()}
-        contestants, skipped = made(makers)
-        pairs = {name: pair(maker, f"bench:{number}") for number, (name, maker) in enumerate(contestants.items())}
-        for call in pairs.values():
-            call()
-        cpu: dict[str, list[float]] = {name: [] for name in pairs}
+        makers = {name: opener([server.url]) for name, opener in ONE_SERVER.items()}
+        cpu: dict[str, list[float]] = {name: [] for name in makers}
 
         def turn(name: str) -> float:
-            passed, used = seconds_per_call(pairs[name], budget)
+            passed, used = seconds_per_pair(makers[name], f"bench:{name}", budget)
             cpu[name].append(used)
             return passed
 
-        passed = Rounds(BARE).run(rounds, {name: lambda name=name: turn(name) for name in pairs})
-        used = Rounds(BARE).adopt(cpu)
-    return Result(
-        "acquire_release",
-        "Acquire and release, uncontended",
-        [
-            Table("One acquire + release, nobody else wants it", BARE, [*_rows(passed, GIVES), *skipped]),
-            Table("CPU time of the client for that", BARE, [*_rows(used), *skipped]),
-        ],
-        [
-            f"{rounds} rounds; each contestant {budget * 1000:.0f} ms per round, a new lock object per pair.",
-            "Client and server are kept on different cores. Most of the time is that of waking each other. Ours looks"
-            " for the answer for 50 µs before it sleeps, and so is not woken, which costs the CPU time that it saves;"
-            " to a server that is further away it does so in one of 256 cases.",
-        ],
-    )
-
-
-def _rows(measured: Rounds, gives: Mapping[str, str] | None = None) -> list[Row]:
-    return [
-        Row(
-            name,
-            measured.ratio(name),
-            {"µs": f"{measured.median(name) * 1e6:.0f}", **({"gives": gives[name]} if gives else {})},
-        )
-        for name in measured.figures
+        for name, maker in makers.items():
+            seconds_per_pair(maker, f"bench:{name}", 0.0)
+        passed = Rounds(BARE).run(rounds, makers, turn)
+    used = Rounds(BARE, cpu)
+    tables = [
+        passed.table(
+            "One acquire + release, nobody else wants it",
+            lambda name: {"µs": _micros(passed, name), "gives": GIVES.get(name, "owner, expiry")},
+        ),
+        used.table("CPU time of the client for that", lambda name: {"µs": _micros(used, name)}),
     ]
+    notes = [
+        f"{rounds} rounds; each contestant {budget * 1000:.0f} ms per round, a new lock object per pair.",
+        "Client and server are kept on different cores. Most of the time is that of waking each other. Ours looks"
+        " for the answer for 50 µs before it sleeps, and so is not woken, which costs the CPU time that it saves;"
+        " to a server that is further away it does so in one of 256 cases.",
+    ]
+    return Result("acquire_release", "Acquire and release, uncontended", tables, notes)
 
 
-def pair(maker: Maker, name: str) -> Callable[[], None]:
-    """One acquire and one release of a new lock object."""
-
-    def call() -> None:
+def seconds_per_pair(maker: Maker, name: str, budget: float) -> tuple[float, float]:
+    """Acquire and release again and again for so many seconds; the mean, and that of the CPU time of this process."""
+    count, begun, begun_cpu = 0, time.perf_counter(), time.process_time()
+    while (passed := time.perf_counter() - begun) < budget or not count:
         lock = maker(name)
-        assert lock.acquire(0)
+        assert lock.acquire()
         lock.release()
+        count += 1
+    return passed / count, (time.process_time() - begun_cpu) / count
 
-    return call
+
+def _micros(measured: Rounds, name: str) -> str:
+    return f"{measured.median(name) * 1e6:.0f}"

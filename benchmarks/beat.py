@@ -18,40 +18,33 @@ from redis import Redis
 
 from benchmarks import standing_by
 from benchmarks.beat_app import QUEUE, make
-from benchmarks.measure import Result, Rounds, Row, Table, apart
+from benchmarks.measure import Result, Rounds, Table, apart, commands
 from celery_singleton_lock.testing import RedisServer
 
-STOCK = "Celery's Scheduler"
+STOCK, ENTRIES = "Celery's Scheduler", 1000
 
-ENTRIES = 1000
-
-#: Seconds between two runs of an entry.
-INTERVAL = 3600.0
-
-#: Seconds for all entries to be sent.
-LIMIT = 180.0
+#: Seconds between two runs of an entry; and for all entries to be sent.
+INTERVAL, LIMIT = 3600.0, 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A scheduler's name, with what it is set to, and what keeps the last runs."""
+    """A scheduler's name, what keeps the last runs, and what it is set to."""
 
     scheduler: str
     keeps: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+_OVER_STOCK = {"singleton_lock_beat_scheduler": "celery.beat:Scheduler"}
+
 CONTESTANTS: Mapping[str, Contestant] = {
     STOCK: Contestant("celery.beat:Scheduler", "memory"),
     "Celery's PersistentScheduler": Contestant("celery.beat:PersistentScheduler", "file, every 3 min"),
-    "ours: over Scheduler": Contestant(
-        "exclusive", "Redis, each run", {"singleton_lock_beat_scheduler": "celery.beat:Scheduler"}
-    ),
+    "ours: over Scheduler": Contestant("exclusive", "Redis, each run", _OVER_STOCK),
     "ours: over PersistentScheduler": Contestant("exclusive", "Redis, each run; file"),
     "ours: over Scheduler, shared": Contestant(
-        "exclusive",
-        "Redis, each run",
-        {"singleton_lock_beat_scheduler": "celery.beat:Scheduler", "singleton_lock_beat_mode": "shared"},
+        "exclusive", "Redis, each run", {**_OVER_STOCK, "singleton_lock_beat_mode": "shared"}
     ),
     "RedBeat": Contestant("redbeat:RedBeatScheduler", "Redis, each run"),
 }
@@ -70,13 +63,9 @@ def run(*, quick: bool = False) -> Result:
         " scripts, and the message's own.",
         "Celery compares the whole schedule with a copy on each tick, for one message: with 1,000 entries about half of"
         " the time is that. RedBeat sends all that is due in one tick, and has no such copy.",
+        *standing_by.notes(seconds),
     ]
-    return Result(
-        "beat",
-        "Beat that can be started twice",
-        [*tables, standing_by.table(seconds)],
-        [*notes, *standing_by.notes(seconds)],
-    )
+    return Result("beat", "Beat that can be started twice", [*tables, standing_by.table(seconds)], notes)
 
 
 def _sending(entries: int, rounds: int) -> Table:
@@ -89,19 +78,16 @@ def _sending(entries: int, rounds: int) -> Table:
         stack.enter_context(apart(server))
         for beat in beats.values():
             beat.turn()
-        measured = Rounds(STOCK).run(rounds, {name: beat.turn for name, beat in beats.items()})
-        rows = [Row(name, measured.ratio(name), _columns(name, measured, beat)) for name, beat in beats.items()]
-    return Table(f"A tick of {entries:,} due entries", STOCK, rows)
-
-
-def _columns(name: str, measured: Rounds, beat: _Beat) -> dict[str, str]:
-    seconds = measured.median(name)
-    return {
-        "µs per entry": f"{seconds * 1e6:,.0f}",
-        "entries/s": f"{1 / seconds:,.0f}",
-        "server commands per entry": f"{beat.commands:.2f}",
-        "last runs are kept in": CONTESTANTS[name].keeps,
-    }
+        measured = Rounds(STOCK).run(rounds, beats, lambda name: beats[name].turn())
+    return measured.table(
+        f"A tick of {entries:,} due entries",
+        lambda name: {
+            "µs per entry": f"{measured.median(name) * 1e6:,.0f}",
+            "entries/s": f"{1 / measured.median(name):,.0f}",
+            "server commands per entry": f"{beats[name].commands:.2f}",
+            "last runs are kept in": CONTESTANTS[name].keeps,
+        },
+    )
 
 
 @contextmanager
@@ -117,15 +103,7 @@ def _beat(server: RedisServer, database: int, contestant: Contestant, entries: i
 
 
 class _Beat:
-    """What beat's service does, without its sleep.
-
-    Args:
-        url: of the broker and the locks.
-        client: of the same database.
-        file: for a scheduler that keeps one.
-        contestant: which scheduler.
-        entries: how many there are.
-    """
+    """What beat's service does, without its sleep; `client` is of the database of the broker and the locks."""
 
     #: Seconds from setting the last runs to when all entries are due.
     AHEAD = 1.0
@@ -154,11 +132,11 @@ class _Beat:
             raise TimeoutError(f"it took more than {self.AHEAD:g} s to set the last runs")
         self._check_sent(0)
         time.sleep(due_at - time.time() + 0.05)
-        before, begun = _commands(self._client), time.perf_counter()
+        before, begun = commands(self._client), time.perf_counter()
         self._send()
         passed = time.perf_counter() - begun
         # Two of them were our own INFO and LLEN.
-        self.commands = (_commands(self._client) - before - 2) / self._entries
+        self.commands = (commands(self._client) - before - 2) / self._entries
         self._check_sent(self._entries)
         return passed / self._entries
 
@@ -166,8 +144,7 @@ class _Beat:
         """Until all is sent and the scheduler wants to sleep."""
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
-            seconds = self.scheduler.tick()
-            if seconds > 0:
+            if (seconds := self.scheduler.tick()) > 0:
                 if self._client.llen(QUEUE) >= self._entries:
                     return
                 time.sleep(min(seconds, LIMIT))
@@ -188,11 +165,10 @@ class _Beat:
 
     def _check_sent(self, expected: int) -> None:
         """Whether there is exactly one message per entry."""
-        messages = [json.loads(message)["headers"] for message in self._client.lrange(QUEUE, 0, -1)]
-        distinct = {headers["argsrepr"] for headers in messages}
-        if not len(messages) == len(distinct) == expected:
+        messages = [json.loads(message)["headers"]["argsrepr"] for message in self._client.lrange(QUEUE, 0, -1)]
+        if not len(messages) == len({*messages}) == expected:
             name = type(self.scheduler).__name__
-            raise AssertionError(f"{name}: {len(messages)} messages of {len(distinct)} entries, not {expected}")
+            raise AssertionError(f"{name}: {len(messages)} messages of {len({*messages})} entries, not {expected}")
 
 
 class _RedBeat(_Beat):
@@ -210,8 +186,3 @@ class _RedBeat(_Beat):
         for name in self._app.conf.beat_schedule:
             key = self.scheduler.Entry.generate_key(self._app, name)
             self.scheduler.Entry.from_key(key, app=self._app).reschedule(last)
-
-
-def _commands(client: Redis) -> int:
-    """That the server has carried out, those within scripts as well."""
-    return int(client.info("stats")["total_commands_processed"])

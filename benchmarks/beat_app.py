@@ -8,11 +8,9 @@ from typing import Any
 
 from celery import Celery
 
-#: URLs of the broker and of the locks, which have a server of their own, for the real beats.
-BROKER, LOCKS = "BENCHMARK_BROKER", "BENCHMARK_LOCKS"
-
-#: Seconds between two looks at the schedule, where it is not the default.
-LOOP = "BENCHMARK_LOOP"
+#: URLs of the broker and of the locks, which have a server of their own, for the real beats; and the seconds between
+#: two looks at the schedule, where that is not the default.
+BROKER, LOCKS, LOOP = "BENCHMARK_BROKER", "BENCHMARK_LOCKS", "BENCHMARK_LOOP"
 
 #: Where the messages go.
 QUEUE = "ticks"
@@ -21,23 +19,15 @@ QUEUE = "ticks"
 def make(broker: str, locks: str, settings: Mapping[str, Any]) -> Celery:
     """An app with one task."""
     made = Celery("benchmarks", broker=broker, set_as_current=False)
-    made.conf.update(
-        task_ignore_result=True,
-        task_default_queue=QUEUE,
-        singleton_lock_backend=locks,
-        redbeat_redis_url=locks,
-        **settings,
-    )
+    made.conf.update(task_ignore_result=True, task_default_queue=QUEUE)
+    made.conf.update(singleton_lock_backend=locks, redbeat_redis_url=locks, **settings)
     made.task(_nothing, name="nothing")
     return made
 
 
-def _nothing(number: int) -> None:
-    pass
+def _nothing(number: int) -> None: ...
 
 
-app = make(
-    os.environ.get(BROKER, ""),
-    os.environ.get(LOCKS, ""),
-    {"beat_max_loop_interval": float(os.environ[LOOP])} if LOOP in os.environ else {},
-)
+_loop = {"beat_max_loop_interval": float(os.environ[LOOP])} if LOOP in os.environ else {}
+
+app = make(os.environ.get(BROKER, ""), os.environ.get(LOCKS, ""), _loop)

@@ -6,22 +6,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
-from benchmarks.measure import Result, Rounds, Row, Table
+from benchmarks.measure import Result, Rounds, Table
 
-CELERY = "celery and an app on Redis"
+CELERY, OURS = "celery and an app on Redis", "ours: celery_singleton_lock"
+
+#: An app's tasks module without us, and kombu's transport: after both, what Celery needs of its own is there.
+_APP = "from celery import Celery, Task; app = Celery(broker='redis://127.0.0.1:1'); app.task(lambda: None, name='t')"
+_WHOLE = f"{_APP}; import kombu.transport.redis"
 
 #: What is imported after that.
 CONTESTANTS: Mapping[str, str] = {
-    "ours: celery_singleton_lock": "import celery_singleton_lock",
+    OURS: "import celery_singleton_lock",
     "celery-singleton": "import celery_singleton",
     "celery-once": "import celery_once",
 }
-
-#: An app's tasks module without us: after it, what Celery and kombu need of their own is there.
-_APP = "from celery import Celery, Task; app = Celery(broker='redis://127.0.0.1:1'); app.task(lambda: None, name='t')"
-
-_TRANSPORT = "import kombu.transport.redis"
 
 _TIMED = """
 import json, sys, time
@@ -51,9 +51,9 @@ def run(*, quick: bool = False) -> Result:
     rounds = 5 if quick else 20
     tables = [
         _table("Import, after a bare import of celery", "import celery", rounds),
-        _table("Import, after an app on Redis was made", f"{_APP}; {_TRANSPORT}", rounds),
+        _table("Import, after an app on Redis was made", _WHOLE, rounds),
     ]
-    connects = _python(_AUDITED.format(first=_APP, then=CONTESTANTS["ours: celery_singleton_lock"]))
+    connects = _python(_AUDITED, _APP, CONTESTANTS[OURS])
     notes = [
         f"{rounds} fresh interpreters each; the ratio is to the time of Celery's own import, an app with one task and"
         " kombu's Redis transport.",
@@ -65,28 +65,21 @@ def run(*, quick: bool = False) -> Result:
 
 
 def _table(title: str, first: str, rounds: int) -> Table:
-    measured = Rounds(CELERY)
-    modules: dict[str, int] = {}
+    modules = {CELERY: ""}
 
     def turn(name: str) -> float:
-        _, taken, modules[name] = json.loads(_python(_TIMED.format(first=first, then=CONTESTANTS[name])))
+        if name == CELERY:
+            return float(_python(_TIMED, _WHOLE, "")[0])
+        _, taken, modules[name] = _python(_TIMED, first, CONTESTANTS[name])
         return float(taken)
 
-    def whole() -> float:
-        return float(json.loads(_python(_TIMED.format(first=f"{_APP}; {_TRANSPORT}", then="")))[0])
-
-    measured.run(rounds, {CELERY: whole, **{name: lambda name=name: turn(name) for name in CONTESTANTS}})
-    rows = [
-        Row(
-            name,
-            measured.ratio(name),
-            {"ms": f"{measured.median(name) * 1000:.1f}", "modules": str(modules.get(name, ""))},
-        )
-        for name in (CELERY, *CONTESTANTS)
-    ]
-    return Table(title, CELERY, rows)
+    measured = Rounds(CELERY).run(rounds, [CELERY, *CONTESTANTS], turn)
+    return measured.table(
+        title, lambda name: {"ms": f"{measured.median(name) * 1000:.1f}", "modules": str(modules[name])}
+    )
 
 
-def _python(code: str) -> str:
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return shown.stdout.strip()
+def _python(code: str, first: str, then: str) -> Any:
+    command = [sys.executable, "-c", code.format(first=first, then=then)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(shown)

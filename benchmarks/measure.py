@@ -15,10 +15,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from redis import Redis
 
 from celery_singleton_lock.testing import RedisServer
 
@@ -36,10 +37,6 @@ PACKAGES = (
     "celery-once",
     "celery-redbeat",
 )
-
-
-class Skipped(Exception):
-    """This contestant cannot be measured here, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +85,21 @@ class Result:
 class Rounds:
     """Figures per contestant, one of each per round. Figures are costs, such as seconds."""
 
-    def __init__(self, baseline: str) -> None:
+    def __init__(self, baseline: str, figures: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Give `figures` that were noted in the turns of another `run`: two per round for the baseline."""
         self.baseline = baseline
-        self.figures: dict[str, list[float]] = {}
-        self._again: list[float] = []
+        self.figures = {name: list(noted) for name, noted in (figures or {}).items()}
+        noted = self.figures.get(baseline, [])
+        self.figures[baseline], self._again = noted[::2], noted[1::2]
 
-    def run(self, count: int, contestants: Mapping[str, Callable[[], float]]) -> Rounds:
+    def run(self, count: int, names: Iterable[str], turn: Callable[[str], float]) -> Rounds:
         """Let all take turns `count` times, in another order each round, the baseline twice."""
-        self.figures = {name: [] for name in contestants}
-        turns = [*contestants, None]
+        self.figures = {name: [] for name in names}
+        turns = [*((name, noted) for name, noted in self.figures.items()), (self.baseline, self._again)]
         for _ in range(count):
             random.shuffle(turns)
-            for name in turns:
-                if name is None:
-                    self._again.append(contestants[self.baseline]())
-                else:
-                    self.figures[name].append(contestants[name]())
-        return self
-
-    def adopt(self, figures: Mapping[str, Sequence[float]]) -> Rounds:
-        """Take other figures that were noted in the turns of a `run`: two per round for the baseline."""
-        self.figures = {name: list(noted) for name, noted in figures.items()}
-        noted = self.figures[self.baseline]
-        self.figures[self.baseline], self._again = noted[::2], noted[1::2]
+            for name, noted in turns:
+                noted.append(turn(name))
         return self
 
     def ratio(self, name: str) -> Spread:
@@ -122,19 +111,20 @@ class Rounds:
         """Of the rounds' figures."""
         return statistics.median(self.figures[name])
 
+    def table(self, title: str, columns: Callable[[str], Mapping[str, str]], *, unrated: Iterable[str] = ()) -> Table:
+        """The ratios, beside what else is known of each contestant."""
+        rows = [Row(name, None if name in unrated else self.ratio(name), columns(name)) for name in self.figures]
+        return Table(title, self.baseline, rows)
+
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The nearest value of a sorted sequence."""
     return ordered[min(round((len(ordered) - 1) * percent / 100), len(ordered) - 1)]
 
 
-def seconds_per_call(call: Callable[[], object], budget: float) -> tuple[float, float]:
-    """Call again and again for `budget` seconds; the mean, and that of the CPU time of this process."""
-    count, begun, begun_cpu = 0, time.perf_counter(), time.process_time()
-    while (passed := time.perf_counter() - begun) < budget or not count:
-        call()
-        count += 1
-    return passed / count, (time.process_time() - begun_cpu) / count
+def commands(client: Redis) -> int:
+    """How many a server has carried out, those within scripts included; this look is one of the next count."""
+    return int(client.info("stats")["total_commands_processed"])
 
 
 @contextmanager
@@ -155,15 +145,13 @@ def apart(*servers: RedisServer) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def made(makers: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[Row]]:
-    """Make the contestants that can be made here, and rows that say why the others cannot."""
-    contestants, skipped = {}, []
-    for name, make in makers.items():
-        try:
-            contestants[name] = make()
-        except Skipped as reason:
-            skipped.append(Row(name, None, {"skipped": str(reason)}))
-    return contestants, skipped
+def wait_until(true: Callable[[], object], seconds: float, failed: str) -> None:
+    """Look again and again; `failed` says what is wrong after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{failed} in {seconds:g} s")
+        time.sleep(0.02)
 
 
 def save(result: Result, *, quick: bool, server_version: str) -> Path:
@@ -177,23 +165,18 @@ def save(result: Result, *, quick: bool, server_version: str) -> Path:
 
 def machine(server_version: str) -> dict[str, str]:
     """What a figure depends on, and nothing that says whose machine it is."""
-    versions = {name: _version(name) for name in PACKAGES}
-    return {
+    found = {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "cores": str(os.cpu_count()),
         "redis server": server_version,
-        **{name: version for name, version in versions.items() if version},
     }
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def server_version() -> str:
     """Of the Redis that the benchmarks start."""
     with RedisServer() as server, server.client() as client:
         return str(client.info("server")["redis_version"])
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -12,7 +12,7 @@ from benchmarks.measure import RESULTS
 #: Readable on white and on black.
 INK, THEIRS, OURS = "#7d8590", "#7d8590", "#2f81f7"
 
-#: In the order of the page; the modules' names are nearly the same.
+#: In the order of the page.
 ORDER = ("acquire_release", "hand_over", "heartbeat", "redlock", "worker", "beat", "import")
 
 _HEAD = """# What the locks cost
@@ -36,13 +36,7 @@ def write(directory: Path = RESULTS) -> Path:
 def load(directory: Path = RESULTS) -> list[Mapping[str, Any]]:
     """The results that are there."""
     paths = [directory / f"{name}.json" for name in ORDER]
-    return [load_one(path) for path in paths if path.exists()]
-
-
-def load_one(path: Path) -> Mapping[str, Any]:
-    """One result, as `measure.save` wrote it."""
-    loaded: Mapping[str, Any] = json.loads(path.read_text())
-    return loaded
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def section(result: Mapping[str, Any]) -> str:
@@ -88,15 +82,13 @@ def times(value: float) -> str:
 
 
 def _table(table: Mapping[str, Any]) -> list[str]:
-    columns = list(dict.fromkeys(name for row in table["rows"] for name in row["columns"] if name != "skipped"))
+    columns = list(dict.fromkeys(name for row in table["rows"] for name in row["columns"]))
     # Where nothing is compared there is no baseline.
     head = ["", *([f"× {table['baseline']}"] if table["baseline"] else []), *columns]
     lines = [_line(head), _line(["---"] * len(head))]
     for row in table["rows"]:
-        ratio = row["ratio"]
-        skipped = row["columns"].get("skipped")
-        shown = _shown(ratio) if ratio else f"not measured: {skipped}" if skipped else "–"
-        cells = [*([shown] if table["baseline"] else []), *(row["columns"].get(column, "") for column in columns)]
+        shown = [_shown(row["ratio"]) if row["ratio"] else "–"] if table["baseline"] else []
+        cells = [*shown, *(row["columns"].get(column, "") for column in columns)]
         lines.append(_line([_name(row["name"]), *cells]))
     return lines
 

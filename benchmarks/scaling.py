@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
 from redis import Redis
 
 from benchmarks.measure import RESULTS, machine, server_version
+from benchmarks.processes import Child
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -27,17 +28,18 @@ from celery_singleton_lock.stores.redis import calls
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, Nodes
 
-TTL, COUNT, PIPELINE = 30.0, 20_000, 500
+#: Seconds of a lease, and between two renewals, as the heartbeat has it; and for which leases are kept alive.
+TTL, INTERVAL, PERIOD = 30.0, 10.0, 60.0
 
-#: Seconds between two renewals, as the heartbeat has it.
-INTERVAL = TTL / 3
+#: Locks of one server, pairs of one after the other, and locks in one round trip.
+COUNT, PAIRS, PIPELINE = 20_000, 3000, 500
 
-#: Seconds for which leases are kept alive at the end.
-PERIOD = 60.0
+#: Seconds for which leases last that are not kept alive yet.
+MEANWHILE = 600.0
 
 RECORD = b'["SUCCESS",3600.0,true]\nnull'
 
-_spawn = multiprocessing.get_context("spawn")
+Found = dict[str, Any]
 
 
 def key_of(number: int) -> str:
@@ -46,162 +48,149 @@ def key_of(number: int) -> str:
 
 
 def holder_of(number: int) -> Holder:
-    return Holder(
-        f"{number:08x}-0000-4000-8000-000000000000", 0, "worker1@host", 4242, 1.0, process=process_identity.own()
-    )
+    task_id = f"{number:08x}-0000-4000-8000-000000000000"
+    return Holder(task_id, 0, "worker1@host", 4242, 1.0, process=process_identity.own())
 
 
-def acquire_many(store: Any, numbers: Sequence[int], *, ttl: float = TTL) -> list[Lease]:
-    """Take locks, many in one round trip."""
+def pair(store: Any, number: int, *, remembered: bool) -> None:
+    """As of a task, or of a lock outside of tasks."""
+    holder = holder_of(number)
+    lease = store.acquire(LockRequest(key_of(number), new_owner(), ttl=TTL, holder=holder, once=remembered))
+    assert isinstance(lease, Lease), lease
+    store.free(lease, record=Record(holder.message, RECORD, 3600.0) if remembered else None)
+
+
+def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
+    """Take locks, many in one round trip, as no worker does."""
     leases = []
     for start in range(0, len(numbers), PIPELINE):
-        batch, sent_at = numbers[start : start + PIPELINE], clock.now()
-        owners = [new_owner() for _ in batch]
+        owners, sent_at = {number: new_owner() for number in numbers[start : start + PIPELINE]}, clock.now()
         asked = [
             calls.acquire(
-                LockRequest(
-                    *(key_of(number), owner), ttl=ttl, holder=holder_of(number), waiting=False, once=True, slots=(0,)
-                ),
+                LockRequest(key_of(number), owner, ttl=MEANWHILE, holder=holder_of(number), once=True), new_owner()
             )
-            for number, owner in zip(batch, owners, strict=True)
+            for number, owner in owners.items()
         ]
-        for number, owner, answer in zip(batch, owners, store._servers.run_each(asked, step=10.0), strict=True):
+        for (number, owner), answer in zip(owners.items(), store._servers.run_each(asked, step=10.0), strict=True):
             assert answer[0] == 1, answer
-            leases.append(Lease(key_of(number), owner, ttl=ttl, fence=answer[1], sent_at=sent_at, slot=0))
+            leases.append(Lease(key_of(number), owner, ttl=MEANWHILE, fence=answer[1], sent_at=sent_at, slot=0))
     return leases
 
 
-class Counted:
-    """What a server did between two looks, for each of so many things."""
-
-    def __init__(self, client: Redis) -> None:
-        self._client = client
-        self._before = self._look()
-
-    def per(self, count: int) -> dict[str, float]:
-        now = self._look()
-        return {name: (now[name] - self._before[name]) / count for name in now}
-
-    def _look(self) -> dict[str, float]:
-        info = self._client.info()
-        return {
-            "memory bytes": info["used_memory"],
-            "bytes in": info["total_net_input_bytes"],
-            "bytes out": info["total_net_output_bytes"],
-            "cpu µs": (info["used_cpu_user"] + info["used_cpu_sys"]) * 1e6,
-        }
+def looked_at(client: Redis) -> dict[str, float]:
+    info = client.info()
+    return {
+        "memory bytes": info["used_memory"],
+        "bytes in": info["total_net_input_bytes"],
+        "bytes out": info["total_net_output_bytes"],
+        "cpu µs": (info["used_cpu_user"] + info["used_cpu_sys"]) * 1e6,
+    }
 
 
-def per_lock() -> dict[str, dict[str, float]]:
+@contextmanager
+def counted(client: Redis, count: int) -> Iterator[Found]:
+    """What a server does meanwhile, for each of so many things."""
+    found: Found = {}
+    before, began = looked_at(client), time.perf_counter()
+    yield found
+    found["per second, one client"] = count / (time.perf_counter() - began)
+    found |= {name: (now - before[name]) / count for name, now in looked_at(client).items()}
+
+
+def per_lock() -> Found:
     """Of one server: what each step takes."""
-    found: dict[str, dict[str, float]] = {}
-
-    def step(name: str, count: int, work: Callable[[], Any]) -> Any:
-        counted = Counted(client)
-        result = work()
-        found[name] = counted.per(count)
-        return result
-
     with RedisServer() as server, server.client() as client:
         store = open_url(server.url)
-        acquire_many(store, range(100))
-        leases = step("acquire, pipelined", COUNT, lambda: acquire_many(store, range(100, 100 + COUNT), ttl=600.0))
-        step("renewal", COUNT, lambda: store.renew(leases, timeout=10.0))
-        done = [Record(holder_of(number).message, RECORD, 3600.0) for number in range(100, 100 + COUNT)]
-        step("release with record", COUNT, lambda: [store.free(it, record=m) for it, m in zip(leases, done)])  # noqa: B905
-        server.flush()
-
-        def pairs() -> None:
-            for number in range(5000):
-                (lease,) = acquire_many(store, [number])
+        acquire_many(store, range(COUNT, COUNT + 100))
+        with counted(client, COUNT) as acquired:
+            leases = acquire_many(store, range(COUNT))
+        with counted(client, COUNT) as renewed:
+            store.renew(leases, timeout=10.0)
+        with counted(client, COUNT) as released:
+            for number, lease in enumerate(leases):
                 store.free(lease, record=Record(holder_of(number).message, RECORD, 3600.0))
+        server.flush()
+        with counted(client, PAIRS) as pairs:
+            for number in range(PAIRS):
+                pair(store, number, remembered=True)
+    return {
+        "acquire, pipelined": acquired,
+        "renewal": renewed,
+        "release with record": released,
+        "acquire + release, one after the other": pairs,
+    }
 
-        began = time.perf_counter()
-        step("acquire + release, one after the other", 5000, pairs)
-        found["acquire + release, one after the other"]["per second, one client"] = 5000 / (time.perf_counter() - began)
-    return found
 
-
-def redlock_pairs() -> dict[str, float]:
+def redlock_pairs() -> Found:
     """Of five nodes on this machine: what a pair takes of one node's time, and how many one client makes."""
-    with Nodes(5) as nodes:
+    with Nodes(5) as nodes, nodes.servers[0].client() as client:
         store = open_url(nodes.url, {"restart_delay": False})
-        client = nodes.servers[0].client()
-        counted, began = Counted(client), time.perf_counter()
-        for number in range(3000):
-            lease = store.acquire(LockRequest(key_of(number), new_owner(), ttl=TTL, holder=holder_of(number)))
-            assert isinstance(lease, Lease)
-            store.free(lease)
-        return {**counted.per(3000), "per second, one client": 3000 / (time.perf_counter() - began)}
+        with counted(client, PAIRS) as pairs:
+            for number in range(PAIRS):
+                pair(store, number, remembered=False)
+    return pairs
 
 
-def keep_alive(url: str, numbers: range, told: Connection) -> None:
+def keep_alive(orders: Connection, url: str, numbers: range) -> None:
     """One process with the leases of many workers: takes them, and renews them as often as they would."""
-    store = open_url(url)
-    began = clock.now()
-    leases = acquire_many(store, numbers, ttl=600.0)
-    told.send(clock.now() - began)
-    told.recv()
+    store, began = open_url(url), clock.now()
+    leases = acquire_many(store, numbers)
+    orders.send(clock.now() - began)
+    orders.recv()
     for lease in leases:
         lease.ttl = TTL
     share = max(len(leases) // 50, 1)
-    until, renewed, lost, cpu, began = clock.now() + PERIOD, 0, 0, time.process_time(), clock.now()
-    due = began
-    while clock.now() < until:
+    answers: list[bool] = []
+    due = began = clock.now()
+    cpu = time.process_time()
+    while clock.now() < began + PERIOD:
         for start in range(0, len(leases), share):
-            answers = store.renew(leases[start : start + share], timeout=5.0)
-            renewed += sum(answers)
-            lost += answers.count(False)
+            answers += store.renew(leases[start : start + share], timeout=5.0)
             due += INTERVAL * share / len(leases)
             clock.sleep(max(due - clock.now(), 0.0))
     seconds = clock.now() - began
-    told.send((renewed / seconds, lost, (time.process_time() - cpu) / seconds))
+    orders.send((sum(answers) / seconds, answers.count(False), (time.process_time() - cpu) / seconds))
 
 
-def cluster(count: int) -> dict[str, Any]:
+def cluster(count: int) -> Found:
     """Leases on three masters with a replica each, renewed by two processes."""
-    with Cluster() as group:
-        before = sum(server.client().info()["used_memory"] for server in group.servers[:3])
-        pipes, children = [], []
-        for part in range(2):
-            ours, theirs = _spawn.Pipe()
-            numbers = range(part * count // 2, (part + 1) * count // 2)
-            child = _spawn.Process(target=keep_alive, args=(group.url, numbers, theirs), daemon=True)
-            child.start()
-            pipes.append(ours)
-            children.append(child)
-        filled = max(pipe.recv() for pipe in pipes)
-        memory = (sum(server.client().info()["used_memory"] for server in group.servers[:3]) - before) / count
-        counted = [Counted(server.client()) for server in group.servers[:3]]
-        for pipe in pipes:
-            pipe.send("go")
-        told = [pipe.recv() for pipe in pipes]
+    with Cluster() as group, ExitStack() as exits:
+        masters = [exits.enter_context(server.client()) for server in group.servers[:3]]
+        empty = sum(looked_at(master)["memory bytes"] for master in masters)
+        halves = range(count // 2), range(count // 2, count)
+        children = [exits.enter_context(Child(keep_alive, group.url, half)) for half in halves]
+        filled = max(child.pipe.recv() for child in children)
+        before = [looked_at(master) for master in masters]
         for child in children:
-            child.join()
-        rate = sum(rate for rate, _, _ in told)
-        cores = [it.per(1)["cpu µs"] / 1e6 / PERIOD for it in counted]
-        held = sum(server.client().dbsize() for server in group.servers[:3])
-    return {
-        "leases": count,
-        "filled at, per second": count / filled,
-        "memory of the masters per lease, bytes": memory,
-        "renewals wanted per second": count / INTERVAL,
-        "renewals per second": rate,
-        "leases lost": sum(lost for _, lost, _ in told),
-        "keys at the end": held,
-        "cores used by the masters, each": cores,
-        "cores used by the two clients, each": [cpu for _, _, cpu in told],
-    }
+            child.pipe.send("go")
+        rates, lost, cpu = zip(*(child.pipe.recv() for child in children), strict=True)
+        used = [
+            (looked_at(master)["cpu µs"] - then["cpu µs"]) / 1e6 / PERIOD
+            for master, then in zip(masters, before, strict=True)
+        ]
+        return {
+            "leases": count,
+            "filled at, per second": count / filled,
+            "memory of the masters per lease, bytes": (sum(then["memory bytes"] for then in before) - empty) / count,
+            "renewals wanted per second": count / INTERVAL,
+            "renewals per second": sum(rates),
+            "leases lost": sum(lost),
+            "keys at the end": sum(master.dbsize() for master in masters),
+            "cores used by the masters, each": used,
+            "cores used by the two clients, each": cpu,
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leases", type=int, default=1_000_000)
-    arguments = parser.parse_args()
-    found = {"one server": per_lock(), "Redlock of 5, one node": redlock_pairs(), "Cluster": cluster(arguments.leases)}
-    content = {"name": "scaling", **found, "machine": machine(server_version())}
-    (RESULTS / "scaling.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps(content, indent=2, ensure_ascii=False))
+    leases = parser.parse_args().leases
+    found = {"one server": per_lock(), "Redlock of 5, one node": redlock_pairs(), "Cluster": cluster(leases)}
+    content = json.dumps(
+        {"name": "scaling", **found, "machine": machine(server_version())}, indent=2, ensure_ascii=False
+    )
+    (RESULTS / "scaling.json").write_text(content + "\n")
+    print(content)
 
 
 if __name__ == "__main__":

@@ -9,53 +9,44 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import celery_once
-import celery_singleton
 from celery import Celery
 
-from benchmarks.locked_task import LockedTask
-from benchmarks.locks import TTL
-from celery_singleton_lock import SingletonTask
+from benchmarks.tasks import WAYS, settings
 
-#: Where the tasks say when they ran: 8 bytes each, a double of CLOCK_MONOTONIC.
-FILE = "BENCHMARK_FILE"
-
-#: URL of the broker, which keeps all locks as well.
-BROKER = "BENCHMARK_BROKER"
+#: Seconds that a lock is good for.
+TTL = 30
 
 #: The queue from which the worker takes a whole batch.
 QUEUE = "batch"
 
-app = Celery("benchmarks", broker=os.environ.get(BROKER), set_as_current=False)
+#: Its broker keeps all locks as well.
+_BROKER = os.environ.get("BENCHMARK_BROKER", "")
+
+app = Celery("benchmarks", broker=_BROKER, set_as_current=False)
 app.conf.update(
-    task_ignore_result=True,
-    task_default_queue=QUEUE,
-    worker_redirect_stdouts=False,
-    ONCE={
-        "backend": "celery_once.backends.Redis",
-        "settings": {"url": app.conf.broker_url, "default_timeout": int(TTL)},
-    },
+    task_ignore_result=True, task_default_queue=QUEUE, worker_redirect_stdouts=False, **settings(_BROKER, TTL)
 )
 
 
 @lru_cache(maxsize=1)
 def _file(pid: int) -> int:
-    return os.open(os.environ[FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    return os.open(os.environ["BENCHMARK_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-def _task(name: str, **options: Any) -> Any:
+def _task(name: str, way: str, **options: Any) -> Any:
     def body(number: int) -> None:
+        # Says when it ran: 8 bytes, a double of CLOCK_MONOTONIC.
         os.write(_file(os.getpid()), struct.pack("d", time.monotonic()))
 
-    return app.task(name=name, **options)(body)
+    return app.task(name=name, **WAYS[way](TTL), **options)(body)
 
 
 TASKS: Mapping[str, Any] = {
-    "plain Task": _task("plain"),
-    "ours: SingletonTask": _task("ours", base=SingletonTask),
-    "plain Task, acks_late": _task("plain_late", acks_late=True),
-    "ours: SingletonTask, acks_late": _task("ours_late", base=SingletonTask, acks_late=True),
-    "redis-py Lock in the task": _task("locked", base=LockedTask, lock_seconds=TTL),
-    "celery-singleton": _task("singleton", base=celery_singleton.Singleton, lock_expiry=int(TTL)),
-    "celery-once": _task("once", base=celery_once.QueueOnce),
+    "plain Task": _task("plain", "plain `Task`"),
+    "ours: SingletonTask": _task("ours", "ours"),
+    "plain Task, acks_late": _task("plain_late", "plain `Task`", acks_late=True),
+    "ours: SingletonTask, acks_late": _task("ours_late", "ours", acks_late=True),
+    "redis-py Lock in the task": _task("locked", "`redis.lock` in the task"),
+    "celery-singleton": _task("singleton", "celery-singleton, `lock_expiry`"),
+    "celery-once": _task("once", "celery-once"),
 }

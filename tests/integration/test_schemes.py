@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import race
-from benchmarks.schemes import all_schemes
+from benchmarks.schemes import SCHEMES
 from celery_singleton_lock.testing import RedisServer
 
 
 def course(name: str, server: RedisServer) -> race.Course:
-    return race.Course(all_schemes()[name], [server])
+    return race.Course(SCHEMES[name], [server])
 
 
-@pytest.mark.parametrize("name", all_schemes())
+@pytest.mark.parametrize("name", SCHEMES)
 def test_each_excludes_where_nothing_goes_wrong(own_redis: RedisServer, name: str) -> None:
     assert race.race(course(name, own_redis)).startswith("0 of")
 

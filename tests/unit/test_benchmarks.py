@@ -13,26 +13,39 @@ from benchmarks.measure import Result, Rounds, Row, Spread, Table
 def test_a_ratio_is_made_within_its_round() -> None:
     noise = [1.0, 10.0, 100.0]
     figures = {"base": cycle(value for value in noise for _ in range(2)), "twice": cycle(2 * value for value in noise)}
-    measured = Rounds("base").run(3, {name: lambda name=name: next(figures[name]) for name in figures})
+    measured = Rounds("base").run(3, figures, lambda name: next(figures[name]))
     assert measured.ratio("twice") == Spread(2.0, 2.0, 2.0)
     assert measured.ratio("base") == Spread(1.0, 1.0, 1.0)
 
 
 def test_figures_of_the_same_turns_are_compared_in_their_rounds() -> None:
-    measured = Rounds("base").adopt({"base": [1.0, 2.0, 10.0, 20.0], "other": [3.0, 30.0]})
+    measured = Rounds("base", {"base": [1.0, 2.0, 10.0, 20.0], "other": [3.0, 30.0]})
     assert measured.ratio("other") == Spread(3.0, 3.0, 3.0)
     assert measured.ratio("base") == Spread(0.5, 0.5, 0.5)
 
 
-def test_the_page_shows_ratio_and_spread_and_who_was_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_shows_columns_and_rates_who_is_to_be() -> None:
+    measured = Rounds("base", {"base": [1.0, 2.0], "other": [3.0], "idle": [0.0]})
+    assert measured.table("A table", lambda name: {"name": name}, unrated=["idle"]) == Table(
+        "A table",
+        "base",
+        [
+            Row("base", Spread(0.5, 0.5, 0.5), {"name": "base"}),
+            Row("other", Spread(3.0, 3.0, 3.0), {"name": "other"}),
+            Row("idle", None, {"name": "idle"}),
+        ],
+    )
+
+
+def test_the_page_shows_ratio_and_spread_and_what_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     rows = [Row("base", Spread(1.0, 0.9, 1.1)), Row("ours", Spread(0.5, 0.4, 0.6), {"ms": "3"})]
-    table = Table("A table", "base", [*rows, Row("absent", None, {"skipped": "not there"})])
+    table = Table("A table", "base", [*rows, Row("idle", None, {"ms": "1"})])
     path = measure.save(Result("worker", "A title", [table], ["a note"]), quick=True, server_version="7.0")
     assert json.loads(path.read_text())["machine"]["redis server"] == "7.0"
     page = report.write(tmp_path).read_text()
     assert "| **ours** | **0.50** (0.40 – 0.60) | 3 |" in page
-    assert "| absent | not measured: not there |  |" in page
+    assert "| idle | – | 1 |" in page
     assert "A quick run" in page
 
 

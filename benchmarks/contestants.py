@@ -1,0 +1,173 @@
+"""The locks that are timed: of other libraries, by hand, and this package's, as for any program and as for a task.
+
+A contestant is opened with the URLs of its servers (one, or several for a Redlock), and then makes a lock for each
+name, on connections that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pottery
+import redis_lock
+import redlock
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.lock import Lock as RedisPyLock
+from redis.retry import Retry
+
+from benchmarks.schemes import Lock, Ours, Scheme, one_key, ours
+from celery_singleton_lock import Redlock, clock, process_identity
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.store import Store
+
+#: Seconds that every lock here is good for.
+TTL = 30.0
+
+#: Seconds after which the Redlocks of others give up a silent server: redis-py's own patience would be minutes.
+GIVE_UP = 0.1
+
+Maker = Callable[[str], Lock]
+Opener = Callable[[Sequence[str]], Maker]
+
+
+def opened(scheme: Scheme, **options: Any) -> Opener:
+    """The contestant with this way to lock; `options` of its clients."""
+
+    def opener(urls: Sequence[str]) -> Maker:
+        clients = [Redis.from_url(url, **options) for url in urls]
+        return lambda name: scheme(clients, name, TTL)
+
+    return opener
+
+
+class _Functions:
+    """A lock of two functions; the second gets what the first returned, which is false if the lock was taken."""
+
+    def __init__(self, acquire: Callable[[float], Any], release: Callable[[Any], object]) -> None:
+        self._acquire, self._release = acquire, release
+
+    def acquire(self, wait: float = 0.0) -> bool:
+        self._token = self._acquire(wait)
+        return bool(self._token)
+
+    def release(self) -> object:
+        return self._release(self._token)
+
+
+def _of_library(make: Callable[[Sequence[Redis], str, float], Any], timeout: str, no_wait: float | None) -> Scheme:
+    """Locks whose `acquire` takes `blocking`, and a time to wait under this name."""
+
+    def scheme(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
+        lock = make(clients, name, ttl)
+        return _Functions(
+            lambda wait: lock.acquire(blocking=wait > 0, **{timeout: wait or no_wait}), lambda _: lock.release()
+        )
+
+    return scheme
+
+
+_redis_py = _of_library(lambda of, name, ttl: RedisPyLock(of[0], name, timeout=ttl), "blocking_timeout", None)
+_waking = _of_library(lambda of, name, ttl: redis_lock.Lock(of[0], name, expire=int(ttl)), "timeout", None)
+_pottery = _of_library(
+    lambda of, name, ttl: pottery.Redlock(key=name, masters=frozenset(of), auto_release_time=ttl), "timeout", -1
+)
+
+
+def _redlock_py(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
+    # It pauses after its last try too; 0 would be taken for "default".
+    made = redlock.Redlock(clients, retry_count=1, retry_delay=0.0001)
+    return _Functions(lambda wait: made.lock(name, int(ttl * 1000)), made.unlock)
+
+
+def _our_redlock(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
+    # The nodes were started a moment ago, and would have no vote for one ttl.
+    return Ours(Redlock(clients, name, timeout=ttl, restart_delay=False))
+
+
+def _list_token(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
+    """One token in a list, taken by BLPOP: not a lock (it ends with its holder), but the least that a wake-up costs."""
+    client = clients[0]
+    if client.set(f"{name}:made", 1, nx=True):
+        client.rpush(name, 1)
+    return _Functions(lambda wait: client.blpop([name], wait), lambda _: client.rpush(name, 1))
+
+
+def holder() -> Holder:
+    """Of another message each time."""
+    return Holder(new_owner(), 0, "worker@host", 1, 0.0, process=process_identity.own())
+
+
+class _OfTask:
+    """As a task does: each message has another id, gives an owner and a holder, and leaves a record."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key, self._holder = store, f"bench:{{{key}}}", holder()
+        self._lease: Lease | None = None
+
+    def acquire(self, wait: float = 0.0) -> bool:
+        owner, began = new_owner(), clock.now()
+        how: dict[str, Any] = {"ttl": TTL, "holder": self._holder, "once": True}
+        found = self._store.acquire(LockRequest(self._key, owner, **how, waiting=wait > 0))
+        if wait and isinstance(found, Held):
+            with self._store.waiter(LockRequest(self._key, owner, **how)) as turn:
+                while isinstance(found, Held) and (left := began + wait - clock.now()) > 0:
+                    found = turn.wait(left)
+        self._lease = found if isinstance(found, Lease) else None
+        return self._lease is not None
+
+    def release(self) -> object:
+        assert self._lease is not None
+        record = Record(self._holder.message, b'["SUCCESS", 3600.0, true]\nnull', 60.0)
+        return self._store.free(self._lease, record=record)
+
+
+def _as_task(urls: Sequence[str]) -> Maker:
+    store = open_url(urls[0])
+    return lambda name: _OfTask(store, name)
+
+
+BARE, TOKEN, ON_ONE_NODE = "bare SET NX PX + EVALSHA", "bare BLPOP of a token", "bare lock on one server"
+
+_bare = opened(one_key("SET NX PX", "EVALSHA"))
+# Who waits by BLPOP must say so: with redis-py 8's 5 s, a longer wait ends in a TimeoutError.
+_patient = {"socket_timeout": None}
+_tuned = {"socket_timeout": GIVE_UP, "socket_connect_timeout": GIVE_UP, "retry": Retry(NoBackoff(), 0)}
+
+#: Those of which one waits for another.
+WAITING: Mapping[str, Opener] = {
+    TOKEN: opened(_list_token, **_patient),
+    "ours: as a task locks": _as_task,
+    "ours: Lock": opened(ours),
+    "redis-py Lock": opened(_redis_py),
+    "python-redis-lock": opened(_waking, **_patient),
+}
+
+#: What is timed on one server.
+ONE_SERVER: Mapping[str, Opener] = {
+    BARE: _bare,
+    **{name: opener for name, opener in WAITING.items() if name != TOKEN},
+    "pottery, 1 master": opened(_pottery),
+    "redlock-py, 1 server": opened(_redlock_py),
+    "INCR + EXPIRE + DEL": opened(one_key("INCR + EXPIRE", "DEL")),
+    "SETNX + EXPIRE + WATCH/MULTI/DEL": opened(one_key("SETNX + EXPIRE", "WATCH/MULTI")),
+    "SET NX EX + DEL": opened(one_key("SET NX EX", "DEL")),
+    "SET NX PX + EVAL": opened(one_key("SET NX PX", "EVAL")),
+}
+
+#: On several servers.
+NODES: Mapping[str, Opener] = {
+    ON_ONE_NODE: lambda urls: _bare(urls[:1]),
+    "ours: Redlock": opened(_our_redlock),
+    "pottery": opened(_pottery, **_tuned),
+    "redlock-py": opened(_redlock_py, **_tuned),
+}
+
+
+def is_lock(key: str) -> bool:
+    """Whether a key on a server is a lock, not what stays beside it."""
+    return not key.endswith((":fence", ":waiting", ":wake", ":memory")) and ":done:" not in key and ":over:" not in key

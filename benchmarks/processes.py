@@ -1,0 +1,65 @@
+"""Processes beside the benchmark: fresh ones of Python that obey orders, and real ones of Celery."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Child:
+    """A process that runs `target` with a pipe for its orders, and these arguments; killed at the end of `with`."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self.pipe, theirs = _spawn.Pipe()
+        self.process = _spawn.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def ask(self, order: object) -> Any:
+        """Send an order, and wait for the answer."""
+        self.pipe.send(order)
+        return self.pipe.recv()
+
+
+def cpu_of(pid: int | None) -> float:
+    """Seconds of CPU time that a process has used; the kernel counts in steps of 10 ms."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+@contextmanager
+def celery(app: str, *arguments: str, log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A `celery` command for the app in this module; should it not do what is waited for, its log says why."""
+    command = [sys.executable, "-m", "celery", "-A", app, *arguments]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **environment}, start_new_session=True
+        )
+    try:
+        yield process
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{log.read_text(errors='replace')[-3000:]}") from error
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()

@@ -1,0 +1,83 @@
+"""The ways to lock a Celery task, as the README of each package has them: options for its tasks, and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from celery import Task
+from redis import Redis
+
+
+@lru_cache(maxsize=1)
+def _client(url: str) -> Redis:
+    return Redis.from_url(url)
+
+
+class _Locked(Task):
+    """The usual way to do it by hand: redis-py's lock around the body."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        client = _client(self.app.conf.singleton_lock_backend)
+        lock = client.lock(f"{self.name}:{args}:{kwargs}", timeout=self.app.conf.singleton_lock_ttl, blocking=False)
+        if not lock.acquire():
+            return None
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            lock.release()
+
+
+def _singleton(**options: Any) -> Mapping[str, Any]:
+    from celery_singleton import Singleton
+
+    return {"base": Singleton, **options}
+
+
+def _once() -> Mapping[str, Any]:
+    from celery_once import QueueOnce
+
+    return {"base": QueueOnce, "once": {"graceful": True}}
+
+
+def _heimdall(seconds: int) -> Mapping[str, Any]:
+    from celery_heimdall import HeimdallTask
+
+    class OnLockServer(HeimdallTask):
+        abstract = True
+
+        def setup_redis(self) -> Redis:
+            return Redis.from_url(self.app.conf.singleton_lock_backend)
+
+    return {"base": OnLockServer, "heimdall": {"unique": True, "unique_timeout": seconds}}
+
+
+def _ours() -> Mapping[str, Any]:
+    from celery_singleton_lock import SingletonTask
+
+    return {"base": SingletonTask}
+
+
+#: The options of each one's tasks, for locks that last so many seconds.
+WAYS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
+    "plain `Task`": lambda seconds: {},
+    "`redis.lock` in the task": lambda seconds: {"base": _Locked},
+    "celery-singleton": lambda seconds: _singleton(),
+    "celery-singleton, `lock_expiry`": lambda seconds: _singleton(lock_expiry=seconds),
+    "celery-once": lambda seconds: _once(),
+    "celery-heimdall": _heimdall,
+    "ours": lambda seconds: _ours(),
+}
+
+
+def settings(locks: str, seconds: int) -> dict[str, Any]:
+    """Where each one's locks are, and how long they last."""
+    return {
+        "singleton_backend_url": locks,
+        "ONCE": {"backend": "celery_once.backends.Redis", "settings": {"url": locks, "default_timeout": seconds}},
+        "singleton_lock_backend": locks,
+        "singleton_lock_ttl": float(seconds),
+    }
