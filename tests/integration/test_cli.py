@@ -20,8 +20,8 @@ from tests.integration.beats import APP as BEAT_APP
 from tests.integration.beats import studio
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, locks, of_shop, program
-from tests.integration.workers import ROOT
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 
 def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ import pytest
 
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
-from tests.integration.workers import ROOT
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 PROJECT = ROOT / "examples" / "django"
 

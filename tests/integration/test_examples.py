@@ -15,8 +15,9 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.workers import ROOT
+from tests import programs
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 
 @pytest.fixture
@@ -31,14 +32,10 @@ def environment(own_redis: RedisServer, tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def celery(app: str, *arguments: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "celery", "-A", app, *arguments]
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
+def celery(app: str, *arguments: str, environment: dict[str, str], log: Path) -> Iterator[None]:
+    process = programs.start("celery", ["-A", app, *arguments], environment=environment, output=log)
     try:
-        yield process
+        yield
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -16,8 +16,8 @@ from celery_singleton_lock.stores import Store, open_url
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, program
-from tests.integration.workers import ROOT
 from tests.patience import LIMIT
+from tests.programs import ROOT
 from tests.unit.test_verdict import over
 
 REPORT = (EXCLUSIVE, "report")
