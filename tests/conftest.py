@@ -20,6 +20,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Servers that take seconds to start, and the tests' group (see `xdist_group`) in which they are started once.
+LASTING = {"rabbitmq": "rabbitmq", "lasting_sentinels": "sentinels", "lasting_cluster": "cluster", "migrated": "django"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for server in LASTING.keys() & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.xdist_group(LASTING[server]))
+
+
 @pytest.fixture(autouse=True)
 def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of a test are its own: else each would be one of every app that is made later."""

@@ -78,6 +78,7 @@ def tickets(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_beat_report_with_two_beats(environment: dict[str, str], tmp_path: Path) -> None:
     app, report = "examples.beat_report.tasks", Path(environment["REPORT_LOG"])
     with ExitStack() as programs:
@@ -94,6 +95,7 @@ def test_beat_report_with_two_beats(environment: dict[str, str], tmp_path: Path)
     assert all(later[0] >= earlier[1] for earlier, later in pairwise(runs))
 
 
+@pytest.mark.slow
 def test_demo() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False

@@ -25,7 +25,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import MAX_LABELS
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import ask
 from tests.patience import LIMIT
 
@@ -114,7 +114,7 @@ class TestMessages:
     def test_headers_that_are_none_are_left_out(self, shop: Shop) -> None:
         """A copy of such a message could not be sent again, and kept its worker's slot for ever."""
         shop.start("one", concurrency=2)
-        holder = shop.send("exclusive", "report", 1.0)
+        holder = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
         call = {"on_conflict": "retry"}
         with shop.app.connection_for_write() as connection:
@@ -125,6 +125,8 @@ class TestMessages:
                 "singleton_lock": call,
             }
             connection.SimpleQueue("celery").put([["report", 0.01], {}, {}], headers=headers, serializer="json")
+        until(lambda: "on_conflict=retry" in shop.log)
+        shop.record.let_end("report")
         holder.get(timeout=LIMIT)
         assert shop.app.AsyncResult("strange").get(timeout=LIMIT) == "report"
 

@@ -79,8 +79,8 @@ class TestDropIn:
             pass
         theirs.release()
 
-    def test_cluster_client_makes_it(self) -> None:
-        with Cluster() as cluster, cluster.client() as client:
+    def test_cluster_client_makes_it(self, cluster: Cluster) -> None:
+        with cluster.client() as client:
             for number in range(10):
                 with Lock(client, f"{NAME} {number}") as lock:
                     assert client.exists(lock.name)
