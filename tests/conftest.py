@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
 import celery
-import hypothesis  # noqa: F401 - its plugin would import it at the very end, when results are being torn down (gh-106905)
+import hypothesis  # Else its plugin does at the very end, when results are being torn down (gh-106905).
 import pytest
 from celery import _state
 from celery.result import AsyncResult
@@ -29,6 +30,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for server in LASTING.keys() & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.xdist_group(LASTING[server]))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: without looking at it, a full collection of garbage does not take half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("patient", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,8 +28,17 @@ BACKENDS: dict[str, Callable[[Path, RedisServer], str | None]] = {
 }
 
 
-@pytest.mark.parametrize("serializer", SERIALIZERS)
-@pytest.mark.parametrize("backend", BACKENDS)
+#: With these two each of the others is tried; the rest of the combinations takes its time.
+QUICK = {"Redis", "json"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "serializer"),
+    [
+        pytest.param(*pair, marks=[] if QUICK & {*pair} else [pytest.mark.slow])
+        for pair in itertools.product(BACKENDS, SERIALIZERS)
+    ],
+)
 def test_ends_are_those_of_the_stock_task(
     backend: str, serializer: str, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,9 @@ class TestCaller:
     def test_retry_leaves_the_tasks_own_retries_alone(self, shop: Shop, holder: AsyncResult) -> None:
         """`max_retries` is 2 there, spent by the task itself; the conflicts come on top."""
         copy = shop.send("retrying", "other")
-        held = [shop.send("patient", "other2", LONG), shop.send("patient", "other2")]
+        held = [shop.send("patient", "other2", LONG)]
+        shop.record.wait_for(starts=1, job="other2")
+        held.append(shop.send("patient", "other2"))
         until(lambda: "on_conflict=retry" in shop.log)
         shop.record.let_end("other2")
         assert copy.get(timeout=LIMIT) == "other"
