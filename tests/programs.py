@@ -33,10 +33,16 @@ _fork_server.set_forkserver_preload(["tests.imported"])
 class Forked:
     """What tests use of a `subprocess.Popen`, of a program that was forked."""
 
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[Path]):
-        self._process = _fork_server.Process(
-            target=_run, args=(module, [*arguments], {**environment}, [*map(str, files)]), daemon=True
-        )
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        files: Sequence[Path],
+        directory: Path,
+    ) -> None:
+        given = (module, [*arguments], {**environment}, [*map(str, files)], str(directory))
+        self._process = _fork_server.Process(target=_run, args=given, daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -67,6 +73,7 @@ def start(
     output: Path,
     errors: Path | None = None,
     given: Path = Path(os.devnull),
+    directory: Path = ROOT,
 ) -> subprocess.Popen[bytes] | Forked:
     """Start `python -m module arguments` in a session of its own.
 
@@ -77,23 +84,25 @@ def start(
         output: file to which it writes, at the end of what is there.
         errors: file to which it writes errors; the same one by default.
         given: file that it reads.
+        directory: where it runs.
     """
     environment, files = {**os.environ, **environment}, (given, output, errors or output)
     if not _must_be_fresh(arguments, environment):
-        return Forked(module, arguments, environment, files)
+        return Forked(module, arguments, environment, files, directory)
     with files[0].open("rb") as stdin, files[1].open("ab") as stdout, files[2].open("ab") as stderr:
         command, streams = [sys.executable, "-m", module, *arguments], (stdin, stdout, stderr)
-        return subprocess.Popen(command, -1, None, *streams, cwd=ROOT, env=environment, start_new_session=True)
+        return subprocess.Popen(command, -1, None, *streams, cwd=directory, env=environment, start_new_session=True)
 
 
 def run(
-    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], given: str = ""
+    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], given: str = "", directory: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m module arguments` to its end; `given` is what it reads."""
-    with tempfile.TemporaryDirectory() as directory:
-        files = [Path(directory) / name for name in ("given", "output", "errors")]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("given", "output", "errors")]
         files[0].write_text(given)
-        process = start(module, arguments, environment=environment, output=files[1], errors=files[2], given=files[0])
+        places = {"given": files[0], "output": files[1], "errors": files[2], "directory": directory}
+        process = start(module, arguments, environment=environment, **places)
         status = process.wait(LIMIT)
         return subprocess.CompletedProcess([module, *arguments], status, files[1].read_text(), files[2].read_text())
 
@@ -106,7 +115,7 @@ def _must_be_fresh(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     )
 
 
-def _run(module: str, arguments: list[str], environment: dict[str, str], files: list[str]) -> None:
+def _run(module: str, arguments: list[str], environment: dict[str, str], files: list[str], directory: str) -> None:
     os.setsid()
     gc.freeze()  # Celery collects before it forks, and what was imported stays anyway.
     given, output, errors = files
@@ -117,10 +126,11 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], files: 
         os.close(file)
     # multiprocessing has put another file in its place.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    os.chdir(ROOT)
+    os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:] = [str(ROOT), *(place for place in sys.path if place not in ("", str(ROOT)))]
+    sys.path[:] = [directory, *(place for place in sys.path if place not in ("", directory))]
+    sys.path[1:1] = environment["PYTHONPATH"].split(os.pathsep) if environment.get("PYTHONPATH") else []
     sys.argv = [module, *arguments]
     current_process().name = "MainProcess"
     try:

@@ -112,6 +112,7 @@ class TestList:
             errors.seek(0)
             assert errors.read() == ""
 
+    @pytest.mark.slow
     def test_a_hundred_thousand_locks_are_listed_in_small_steps(self, own_redis: RedisServer, shop_on: Any) -> None:
         shop = shop_on(own_redis)
         with own_redis.client(2) as client:

@@ -33,7 +33,7 @@ class TestFromOutside:
         [
             ("limited_softly", "prefork"),
             ("limited_hard", "prefork"),
-            ("limited_hard", "gevent"),
+            pytest.param("limited_hard", "gevent", marks=pytest.mark.slow),
         ],
     )
     def test_time_limit(self, shop: Shop, task: str, pool: str) -> None:

@@ -147,6 +147,7 @@ def _nothing() -> None: ...
 
 
 class TestMemory:
+    @pytest.mark.slow
     def test_what_a_forger_fills_is_bounded(self, redis_server: RedisServer, store: RedisStore) -> None:
         """2,000 messages with ids and entries of 10 kB each made 120 MB and more."""
         app = Celery("shop", broker="memory://", set_as_current=False)
