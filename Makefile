@@ -4,15 +4,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Most tests wait for something most of the time.
-JOBS ?= 4
+JOBS ?= 6
+# Tests that share a server which takes long to start run in one process, see tests/conftest.py.
+PARALLEL := -n $(JOBS) --dist loadgroup
+# Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-all smoke celery-suite versions docs bench coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all smoke celery-suite versions docs bench coverage clean
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
 	@echo "make compose-demo  two workers and two beats in containers; one of each is killed (Docker; about 1 min)"
 	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
-	@echo "make test-all  the slow ones too"
+	@echo "make test-slow those that take long"
+	@echo "make test-all  both"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
@@ -39,10 +44,12 @@ compose-demo: .venv/.demo
 	@$(BIN)/python -m examples.containers $(COMPOSE_DEMO)
 
 test: .venv/.dev
-	$(PYTEST) -n $(JOBS) -m "not slow"
+	$(PYTEST) $(PARALLEL) -m "not slow"
 
-test-all: .venv/.dev
-	$(PYTEST) -n $(JOBS)
+test-slow: .venv/.dev
+	$(PYTEST) $(PARALLEL) -m "slow and not smoke"
+
+test-all: test test-slow
 
 .venv/.smoke: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group smoke
@@ -69,7 +76,7 @@ lint: .venv/.dev
 
 docs: .venv/.dev
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --fresh-env docs docs/_build/html
-	$(PYTEST) -n $(JOBS) -m "not slow" tests/unit/test_docs.py tests/integration/test_docs.py tests/contrib/test_fencing_docs.py
+	$(PYTEST) $(PARALLEL) -m "not slow" tests/unit/test_docs.py tests/integration/test_docs.py tests/contrib/test_fencing_docs.py
 	@echo "the site is at docs/_build/html/index.html"
 
 .venv/.bench: .venv/.dev

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
 import celery
-import hypothesis  # noqa: F401 - its plugin would import it at the very end, when results are being torn down (gh-106905)
+import hypothesis  # Else its plugin does at the very end, when results are being torn down (gh-106905).
 import pytest
 from celery import _state
 from celery.result import AsyncResult
@@ -18,6 +19,35 @@ if celery.VERSION[:2] < (5, 7):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In a shell's background; every program that a test starts and interrupts would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: Servers that take seconds to start, and the tests' group (see `xdist_group`) in which they are started once.
+LASTING = {
+    "database": "databases",
+    "lasting_cluster": "cluster",
+    "lasting_sentinels": "sentinels",
+    "migrated": "django",
+    "postgres": "databases",
+    "rabbitmq": "rabbitmq",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for server in LASTING.keys() & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.xdist_group(LASTING[server]))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: without looking at it, a full collection of garbage does not take half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("patient", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

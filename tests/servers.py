@@ -318,6 +318,11 @@ class Cluster(Group):
         """Wait until the nodes that run agree on who has which slots, and all replicas are linked."""
         _wait(self._missing, "the cluster is complete")
 
+    def flush(self) -> None:
+        """Delete everything in it."""
+        with self.client() as client:
+            client.flushall()
+
     def migrate_slot(self, key: str, during: Callable[[], object] = lambda: None) -> RedisServer:
         """Move the slot of a key to another master, which is returned; all nodes know it then.
 

@@ -18,6 +18,9 @@ from celery_singleton_lock import StaleFence
 from celery_singleton_lock.contrib.fencing.s3 import ATTEMPTS, fenced_put_object
 from tests.contrib.s3 import s3_client
 
+#: All on one server.
+pytestmark = pytest.mark.xdist_group("s3")
+
 #: As real ones are: microseconds since the epoch.
 OLD, NEW = 1_795_000_000_000_001, 1_795_000_000_000_002
 

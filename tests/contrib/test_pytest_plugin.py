@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.workers import ROOT
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 TASKS = """
 from celery import shared_task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,8 +28,17 @@ BACKENDS: dict[str, Callable[[Path, RedisServer], str | None]] = {
 }
 
 
-@pytest.mark.parametrize("serializer", SERIALIZERS)
-@pytest.mark.parametrize("backend", BACKENDS)
+#: With these two each of the others is tried but for YAML, which is slow; the rest of the combinations takes its time.
+QUICK = {"Redis", "json"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "serializer"),
+    [
+        pytest.param(*pair, marks=[] if QUICK & {*pair} and "yaml" not in pair else [pytest.mark.slow])
+        for pair in itertools.product(BACKENDS, SERIALIZERS)
+    ],
+)
 def test_ends_are_those_of_the_stock_task(
     backend: str, serializer: str, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,6 +49,7 @@ def test_ends_are_those_of_the_stock_task(
         redis_server.flush()
 
 
+@pytest.mark.slow
 def test_ends_are_those_of_the_stock_task_with_django_celery_results() -> None:
     command = [sys.executable, "-m", "tests.contrib.endings"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun, task_success, worker_ready
 from kombu import Queue
@@ -38,6 +39,9 @@ app.conf.update(
 if "test_broadcast" in app.conf:
     app.conf.task_queues = [Broadcast(app.conf.test_broadcast), Queue("celery")]
 
+
+# Celery looks every five seconds for tasks whose process has ended; tests would wait for that.
+AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})
 
 # Every event of a lock into the worker's log, which a failed test shows.
 logging.getLogger("celery_singleton_lock").setLevel(logging.DEBUG)
@@ -90,7 +94,7 @@ class Exclusive(SingletonTask):
 def _work(task: Any, job: str, seconds: float) -> str:
     with recording.run(job, task.request.id, task.lock.fence if isinstance(task, SingletonTask) else 0):
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
+        while (left := deadline - time.monotonic()) > 0 and not recording.may_end(job):
             time.sleep(min(left, 0.02))
     return job
 

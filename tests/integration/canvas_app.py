@@ -89,7 +89,8 @@ def _family(app: Celery, record: Redis, family: str, options: dict[str, Any]) ->
     def retried(self: Any, *given: Any, tag: str, name: str) -> Any:
         ran(tag, name, given, self.request.retries)
         if self.request.retries < 1:
-            raise self.retry(countdown=0)
+            # Celery stores RETRY when it has sent the next attempt: over what that one has stored, if it is quick.
+            raise self.retry(countdown=0.5)
         return name
 
     tasks = (step, number, item, fail, caught, caught_by_message, replaced, replaced_by_itself, retried)

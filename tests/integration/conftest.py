@@ -15,9 +15,12 @@ from redis import Redis
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests.conftest import LASTING
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
+from tests.rabbitmq import RabbitMQ
 from tests.recording import Record
+from tests.servers import Cluster, Nodes, SentinelGroup
 
 #: Each pool; the quick tests take that of processes, which most people use.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "solo", "eventlet")))
@@ -59,6 +62,11 @@ class Shop:
             options["headers"] = {"singleton_lock": call}
         return self.app.send_task(f"tests.integration.app.{task}", args, **options)
 
+    @property
+    def log(self) -> str:
+        """Of all its workers."""
+        return "".join(worker.log for worker in self.workers)
+
     def locks(self) -> Redis:
         """A client of the lock server."""
         return Redis.from_url(self.conf["singleton_lock_backend"])
@@ -98,6 +106,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+#: Seconds that a run takes which a test lets end, see `Record.let_end`: longer than any test.
+LONG = 300.0
+
 #: Of a broker that takes a message which was not acknowledged for three seconds for lost.
 FORGETFUL = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
@@ -120,6 +131,58 @@ def redelivering(shop: Shop) -> Iterator[None]:
     yield
     stopped.set()
     thread.join()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A server that tests share; each has queues of its own."""
+    with RabbitMQ() as rabbitmq:
+        yield rabbitmq
+
+
+@pytest.fixture(scope="session")
+def lasting_sentinels() -> Iterator[SentinelGroup]:
+    """For `sentinels`."""
+    with SentinelGroup() as group:
+        yield group
+
+
+@pytest.fixture(scope="session")
+def lasting_cluster() -> Iterator[Cluster]:
+    """For `cluster`."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def sentinels(lasting_sentinels: SentinelGroup) -> Iterator[SentinelGroup]:
+    """A group that tests share; each leaves it whole and empty."""
+    yield lasting_sentinels
+    lasting_sentinels.master().flush()
+
+
+@pytest.fixture
+def cluster(lasting_cluster: Cluster) -> Iterator[Cluster]:
+    """As `sentinels`."""
+    lasting_cluster.wait_until_ready()
+    yield lasting_cluster
+    lasting_cluster.flush()
+
+
+@pytest.fixture(
+    params=[
+        "redlock",
+        pytest.param("sentinels", marks=pytest.mark.xdist_group(LASTING["lasting_sentinels"])),
+        pytest.param("cluster", marks=pytest.mark.xdist_group(LASTING["lasting_cluster"])),
+    ]
+)
+def group(request: pytest.FixtureRequest) -> Iterator[Nodes | SentinelGroup | Cluster]:
+    """Each kind of group; what a test breaks of it, it mends."""
+    if request.param == "redlock":
+        with Nodes() as nodes:
+            yield nodes
+    else:
+        yield request.getfixturevalue(request.param)
 
 
 @pytest.fixture

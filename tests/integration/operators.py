@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,9 +12,9 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_singleton_lock import SingletonTask, cli
+from tests import programs
 from tests.integration.conftest import Shop
-from tests.integration.workers import ROOT, environment
-from tests.patience import LIMIT
+from tests.integration.workers import environment
 
 APP = "tests.integration.app"
 
@@ -33,15 +32,7 @@ def environment_of(shop: Shop, **conf: Any) -> dict[str, str]:
 
 def celery(*arguments: str, app: str = APP, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """`celery -A … <arguments>` as a program."""
-    return subprocess.run(
-        program(*arguments, app=app),
-        cwd=ROOT,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT,
-    )
+    return programs.run("celery", ["-A", app, *arguments], environment=env)
 
 
 def locks(*arguments: str, app: str = APP, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -200,14 +200,14 @@ def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
 
 def test_new_leader_goes_on_where_the_old_one_was(beats: Studio) -> None:
     """A long interval is neither begun anew nor cut short."""
-    beats.schedule = {"long": 5.0}
+    beats.schedule = {"long": 3.0}
     (first,) = beats.start("first")
     (sent,) = beats.wait_for_sent(1)
     beats.wait_until_recorded("long")
     first.kill()
     beats.start("second")
     *_, following = beats.wait_for_sent(1)
-    assert following.due - sent.due == pytest.approx(5.0, abs=1e-5)
+    assert following.due - sent.due == pytest.approx(3.0, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,9 +17,10 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests import programs
 from tests.integration.beats import Beat, Message
 from tests.integration.conftest import until
-from tests.integration.workers import ROOT, Worker
+from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import Record
 
@@ -64,16 +62,8 @@ class Site:
 
     def orm(self, action: str, **fields: Any) -> dict[str, dict[str, Any]]:
         """Add, change or show entries; all of them, by name."""
-        command, began = [sys.executable, "-m", f"{PROJECT}.orm", action], clock.now()
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **self.environment},
-            input=json.dumps(fields),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        began = clock.now()
+        done = programs.run(f"{PROJECT}.orm", [action], environment=self.environment, given=json.dumps(fields))
         assert done.returncode == 0, done.stderr
         self.took = clock.now() - began
         rows: dict[str, dict[str, Any]] = json.loads(done.stdout)

@@ -6,7 +6,7 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -98,9 +98,10 @@ def test_link_to_the_same_call_finds_the_lock_free(shop: Shop) -> None:
 
 
 def test_link_error_of_a_refused_copy_is_sent(shop: Shop) -> None:
-    holder = shop.send("exclusive", "report", 2.0)
+    holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     refused = shop.send("exclusive", "report", link_error=shop.sign("mark"), singleton_lock={"on_conflict": "raise"})
     assert isinstance(refused.get(timeout=LIMIT, propagate=False), Exception)
     shop.record.wait_for(starts=1, job="mark")
+    shop.record.let_end("report")
     assert holder.get(timeout=LIMIT) == "report"

@@ -19,10 +19,10 @@ from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.beats import APP as BEAT_APP
 from tests.integration.beats import studio
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, locks, of_shop, program
-from tests.integration.workers import ROOT
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 
 def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
 class TestList:
     def test_shows_who_holds_what(self, shop: Shop) -> None:
         (worker,) = shop.start("one")
-        result = shop.send("exclusive", "report", 6.0)
+        result = shop.send("exclusive", "report", LONG)
         (run,) = shop.record.wait_for(starts=1)
         (line,) = listed(shop)
         assert line["task_id"] == result.id
@@ -46,6 +46,7 @@ class TestList:
         titles, row = ask(shop, "list").stdout.splitlines()
         assert titles.startswith("KEY ")
         assert row.split()[:4] == [line["key"], result.id, worker.name, str(run.pid)]
+        shop.record.let_end("report")
         result.get(timeout=LIMIT)
         nothing = ask(shop, "list")
         assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "No lock is held.\n")
@@ -112,6 +113,7 @@ class TestList:
             errors.seek(0)
             assert errors.read() == ""
 
+    @pytest.mark.slow
     def test_a_hundred_thousand_locks_are_listed_in_small_steps(self, own_redis: RedisServer, shop_on: Any) -> None:
         shop = shop_on(own_redis)
         with own_redis.client(2) as client:

@@ -24,12 +24,6 @@ from tests.unit.test_verdict import over
 COUNT = 30
 
 
-@pytest.fixture(params=["redlock", "sentinel", "cluster"])
-def group(request: pytest.FixtureRequest) -> Iterator[Nodes | SentinelGroup | Cluster]:
-    with {"redlock": Nodes, "sentinel": SentinelGroup, "cluster": Cluster}[request.param]() as group:
-        yield group
-
-
 @pytest.fixture
 def shop(group: Nodes | SentinelGroup | Cluster, redis_server: RedisServer, shop_on: Any) -> Shop:
     options = {"restart_delay": False} if isinstance(group, Nodes) else getattr(group, "options", {})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,8 +10,9 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests.integration import operators
 from tests.integration.conftest import Shop
-from tests.integration.workers import ROOT, Worker, environment
+from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
 
 PASSWORD = "s3cret-of-the-test"
@@ -28,10 +27,7 @@ def locked_redis() -> Iterator[RedisServer]:
 
 def celery(*arguments: str, conf: dict[str, object], tmp_path: Path) -> subprocess.CompletedProcess[str]:
     env = environment(conf, events="redis://127.0.0.1:1", record=tmp_path / "record")
-    command = [sys.executable, "-m", "celery", "-A", "tests.integration.app", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    return operators.celery(*arguments, env=env)
 
 
 def test_worker_help_shows_the_options(tmp_path: Path) -> None:

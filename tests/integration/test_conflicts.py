@@ -12,11 +12,8 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockConflict, clock
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.recording import overlaps
-
-#: Seconds that the holder runs in these tests.
-HELD = 3.0
 
 #: Seconds within which every result must have reached its final state.
 LIMIT = 30
@@ -26,15 +23,22 @@ LIMIT = 30
 def holder(shop: Shop) -> Iterator[AsyncResult]:
     """A task that holds the lock of "report" on one of two workers."""
     shop.start("one", "two")
-    result = shop.send("exclusive", "report", HELD)
+    result = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     yield result
+    shop.record.let_end("report")
     assert result.get(timeout=LIMIT) == "report", "the holder's own result was disturbed"
     assert overlaps(shop.record.runs("report")) == []
 
 
 def copy_of(shop: Shop, policy: str) -> object:
     return shop.send("exclusive", "report", singleton_lock={"on_conflict": policy})
+
+
+def end_once_refused(shop: Shop, copies: int) -> None:
+    """Let the holder end when so many copies were put back."""
+    until(lambda: shop.log.count("on_conflict=retry") >= copies)
+    shop.record.let_end("report")
 
 
 def signed(shop: Shop, policy: str) -> object:
@@ -71,13 +75,18 @@ class TestCaller:
 
     def test_retry(self, shop: Shop, holder: AsyncResult) -> None:
         copies = [copy_of(shop, "retry") for _ in range(3)]
+        end_once_refused(shop, 3)
         assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
         assert len(shop.record.runs("report")) == 4
 
     def test_retry_leaves_the_tasks_own_retries_alone(self, shop: Shop, holder: AsyncResult) -> None:
         """`max_retries` is 2 there, spent by the task itself; the conflicts come on top."""
         copy = shop.send("retrying", "other")
-        held = [shop.send("patient", "other2", 2.0), shop.send("patient", "other2")]
+        held = [shop.send("patient", "other2", LONG)]
+        shop.record.wait_for(starts=1, job="other2")
+        held.append(shop.send("patient", "other2"))
+        until(lambda: "on_conflict=retry" in shop.log)
+        shop.record.let_end("other2")
         assert copy.get(timeout=LIMIT) == "other"
         assert [result.get(timeout=LIMIT) for result in held] == ["other2"] * 2
 
@@ -94,18 +103,21 @@ class TestCaller:
         assert copy.state == "FAILURE"
 
     def test_callable(self, shop: Shop, holder: AsyncResult) -> None:
-        running = shop.send("deciding", "decide", 2.0)
+        running = shop.send("deciding", "decide", LONG)
         shop.record.wait_for(starts=1, job="decide")
         with pytest.raises(LockConflict):
             shop.send("deciding", "decide").get(timeout=LIMIT)
         assert len(shop.record.runs("decided")) == 1
+        shop.record.let_end("decide")
         assert running.get(timeout=LIMIT) == "decide"
 
     def test_wait_is_ended_by_the_release(self, shop: Shop, holder: AsyncResult) -> None:
         assert shop.send("waiting", "other").get(timeout=LIMIT) == "other"
-        first = shop.send("waiting", "turn", 1.5, singleton_lock={"ttl": 60.0})
+        first = shop.send("waiting", "turn", LONG, singleton_lock={"ttl": 60.0})
         shop.record.wait_for(starts=1, job="turn")
         second = shop.send("waiting", "turn")
+        until(lambda: any(":waiting" in key for key in shop.keys()))  # noqa: SIM118 - no dictionary
+        shop.record.let_end("turn")
         assert [first.get(timeout=LIMIT), second.get(timeout=LIMIT)] == ["turn", "turn"]
         early, late = shop.record.runs("turn")
         assert late.start - early.end < 30, "the lease had longer to go"
@@ -142,6 +154,7 @@ class TestChain:
 
     def test_retried_step_goes_on_with_the_chain(self, shop: Shop, holder: AsyncResult) -> None:
         result = chain(shop.sign("echo", 1), signed(shop, "retry"), shop.sign("echo"), app=shop.app)()
+        end_once_refused(shop, 1)
         assert result.get(timeout=LIMIT) == "report"
         assert states(result) == ["SUCCESS"] * 3
 
@@ -161,6 +174,7 @@ class TestChord:
     def test_retried_header_task_completes_the_chord(self, shop: Shop, holder: AsyncResult) -> None:
         header = group([shop.sign("echo", 1), signed(shop, "retry"), signed(shop, "retry")], app=shop.app)
         result = chord(header, shop.sign("mark"), app=shop.app)()
+        end_once_refused(shop, 2)
         assert result.get(timeout=LIMIT) == "marked"
         assert len(shop.record.runs("mark")) == 1
 
@@ -190,7 +204,7 @@ class TestSameMessage:
 def test_started_is_recorded_only_by_the_one_that_runs(shop_on: object, redis_server: object) -> None:
     shop = shop_on(redis_server, task_track_started=True)  # type: ignore[operator]
     shop.start("one", "two")
-    running = shop.send("exclusive", "report", HELD)
+    running = shop.send("exclusive", "report", LONG)
     (run,) = shop.record.wait_for(starts=1)
     assert running.state == "STARTED"
     assert running.info["pid"] == run.pid
@@ -202,6 +216,7 @@ def test_started_is_recorded_only_by_the_one_that_runs(shop_on: object, redis_se
     assert running.info["pid"] == run.pid
     stored = json.loads(shop.app.backend.client.get(shop.app.backend.get_key_for_task(running.id)))
     assert stored["status"] == "STARTED"
+    shop.record.let_end("report")
     assert running.get(timeout=LIMIT) == "report"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock import LockLost, keys
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import celery, environment_of
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -88,10 +88,12 @@ def test_all_holders_of_a_semaphore_are_stopped(shop: Shop) -> None:
 
 def test_task_that_is_only_warned_goes_on(shop: Shop) -> None:
     start(shop, "one")
-    warned = shop.send("warned", "report", 6.0)
+    warned = shop.send("warned", "report", LONG)
     shop.record.wait_for(starts=1)
     told = released(shop, key_of(shop))
     assert f"task {warned.id} notices within 0.7 s and goes on" in told["ok"]
+    shop.record.wait_for(starts=1, job="lost")
+    shop.record.let_end("report")
     assert warned.get(timeout=LIMIT) == "report"
     assert [run.task_id for run in shop.record.runs("lost")] == [warned.id]
     until(lambda: shop.held() == [])

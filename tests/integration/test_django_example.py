@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.testing import RedisServer
+from tests import programs
 from tests.integration.conftest import until
-from tests.integration.workers import ROOT
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 PROJECT = ROOT / "examples" / "django"
 
@@ -55,10 +56,7 @@ class Site:
 
     def manage(self, *arguments: str) -> str:
         """Run Django's command line; what it printed."""
-        done = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=PROJECT, env=self.environment, capture_output=True, text=True, timeout=LIMIT, check=False,
-        )  # fmt: skip
+        done = programs.run("manage", arguments, environment=self.environment, directory=PROJECT)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -124,10 +122,8 @@ def test_docs_tell_the_truth(tmp_path: Path) -> None:
         (shop / name).write_text(content)
     with (shop / "settings.py").open("a") as settings:
         settings.write("DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3'}}\nSECRET_KEY = 'x'\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "django", "test", "--settings", "shop.settings"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
+    arguments = ["test", "--settings", "shop.settings"]
+    done = programs.run("django", arguments, environment={}, directory=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Ran 1 test" in done.stderr
     assert "System check identified no issues" in done.stdout + done.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.workers import ROOT
+from tests import programs
 from tests.pages import blocks
+from tests.programs import ROOT
 
 #: Pages with real workers and beats take longer.
 SLOW = ("tutorial.md",)
@@ -26,8 +26,7 @@ PAGES = [
 
 
 def run(page: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.pages", str(page)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    return programs.run("tests.pages", [str(page)], environment={})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimit
 
 from celery_singleton_lock import LockConflict, SingletonTask
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, is_alive, until
+from tests.integration.conftest import LONG, Shop, is_alive, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -33,7 +33,7 @@ class TestFromOutside:
         [
             ("limited_softly", "prefork"),
             ("limited_hard", "prefork"),
-            ("limited_hard", "gevent"),
+            pytest.param("limited_hard", "gevent", marks=pytest.mark.slow),
         ],
     )
     def test_time_limit(self, shop: Shop, task: str, pool: str) -> None:
@@ -243,7 +243,7 @@ class TestBesideARealHolder:
     def job(self, shop: Shop) -> Iterator[Any]:
         """The same task here."""
         shop.start("one")
-        result = shop.send("exclusive", "report", 3.0)
+        result = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
 
         @shop.app.task(base=SingletonTask, shared=False, lock_name="job", lock_key=["job"])
@@ -253,6 +253,7 @@ class TestBesideARealHolder:
         yield job
         shop.app.conf.task_always_eager = False
         assert len(shop.held()) == 1, "the holder's lock is as it was"
+        shop.record.let_end("report")
         assert result.get(timeout=LIMIT) == "report"
         assert shop.record.runs("lost") == []
         assert_free_and_runs(shop)

@@ -15,8 +15,9 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.workers import ROOT
+from tests import programs
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 
 @pytest.fixture
@@ -31,14 +32,10 @@ def environment(own_redis: RedisServer, tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def celery(app: str, *arguments: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "celery", "-A", app, *arguments]
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
+def celery(app: str, *arguments: str, environment: dict[str, str], log: Path) -> Iterator[None]:
+    process = programs.start("celery", ["-A", app, *arguments], environment=environment, output=log)
     try:
-        yield process
+        yield
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -81,6 +78,7 @@ def tickets(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_beat_report_with_two_beats(environment: dict[str, str], tmp_path: Path) -> None:
     app, report = "examples.beat_report.tasks", Path(environment["REPORT_LOG"])
     with ExitStack() as programs:
@@ -97,6 +95,7 @@ def test_beat_report_with_two_beats(environment: dict[str, str], tmp_path: Path)
     assert all(later[0] >= earlier[1] for earlier, later in pairwise(runs))
 
 
+@pytest.mark.slow
 def test_demo() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False

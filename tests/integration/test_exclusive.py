@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import POOLS, Shop
+from tests.integration.conftest import LONG, POOLS, Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -33,7 +33,7 @@ def test_fifty_copies_at_once_run_one_at_a_time(shop: Shop, pool: str) -> None:
 @pytest.mark.parametrize("pool", POOLS)
 def test_skipped_copies_never_run(shop: Shop, pool: str) -> None:
     shop.start("one", "two", pool=pool)
-    running = shop.send("exclusive", "report", 3.0)
+    running = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     # A solo worker takes nothing while it runs a task; the other one takes these.
     copies = [shop.send("exclusive", "report") for _ in range(8)]
@@ -41,6 +41,7 @@ def test_skipped_copies_never_run(shop: Shop, pool: str) -> None:
         with pytest.raises(TaskRevokedError, match=running.id):
             copy.get(timeout=LIMIT)
         assert copy.state == "REVOKED"
+    shop.record.let_end("report")
     assert running.get(timeout=LIMIT) == "report"
     assert len(shop.record.runs("report")) == 1
 

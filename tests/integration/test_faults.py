@@ -49,6 +49,7 @@ def test_holder_aborts_before_its_lease_ends_when_redis_stalls(split: Shop, own_
     assert lost.start < paused_at + LONG_TTL
 
 
+@pytest.mark.slow
 def test_blocking_call_is_interrupted(split: Shop, own_redis: RedisServer) -> None:
     split.start("one")
     victim = split.send("blocking", "report", 60.0, **LONG)

@@ -29,7 +29,7 @@ from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.journal import MAX_LABELS
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import ask
 from tests.patience import LIMIT
 
@@ -118,7 +118,7 @@ class TestMessages:
     def test_headers_that_are_none_are_left_out(self, shop: Shop) -> None:
         """A copy of such a message could not be sent again, and kept its worker's slot for ever."""
         shop.start("one", concurrency=2)
-        holder = shop.send("exclusive", "report", 1.0)
+        holder = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
         call = {"on_conflict": "retry"}
         with shop.app.connection_for_write() as connection:
@@ -129,6 +129,8 @@ class TestMessages:
                 "singleton_lock": call,
             }
             connection.SimpleQueue("celery").put([["report", 0.01], {}, {}], headers=headers, serializer="json")
+        until(lambda: "on_conflict=retry" in shop.log)
+        shop.record.let_end("report")
         holder.get(timeout=LIMIT)
         assert shop.app.AsyncResult("strange").get(timeout=LIMIT) == "report"
 
@@ -149,6 +151,7 @@ def _nothing() -> None: ...
 
 
 class TestMemory:
+    @pytest.mark.slow
     def test_what_a_forger_fills_is_bounded(self, redis_server: RedisServer, store: RedisStore) -> None:
         """2,000 messages with ids and entries of 10 kB each made 120 MB and more."""
         app = Celery("shop", broker="memory://", set_as_current=False)

@@ -17,10 +17,10 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import EXCLUSIVE, ask, environment_of, program
-from tests.integration.workers import ROOT
 from tests.patience import LIMIT
+from tests.programs import ROOT
 from tests.unit.test_verdict import over
 
 REPORT = (EXCLUSIVE, "report")
@@ -44,7 +44,7 @@ def taken(store: Store, *, key: str = KEY, ttl: float = 60.0, **options: Any) ->
 class TestLiving:
     def test_lock_of_a_living_holder_is_not_freed(self, shop: Shop) -> None:
         shop.start("one")
-        result = shop.send("exclusive", "report", 6.0)
+        result = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
         refused = ask(shop, "release", *REPORT, "--yes")
         assert refused.exit_code == 1
@@ -53,6 +53,7 @@ class TestLiving:
         several = ask(shop, "clear", "--node", "one@*", "--yes", "--json")
         assert several.exit_code == 1
         assert json.loads(several.stdout)["freed"] is False
+        shop.record.let_end("report")
         assert result.get(timeout=LIMIT) == "report", "nothing was done to it"
 
     def test_holder_that_is_freed_by_force_notices_and_stops(self, shop: Shop) -> None:

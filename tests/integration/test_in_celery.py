@@ -15,7 +15,7 @@ from celery.events.state import State
 from celery.exceptions import Reject, TaskRevokedError
 
 from celery_singleton_lock import LockConflict
-from tests.integration.conftest import POOLS, Shop, until
+from tests.integration.conftest import LONG, POOLS, Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -57,9 +57,11 @@ def send_starmap(shop: Shop, task: str, *items: tuple[Any, ...]) -> Any:
 @pytest.mark.parametrize("pool", POOLS)
 def test_items_of_a_map_are_exclusive(shop: Shop, pool: str) -> None:
     shop.start("one", "two", pool=pool)
-    holding = shop.send("waiting", "report", 1.0)
+    holding = shop.send("waiting", "report", LONG)
     shop.record.wait_for(starts=1)
     maps = [send_starmap(shop, "waiting", ("report", 0.1), ("report", 0.1)) for _ in range(2)]
+    until(lambda: [key for key in shop.keys() if key.endswith(":waiting")])  # noqa: SIM118 - no dictionary
+    shop.record.let_end("report")
     assert [result.get(timeout=LIMIT) for result in maps] == [["report"] * 2] * 2
     assert holding.get(timeout=LIMIT) == "report"
     runs = shop.record.runs("report")

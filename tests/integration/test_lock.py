@@ -84,8 +84,8 @@ class TestDropIn:
             pass
         theirs.release()
 
-    def test_cluster_client_makes_it(self) -> None:
-        with Cluster() as cluster, cluster.client() as client:
+    def test_cluster_client_makes_it(self, cluster: Cluster) -> None:
+        with cluster.client() as client:
             for number in range(10):
                 with Lock(client, f"{NAME} {number}") as lock:
                     assert client.exists(lock.name)
@@ -394,7 +394,7 @@ class TestWaiting:
             thread.join()
 
     def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
-        """Probes 8 and 9: not for the waiter's own timeout, and not for ever."""
+        """Not for the waiter's own timeout, and not for ever."""
         assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):
@@ -421,17 +421,15 @@ class TestWaiting:
         assert client.info("clients")["blocked_clients"] == 0
 
 
-class TestProbes:
-    """What breaks other locks: the numbers are those of the list of probes."""
-
-    def test_2_lost_reply_of_a_release_is_a_success(self, own_redis: RedisServer) -> None:
+class TestWhatBreaksOtherLocks:
+    def test_lost_reply_of_a_release_is_a_success(self, own_redis: RedisServer) -> None:
         with LossyProxy(own_redis.port) as proxy:
             lock = Lock(Redis(port=proxy.port), NAME)
             lock.acquire()
             proxy.lose(1)
             lock.release()
 
-    def test_1_lost_reply_of_an_acquire_locks_nobody_out(self, own_redis: RedisServer) -> None:
+    def test_lost_reply_of_an_acquire_locks_nobody_out(self, own_redis: RedisServer) -> None:
         with LossyProxy(own_redis.port) as proxy:
             lock = Lock(Redis(port=proxy.port), NAME)
             lock.acquire()
@@ -439,7 +437,7 @@ class TestProbes:
             proxy.lose(1)
             assert lock.acquire(blocking=False)
 
-    def test_3_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, client: Redis) -> None:
+    def test_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, client: Redis) -> None:
         lock = Lock(client, NAME, timeout=60)
         lock.acquire()
         own_redis.pause()
@@ -449,7 +447,7 @@ class TestProbes:
         lock.release()
         assert not lock.locked()
 
-    def test_6_child_of_a_fork_does_not_hold_it(self, client: Redis) -> None:
+    def test_child_of_a_fork_does_not_hold_it(self, client: Redis) -> None:
         lock = Lock(client, NAME)
         lock.acquire()
         if not (pid := os.fork()):
@@ -457,14 +455,14 @@ class TestProbes:
         assert os.waitpid(pid, 0)[1] == 0
         lock.release()
 
-    def test_7_renewal_survives_a_read_only_server(self, client: Redis) -> None:
+    def test_renewal_survives_a_read_only_server(self, client: Redis) -> None:
         with Lock(client, NAME, timeout=3):
             client.replicaof("127.0.0.1", 1)
             clock.sleep(1.5)
             client.replicaof("NO", "ONE")
             clock.sleep(2.0)
 
-    def test_12_and_20_many_locks_take_one_thread_and_few_connections(self, client: Redis) -> None:
+    def test_many_locks_take_one_thread_and_few_connections(self, client: Redis) -> None:
         threads, before = threading.active_count(), client.info("clients")["connected_clients"]
         locks = [Lock(client, f"lock {number}", timeout=1.0) for number in range(1000)]
         assert all(lock.acquire() for lock in locks)
@@ -475,16 +473,16 @@ class TestProbes:
         for lock in locks:
             lock.release()
 
-    def test_14_no_number_of_extensions_is_the_last(self, client: Redis) -> None:
+    def test_no_number_of_extensions_is_the_last(self, client: Redis) -> None:
         with Lock(client, NAME, timeout=30) as lock:
             assert all(lock.extend(1, replace_ttl=True) for _ in range(20))
 
-    def test_15_lost_lock_does_not_hide_the_works_own_error(self, client: Redis) -> None:
+    def test_lost_lock_does_not_hide_the_works_own_error(self, client: Redis) -> None:
         with pytest.raises(ZeroDivisionError), Lock(client, NAME):
             client.flushall()
             raise ZeroDivisionError
 
-    def test_18_holder_is_told_when_its_lock_is_evicted(self, client: Redis) -> None:
+    def test_holder_is_told_when_its_lock_is_evicted(self, client: Redis) -> None:
         lost = threading.Event()
         lock = Lock(client, NAME, timeout=2.0, on_lost=lambda lock: lost.set())
         lock.acquire()

@@ -11,19 +11,13 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import FORGETFUL, Shop, redelivering, until
+from tests.integration.conftest import FORGETFUL, LONG, Shop, redelivering, until
 from tests.patience import LIMIT
 from tests.recording import Run, overlaps
 from tests.servers import Cluster, Nodes, SentinelGroup
 
 #: Long enough for a failover within two thirds of it.
 TTL = 12.0
-
-
-@pytest.fixture(params=["redlock", "sentinel", "cluster"])
-def group(request: pytest.FixtureRequest) -> Iterator[Nodes | SentinelGroup | Cluster]:
-    with {"redlock": Nodes, "sentinel": SentinelGroup, "cluster": Cluster}[request.param]() as group:
-        yield group
 
 
 def shop_of(group: Nodes | SentinelGroup | Cluster, shop_on: Callable[..., Shop], broker: RedisServer) -> Shop:
@@ -61,7 +55,16 @@ def test_copies_run_one_at_a_time(shop: Shop) -> None:
     assert [run.fence for run in runs] == sorted({run.fence for run in runs})
 
 
-def test_running_task_goes_on_when_a_server_dies(group: Nodes | SentinelGroup | Cluster, shop: Shop) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Nodes, SentinelGroup, Cluster])
+def test_running_task_goes_on_when_a_server_dies(
+    kind: Callable[[], Nodes | SentinelGroup | Cluster], redis_server: RedisServer, shop_on: Callable[..., Shop]
+) -> None:
+    with kind() as group:
+        check_that_it_goes_on(group, shop_of(group, shop_on, redis_server))
+
+
+def check_that_it_goes_on(group: Nodes | SentinelGroup | Cluster, shop: Shop) -> None:
     shop.start("one", "two")
     running = shop.send("exclusive", "report", 1.5 * TTL)
     shop.record.wait_for(starts=1)
@@ -128,18 +131,21 @@ class TestSemaphore:
     def test_one_too_many_is_refused(self, shop: Shop) -> None:
         # So many processes that a worker which runs both can refuse the third.
         shop.start("one", "two", concurrency=3)
-        running = [shop.send("late_paired", "report", 3.0) for _ in range(2)]
+        running = [shop.send("late_paired", "report", LONG) for _ in range(2)]
         shop.record.wait_for(starts=2)
         with pytest.raises(TaskRevokedError):
             shop.send("late_paired", "report").get(timeout=LIMIT)
+        shop.record.let_end("report")
         assert [result.get(timeout=LIMIT) for result in running] == ["report"] * 2
 
     def test_copies_of_one_message_do_not_run_beside_each_other(self, shop: Shop) -> None:
         """Though there is room for two."""
         shop.start("one", "two")
-        result = shop.send("late_paired", "report", 3.0, task_id="the-same")
+        result = shop.send("late_paired", "report", LONG, task_id="the-same")
         shop.record.wait_for(starts=1)
-        shop.send("late_paired", "report", 3.0, task_id="the-same")
+        shop.send("late_paired", "report", LONG, task_id="the-same")
+        until(lambda: "a copy stands by" in shop.log)
+        shop.record.let_end("report")
         assert result.get(timeout=LIMIT) == "report"
         until(lambda: not shop.held())
         assert len(shop.record.runs("report")) == 1

@@ -23,8 +23,9 @@ from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, until
 from tests.integration.operators import of_shop
-from tests.integration.workers import ROOT, environment
+from tests.integration.workers import environment
 from tests.patience import LIMIT
+from tests.programs import ROOT
 
 TASK = "tests.integration.app.exclusive"
 

@@ -12,7 +12,7 @@ from celery.result import AsyncResult, GroupResult
 from celery_singleton_lock import clock
 from celery_singleton_lock.task import redelivery
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -141,12 +141,13 @@ class TestRefusedCopy:
     def test_failure_of_a_message_that_waited_is_final(self, shop: Shop) -> None:
         """It is delivered again while it waits; the second copy gets the lock after the first has failed."""
         shop.start("one", "two")
-        holder = shop.send("exclusive", "report", 6.0)
+        holder = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
         options = {"task_id": "refused", "root_id": "refused"}
-        refused = shop.send("late", "report", singleton_lock={"wait": 2.0, "on_conflict": "raise"}, **options)
+        refused = shop.send("late", "report", singleton_lock={"wait": 1.0, "on_conflict": "raise"}, **options)
         again(shop, "late", "report", singleton_lock={"wait": LIMIT, "on_conflict": "raise"}, **options)
         until(lambda: shop.state_of(refused) == "FAILURE")
+        shop.record.let_end("report")
         assert holder.get(timeout=LIMIT) == "report"
         clock.sleep(AFTERWARDS)
         assert [run.task_id for run in shop.record.runs("report")] == [holder.id]
@@ -154,7 +155,7 @@ class TestRefusedCopy:
 
     def test_chain_of_a_refused_message_stays_failed(self, shop: Shop) -> None:
         shop.start("one", "two")
-        holder = shop.send("exclusive", "report", 6.0)
+        holder = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
         step = shop.sign("late", "report", immutable=True).set(task_id="refused")
 
@@ -163,9 +164,10 @@ class TestRefusedCopy:
             following = shop.sign("exclusive", "next", immutable=True).set(task_id="following")
             return chain(step.clone().set(headers=call), following, app=shop.app).apply_async()
 
-        result = send(2.0)
+        result = send(1.0)
         send(LIMIT)
         assert final(shop, result) == ["FAILURE", "FAILURE"]
+        shop.record.let_end("report")
         assert holder.get(timeout=LIMIT) == "report"
         clock.sleep(AFTERWARDS)
         assert final(shop, result) == ["FAILURE", "FAILURE"]

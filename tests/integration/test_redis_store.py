@@ -63,8 +63,6 @@ def taken(store: RedisStore, *, ttl: float = TTL) -> Lease:
 
 
 class TestLostReplies:
-    """Probes 1 to 3 of what breaks other locks."""
-
     def test_acquire_whose_reply_is_lost_is_no_self_deadlock(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
         store, proxy = lossy
         proxy.lose(1)

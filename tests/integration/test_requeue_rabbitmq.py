@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,8 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 #: Types of queues, and of the exchange that leads to them.
 KINDS = [("classic", "direct"), ("quorum", "direct"), ("quorum", "topic"), ("classic", "topic")]
 
-
-@pytest.fixture(scope="module")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    with RabbitMQ() as rabbitmq:
-        yield rabbitmq
+#: Those that the quick tests leave out.
+LATER = KINDS[1:2] + KINDS[3:]
 
 
 @pytest.fixture
@@ -67,7 +64,10 @@ def shop_with(
     return make
 
 
-@pytest.mark.parametrize(("queue_type", "exchange_type"), KINDS)
+@pytest.mark.parametrize(
+    ("queue_type", "exchange_type"),
+    [pytest.param(*kind, marks=[pytest.mark.slow] if kind in LATER else []) for kind in KINDS],
+)
 def test_copy_is_the_message(shop_with: Callable[..., Shop], queue: str, queue_type: str, exchange_type: str) -> None:
     way = ["", queue] if exchange_type == "direct" else ["to-topic", f"to.{queue}"]
     copies.check(shop_with(queue_type, exchange_type), queue, way, mirror=f"{queue}-mirror")
@@ -96,6 +96,7 @@ def _ends(worker: Worker, identity: str) -> int:
     return worker.log.count(f"[{identity}] succeeded") + worker.log.count(f"[{identity}] is already")
 
 
+@pytest.mark.slow
 def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callable[..., Shop], queue: str) -> None:
     """Held by the worker until they are due, they would fill its prefetch."""
     shop = shop_with("quorum", "direct")
@@ -107,6 +108,7 @@ def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callab
     assert shop.send("echo", "hello", queue=queue).get(timeout=10) == "hello"
 
 
+@pytest.mark.slow
 def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
@@ -186,6 +188,7 @@ def test_broker_goes_in_each_state_of_a_message(
         assert overlaps(runs) == []
 
 
+@pytest.mark.slow
 def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
     redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:

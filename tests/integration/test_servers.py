@@ -101,6 +101,7 @@ class TestSentinelGroup:
         with pytest.raises(ResponseError, match="read only"):
             group.replicas()[0].client().set(KEY, "other")
 
+    @pytest.mark.slow
     def test_killed_master_is_replaced_and_comes_back_as_a_replica(self, group: SentinelGroup) -> None:
         old, replicas = group.master(), group.replicas()
         with group.client() as client:
@@ -117,6 +118,7 @@ class TestSentinelGroup:
         assert old.client().get(KEY) == "new"
         assert group.master() is new
 
+    @pytest.mark.slow
     def test_new_master_is_not_replaced(self, group: SentinelGroup) -> None:
         """As it is where Sentinels take a server for dead that they had no time to connect to."""
         group.fail_over()
@@ -136,11 +138,6 @@ class TestSentinelGroup:
 
 
 class TestCluster:
-    @pytest.fixture
-    def cluster(self) -> Iterator[Cluster]:
-        with Cluster() as cluster:
-            yield cluster
-
     def test_keys_are_all_over_it(self, cluster: Cluster) -> None:
         keys = [f"key:{index}" for index in range(50)]
         with cluster.client() as client:
@@ -213,7 +210,9 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
-@pytest.mark.parametrize("kind", [Nodes, SentinelGroup, Cluster])
+@pytest.mark.parametrize(
+    "kind", [Nodes, pytest.param(SentinelGroup, marks=pytest.mark.slow), pytest.param(Cluster, marks=pytest.mark.slow)]
+)
 class TestEnd:
     def test_nothing_is_left_after_an_error(self, kind: type, pids: list[int]) -> None:
         with pytest.raises(KeyError), kind() as group:

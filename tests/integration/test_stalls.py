@@ -121,6 +121,7 @@ def test_nothing_is_lost_however_long_it_is(silent: Shop, own_redis: RedisServer
     assert run_twice(silent) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["exclusive", "late"])
 def test_nothing_is_lost_where_each_answer_takes_long(
     redis_server: RedisServer, own_redis: RedisServer, proxy: StallingProxy, shop_on: Callable[..., Shop], task: str

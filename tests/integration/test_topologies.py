@@ -67,17 +67,16 @@ class Kept:
 
 
 @pytest.fixture
-def sentinels() -> Iterator[SentinelGroup]:
-    with SentinelGroup() as group:
-        yield group
+def store_of_sentinels(sentinels: SentinelGroup) -> Iterator[Store]:
+    store = open_url(sentinels.url, sentinels.options)
+    yield store
+    store.close()
 
 
 class TestSentinel:
     @pytest.fixture
-    def store(self, sentinels: SentinelGroup) -> Iterator[Store]:
-        store = open_url(sentinels.url, sentinels.options)
-        yield store
-        store.close()
+    def store(self, store_of_sentinels: Store) -> Store:
+        return store_of_sentinels
 
     def test_lock_is_on_the_master(self, sentinels: SentinelGroup, store: Store) -> None:
         lease = taken(store)
@@ -85,6 +84,45 @@ class TestSentinel:
         assert isinstance(acquire(store), Held)
         assert store.renew([lease], timeout=1.0) == [True]
         assert store.free(lease)
+
+    def test_next_sentinel_is_asked_when_the_first_is_gone(self, sentinels: SentinelGroup) -> None:
+        asked = []
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            hang_up = threading.Thread(target=lambda: [asked.append(gone.accept()[0].close()) for _ in range(2)])
+            hang_up.start()
+            store = open_url(f"sentinel://127.0.0.1:{gone.getsockname()[1]};{sentinels.url}", sentinels.options)
+            assert store.free(taken(store))
+            assert len(asked) == 1, "and not again and again, with pauses"
+            socket.create_connection(gone.getsockname()).close()
+            hang_up.join(LIMIT)
+        store.close()
+
+    def test_master_name_is_needed(self, sentinels: SentinelGroup) -> None:
+        with pytest.raises(InvalidOption, match="master_name"):
+            open_url(sentinels.url)
+
+    def test_unknown_master_is_said(self, sentinels: SentinelGroup) -> None:
+        store = open_url(sentinels.url, {"master_name": "nobody"})
+        with pytest.raises(LockUnavailable, match="nobody"):
+            acquire(store)
+
+    def test_one_sentinel_is_enough(self, sentinels: SentinelGroup) -> None:
+        dead = "sentinel://127.0.0.1:1"
+        store = open_url(f"{dead};{sentinels.url.split(';')[2]}", sentinels.options)
+        assert store.free(taken(store))
+        store.close()
+
+
+class TestFailover:
+    @pytest.fixture
+    def sentinels(self) -> Iterator[SentinelGroup]:
+        """One for each test, which breaks it."""
+        with SentinelGroup() as group:
+            yield group
+
+    @pytest.fixture
+    def store(self, store_of_sentinels: Store) -> Store:
+        return store_of_sentinels
 
     def test_lock_outlives_a_failover(self, sentinels: SentinelGroup, store: Store) -> None:
         kept = Kept(store, taken(store, waiting=True))
@@ -99,18 +137,6 @@ class TestSentinel:
         lease = taken(store)
         assert lease.fence > fence
         assert store.free(lease)
-
-    def test_next_sentinel_is_asked_when_the_first_is_gone(self, sentinels: SentinelGroup) -> None:
-        asked = []
-        with socket.create_server(("127.0.0.1", 0)) as gone:
-            hang_up = threading.Thread(target=lambda: [asked.append(gone.accept()[0].close()) for _ in range(2)])
-            hang_up.start()
-            store = open_url(f"sentinel://127.0.0.1:{gone.getsockname()[1]};{sentinels.url}", sentinels.options)
-            assert store.free(taken(store))
-            assert len(asked) == 1, "and not again and again, with pauses"
-            socket.create_connection(gone.getsockname()).close()
-            hang_up.join(LIMIT)
-        store.close()
 
     def test_old_connections_find_the_new_master(self, sentinels: SentinelGroup, store: Store) -> None:
         """The old one lives, and refuses to write."""
@@ -147,21 +173,6 @@ class TestSentinel:
         until(lambda: released(store, lease), "it is freed")
         thread.join(30)
         assert store.free(got[0])
-
-    def test_master_name_is_needed(self, sentinels: SentinelGroup) -> None:
-        with pytest.raises(InvalidOption, match="master_name"):
-            open_url(sentinels.url)
-
-    def test_unknown_master_is_said(self, sentinels: SentinelGroup) -> None:
-        store = open_url(sentinels.url, {"master_name": "nobody"})
-        with pytest.raises(LockUnavailable, match="nobody"):
-            acquire(store)
-
-    def test_one_sentinel_is_enough(self, sentinels: SentinelGroup) -> None:
-        dead = "sentinel://127.0.0.1:1"
-        store = open_url(f"{dead};{sentinels.url.split(';')[2]}", sentinels.options)
-        assert store.free(taken(store))
-        store.close()
 
 
 def replicated(master: RedisServer, replicas: int, *, key: str = "replicated") -> bool:
@@ -216,7 +227,7 @@ class TestReplicas:
         pair[1].resume()
 
     def test_two_holders_after_a_failover_without_it(self) -> None:
-        """Probe 19; what the rest of this class is about."""
+        """What the rest of this class is about."""
         with ExitStack() as exits:
             master = exits.enter_context(RedisServer())
             link = exits.enter_context(LossyProxy(master.port))
@@ -231,12 +242,6 @@ class TestReplicas:
     def test_redlock_has_none(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
             open_url("redis://a;redis://b;redis://c", replicas=1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
 
 
 class TestCluster:

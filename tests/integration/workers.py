@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from redis import Redis
 from typing_extensions import Self
 
+from tests import programs
 from tests.patience import LIMIT
-
-ROOT = Path(__file__).parents[2]
 
 P = TypeVar("P", bound="Process")
 
@@ -38,16 +34,9 @@ class Process:
     ) -> None:
         self.name = name
         self._log = directory / f"{name}.log"
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", app, *command, "-l", "INFO"],
-                cwd=ROOT,
-                env={**os.environ, **environment},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        self._log.touch()
+        arguments = ["-A", app, *command, "-l", "INFO"]
+        self.process = programs.start("celery", arguments, environment=environment, output=self._log)
 
     def __enter__(self) -> Self:
         return self
@@ -76,8 +65,10 @@ class Process:
         return self.process.wait(LIMIT)
 
     def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
+        try:
             os.killpg(self.process.pid, number)
+        except ProcessLookupError:  # It has ended, or was started a moment ago and has no group of its own yet.
+            self.process.send_signal(number)
 
 
 class Worker(Process):

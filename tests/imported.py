@@ -1,0 +1,42 @@
+"""What the programs of tests have imported before they are forked, see `tests/programs.py`."""
+
+from __future__ import annotations
+
+import pkgutil
+from contextlib import suppress
+from importlib import import_module
+
+import celery_singleton_lock
+
+#: Beside our own modules: what `celery worker` and `celery beat` import one by one.
+_OTHERS = (
+    "billiard.heap",
+    "billiard.popen_fork",
+    "billiard.sharedctypes",
+    "celery.app.log",
+    "celery.apps.beat",
+    "celery.apps.worker",
+    "celery.backends.redis",
+    "celery.bin.celery",
+    "celery.concurrency.prefork",
+    "celery.concurrency.solo",
+    "celery.concurrency.thread",
+    "celery.fixups.django",
+    "celery.loaders.app",
+    "celery.worker.autoscale",
+    "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.strategy",
+    "django.core.management",
+    "django.db.models",
+    "encodings.idna",
+    "kombu.transport.pyamqp",
+    "kombu.transport.redis",
+)
+
+for _, name, _ in pkgutil.walk_packages(celery_singleton_lock.__path__, f"{celery_singleton_lock.__name__}."):
+    if ".contrib." not in name:  # Each needs a library, and some need it to be set up.
+        import_module(name)
+for name in _OTHERS:
+    with suppress(ImportError):  # Not in each version.
+        import_module(name)

@@ -1,0 +1,141 @@
+"""Python programs that start in a moment: forked from a process that has imported Celery and this package before.
+
+Most of the time that `celery worker` takes to start goes into imports. Nothing else is shared: each program is a
+process in a session of its own, with its own environment, and makes its own app.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import current_process, get_context
+from pathlib import Path
+
+from tests.patience import LIMIT
+
+ROOT = Path(__file__).parents[1]
+
+#: What Celery reads when it is imported: a program with one of these in its environment is not forked.
+_READ_AT_IMPORT = ("C_FORCE_ROOT", "AUTOSCALE_KEEPALIVE")
+
+_fork_server = get_context("forkserver")
+_fork_server.set_forkserver_preload(["tests.imported"])
+
+
+class Forked:
+    """What tests use of a `subprocess.Popen`, of a program that was forked."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        files: Sequence[Path],
+        directory: Path,
+    ) -> None:
+        given = (module, [*arguments], {**environment}, [*map(str, files)], str(directory))
+        self._process = _fork_server.Process(target=_run, args=given, daemon=True)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def start(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    output: Path,
+    errors: Path | None = None,
+    given: Path = Path(os.devnull),
+    directory: Path = ROOT,
+) -> subprocess.Popen[bytes] | Forked:
+    """Start `python -m module arguments` in a session of its own.
+
+    Args:
+        module: what to run.
+        arguments: of the program.
+        environment: beside that of the tests.
+        output: file to which it writes, at the end of what is there.
+        errors: file to which it writes errors; the same one by default.
+        given: file that it reads.
+        directory: where it runs.
+    """
+    environment, files = {**os.environ, **environment}, (given, output, errors or output)
+    if not _must_be_fresh(arguments, environment):
+        return Forked(module, arguments, environment, files, directory)
+    with files[0].open("rb") as stdin, files[1].open("ab") as stdout, files[2].open("ab") as stderr:
+        command, streams = [sys.executable, "-m", module, *arguments], (stdin, stdout, stderr)
+        return subprocess.Popen(command, -1, None, *streams, cwd=directory, env=environment, start_new_session=True)
+
+
+def run(
+    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], given: str = "", directory: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m module arguments` to its end; `given` is what it reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("given", "output", "errors")]
+        files[0].write_text(given)
+        places = {"given": files[0], "output": files[1], "errors": files[2], "directory": directory}
+        process = start(module, arguments, environment=environment, **places)
+        status = process.wait(LIMIT)
+        return subprocess.CompletedProcess([module, *arguments], status, files[1].read_text(), files[2].read_text())
+
+
+def _must_be_fresh(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    # Greenlets patch what is imported after them; coverage begins to measure with the interpreter.
+    measured = any(name.startswith("COVERAGE_PROCESS") for name in environment)
+    return (
+        measured or bool({"gevent", "eventlet"} & {*arguments}) or any(name in environment for name in _READ_AT_IMPORT)
+    )
+
+
+def _run(module: str, arguments: list[str], environment: dict[str, str], files: list[str], directory: str) -> None:
+    os.setsid()
+    gc.freeze()  # Celery collects before it forks, and what was imported stays anyway.
+    given, output, errors = files
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    opened = [os.open(given, os.O_RDONLY), os.open(output, flags, 0o644), os.open(errors, flags, 0o644)]
+    for number, file in enumerate(opened):
+        os.dup2(file, number)
+        os.close(file)
+    # multiprocessing has put another file in its place.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = [directory, *(place for place in sys.path if place not in ("", directory))]
+    sys.path[1:1] = environment["PYTHONPATH"].split(os.pathsep) if environment.get("PYTHONPATH") else []
+    sys.argv = [module, *arguments]
+    current_process().name = "MainProcess"
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        # As an interpreter does that ends; multiprocessing leaves some of it out.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
