@@ -20,6 +20,7 @@ from celery_singleton_lock.options.options import (
     MIN_TTL,
     OPTIONS,
 )
+from docs import house
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -95,6 +96,14 @@ def test_reference_is_made_from_the_code() -> None:
     generate = importlib.import_module("docs.generate")
     for page, text in generate.pages().items():
         assert (ROOT / "docs" / "reference" / page).read_text() == text, "run: python -m docs.generate"
+
+
+def test_house_is_drawn_from_the_code() -> None:
+    assert (ROOT / "docs" / "house.md").read_text() == house.page(), "run: python -m docs.house"
+
+
+def test_every_room_and_module_says_what_it_is_about() -> None:
+    assert [line for line in house.page().splitlines() if line.endswith("|  |") or line == "\n"] == []
 
 
 def test_readme_code_runs_as_it_stands() -> None:
