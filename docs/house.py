@@ -17,7 +17,7 @@ BEGINNING = """<!-- Made from the code by `python -m docs.house`; do not edit. -
 # The house
 
 Where a line belongs, and where to find it. How it works together is in the [protocol](protocol.md); how to work on it
-in [CONTRIBUTING](../CONTRIBUTING.md).
+in `CONTRIBUTING.md`.
 
 ## The ladder
 

@@ -5,6 +5,15 @@ Begin with `lock.py`; `clients.py` is what the locks of one client share.
 
 from __future__ import annotations
 
-from celery_singleton_lock.lock.lock import Lock, Redlock, Semaphore
+from celery_singleton_lock.lock.lock import (
+    Lock,
+    NotAcquired,
+    NotHeld,
+    NotOwned,
+    NoTimeout,
+    Redlock,
+    Semaphore,
+    Unavailable,
+)
 
-__all__ = ["Lock", "Redlock", "Semaphore"]
+__all__ = ["Lock", "NoTimeout", "NotAcquired", "NotHeld", "NotOwned", "Redlock", "Semaphore", "Unavailable"]
