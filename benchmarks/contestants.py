@@ -22,8 +22,7 @@ from celery_singleton_lock import Redlock, clock, process_identity
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record
 
 #: Seconds that every lock here is good for.
 TTL = 30.0
@@ -105,18 +104,18 @@ def holder() -> Holder:
 class _OfTask:
     """As a task does: each message has another id, gives an owner and a holder, and leaves a record."""
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: LockStore, key: str) -> None:
         self._store, self._key, self._holder = store, f"bench:{{{key}}}", holder()
         self._lease: Lease | None = None
 
     def acquire(self, wait: float = 0.0) -> bool:
-        owner, began = new_owner(), clock.now()
-        how: dict[str, Any] = {"ttl": TTL, "holder": self._holder, "once": True}
-        found = self._store.acquire(LockRequest(self._key, owner, **how, waiting=wait > 0))
+        request = LockRequest(self._key, new_owner(), TTL, self._holder, waiting=wait > 0, once=True)
+        began = clock.now()
+        found = self._store.acquire(request)
         if wait and isinstance(found, Held):
-            with self._store.waiter(LockRequest(self._key, owner, **how)) as turn:
+            with self._store.waiter(request) as waiter:
                 while isinstance(found, Held) and (left := began + wait - clock.now()) > 0:
-                    found = turn.wait(left)
+                    found = waiter.wait(left)
         self._lease = found if isinstance(found, Lease) else None
         return self._lease is not None
 

@@ -99,7 +99,7 @@ def _leases(url: str, count: int) -> Callable[[], int]:
     store = open_url(url)
     heartbeat, executions = Heartbeat(store), []
     for number in range(count):
-        lease = store.acquire(LockRequest(f"bench:{{{number}}}", new_owner(), ttl=TTL, holder=holder()))
+        lease = store.acquire(LockRequest(f"bench:{{{number}}}", new_owner(), TTL, holder()))
         assert isinstance(lease, Lease)
         executions.append(_Execution(lease))
         heartbeat.start(lease, executions[-1].on_lost)

@@ -116,7 +116,12 @@ def race(course: Course) -> str:
 
 def killed_holder(course: Course) -> str:
     """SIGKILL while it holds."""
-    _in_child(lambda: (course.held(), os.kill(os.getpid(), signal.SIGKILL))).join()
+
+    def work() -> None:
+        course.held()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _in_child(work).join()
     return course.freed()
 
 

@@ -52,28 +52,30 @@ def holder_of(number: int) -> Holder:
     return Holder(task_id, 0, "worker1@host", 4242, 1.0, process=process_identity.own())
 
 
+def record_of(number: int) -> Record:
+    return Record(holder_of(number).message, RECORD, 3600.0)
+
+
 def pair(store: Any, number: int, *, remembered: bool) -> None:
     """As of a task, or of a lock outside of tasks."""
-    holder = holder_of(number)
-    lease = store.acquire(LockRequest(key_of(number), new_owner(), ttl=TTL, holder=holder, once=remembered))
+    lease = store.acquire(LockRequest(key_of(number), new_owner(), TTL, holder_of(number), once=remembered))
     assert isinstance(lease, Lease), lease
-    store.free(lease, record=Record(holder.message, RECORD, 3600.0) if remembered else None)
+    store.free(lease, record=record_of(number) if remembered else None)
 
 
 def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
     """Take locks, many in one round trip, as no worker does."""
     leases = []
     for start in range(0, len(numbers), PIPELINE):
-        owners, sent_at = {number: new_owner() for number in numbers[start : start + PIPELINE]}, clock.now()
-        asked = [
-            calls.acquire(
-                LockRequest(key_of(number), owner, ttl=MEANWHILE, holder=holder_of(number), once=True), new_owner()
-            )
-            for number, owner in owners.items()
+        sent_at = clock.now()
+        requests = [
+            LockRequest(key_of(number), new_owner(), MEANWHILE, holder_of(number), once=True)
+            for number in numbers[start : start + PIPELINE]
         ]
-        for (number, owner), answer in zip(owners.items(), store._servers.run_each(asked, step=10.0), strict=True):
+        asked = [calls.acquire(request, new_owner()) for request in requests]
+        for request, answer in zip(requests, store._servers.run_each(asked, step=10.0), strict=True):
             assert answer[0] == 1, answer
-            leases.append(Lease(key_of(number), owner, ttl=MEANWHILE, fence=answer[1], sent_at=sent_at, slot=0))
+            leases.append(request.lease(fence=answer[1], sent_at=sent_at, slot=0))
     return leases
 
 
@@ -108,7 +110,7 @@ def per_lock() -> Found:
             store.renew(leases, timeout=10.0)
         with counted(client, COUNT) as released:
             for number, lease in enumerate(leases):
-                store.free(lease, record=Record(holder_of(number).message, RECORD, 3600.0))
+                store.free(lease, record=record_of(number))
         server.flush()
         with counted(client, PAIRS) as pairs:
             for number in range(PAIRS):
