@@ -16,11 +16,14 @@ from redis import Redis
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.conftest import LASTING
+from tests.integration.outside import client, make
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
 from tests.rabbitmq import RabbitMQ
 from tests.recording import Record
 from tests.servers import Cluster, Nodes, SentinelGroup
+
+__all__ = ["client", "make"]
 
 #: Each pool; the quick tests take that of processes, which most people use.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "solo", "eventlet")))
