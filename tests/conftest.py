@@ -4,7 +4,6 @@ import gc
 import signal
 from collections.abc import Iterator
 
-import celery
 import hypothesis  # Else its plugin does at the very end, when results are being torn down (gh-106905).
 import pytest
 from celery import _state
@@ -12,9 +11,9 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock.testing import RedisServer
 
-if celery.VERSION[:2] < (5, 7):
-    # It unsubscribes from within the garbage collector, and waits for a lock that its own thread holds.
-    del AsyncResult.__del__
+# It unsubscribes from within the garbage collector: it tries for long to reach a server that ended with its test, and
+# waits, before Celery 5.7, for a lock that its own thread holds.
+del AsyncResult.__del__
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In a shell's background; every program that a test starts and interrupts would inherit that.
@@ -57,10 +56,17 @@ def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    """A server that tests share; each leaves it empty."""
+def lasting_redis() -> Iterator[RedisServer]:
+    """For `redis_server`."""
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture
+def redis_server(lasting_redis: RedisServer) -> Iterator[RedisServer]:
+    """A server that tests share, one after the other; each finds it empty."""
+    yield lasting_redis
+    lasting_redis.flush()
 
 
 @pytest.fixture

@@ -16,11 +16,14 @@ from redis import Redis
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.conftest import LASTING
+from tests.integration.outside import client, make
 from tests.integration.workers import Worker, environment
 from tests.patience import LIMIT
 from tests.rabbitmq import RabbitMQ
 from tests.recording import Record
 from tests.servers import Cluster, Nodes, SentinelGroup
+
+__all__ = ["client", "make"]
 
 #: Each pool; the quick tests take that of processes, which most people use.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "solo", "eventlet")))
@@ -208,7 +211,6 @@ def shop_on(tmp_path: Path, request: pytest.FixtureRequest, redis_server: RedisS
                 print(f"---- {worker.name}\n{worker.log[-3000:]}")
     with redis_server.client(2) as locks:
         eternal = [key for key in locks.scan_iter() if locks.pttl(key) == -1]
-    redis_server.flush()
     assert eternal == [], "keys without a time to live"
 
 

@@ -130,10 +130,10 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Path:
+def migrated(tmp_path_factory: pytest.TempPathFactory, lasting_redis: RedisServer) -> Path:
     """A database with its tables, and no entries."""
     with ExitStack() as exits:
-        site = Site(redis_server, tmp_path_factory.mktemp("migrated"), exits)
+        site = Site(lasting_redis, tmp_path_factory.mktemp("migrated"), exits)
         assert site.orm("migrate") == {}
         return site.directory / "database"
 

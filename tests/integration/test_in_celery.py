@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ from celery.exceptions import Reject, TaskRevokedError
 
 from celery_singleton_lock import LockConflict
 from tests.integration.conftest import LONG, POOLS, Shop, until
+from tests.integration.events import watching
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -81,35 +79,10 @@ def test_item_that_meets_a_held_lock_ends_its_map(shop: Shop) -> None:
     assert shop.record.runs("third") == []
 
 
-@contextmanager
-def watching(shop: Shop) -> Iterator[State]:
-    """What Flower and `celery events` make of the events of a cluster."""
-    state, ready, done = State(), threading.Event(), threading.Event()
-
-    def capture() -> None:
-        with shop.app.connection() as connection:
-            receiver = shop.app.events.Receiver(connection, handlers={"*": state.event})
-            with receiver.consumer_context(wakeup=False) as (own, _, _):
-                ready.set()
-                while not done.is_set():
-                    try:
-                        own.drain_events(timeout=0.5)
-                    except TimeoutError:
-                        continue
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    try:
-        assert ready.wait(LIMIT)
-        yield state
-    finally:
-        done.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("pool", [pool for pool in POOLS if pool != SOLO])
 def test_who_watches_sees_the_state_that_is_stored(shop: Shop, pool: str) -> None:
-    with watching(shop) as seen:
+    seen = State()
+    with watching(shop, seen.event):
         shop.start("one", pool=pool, arguments=("-E",))
         running = shop.send("exclusive", "report", 300.0)
         shop.record.wait_for(starts=1)

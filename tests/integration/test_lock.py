@@ -9,7 +9,7 @@ import pickle
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,35 +25,11 @@ from celery_singleton_lock.lock.lock import (
     Unavailable,
 )
 from celery_singleton_lock.testing import RedisServer
+from tests.integration.outside import NAME, three
 from tests.proxy import LossyProxy
 from tests.servers import Cluster, until
 
-NAME = "nightly report"
-
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def client(own_redis: RedisServer) -> Iterator[Redis]:
-    with Redis(port=own_redis.port) as client:
-        yield client
-
-
-@pytest.fixture(params=["Lock", "Redlock", "Semaphore"])
-def make(request: pytest.FixtureRequest, client: Redis, own_redis: RedisServer) -> Callable[..., Lock]:
-    """Each kind, as a lock that one may hold."""
-    if request.param == "Lock":
-        return lambda **options: Lock(client, NAME, **options)
-    if request.param == "Semaphore":
-        return lambda **options: Semaphore(client, NAME, 1, **options)
-    clients = three(own_redis)
-    return lambda **options: Redlock(clients, NAME, restart_delay=False, **options)
-
-
-def three(server: RedisServer) -> list[Redis]:
-    """Clients of what passes for three servers: three names and databases of one."""
-    hosts = ("localhost", "127.0.0.1", "127.1")
-    return [Redis(host=host, port=server.port, db=number) for number, host in enumerate(hosts)]
 
 
 class TestDropIn:

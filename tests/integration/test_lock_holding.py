@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,29 +29,10 @@ from celery_singleton_lock.lock.lock import (
     Unavailable,
 )
 from celery_singleton_lock.testing import RedisServer
+from tests.integration.outside import NAME
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Cluster, SentinelGroup, until
-
-NAME = "nightly report"
-
-
-@pytest.fixture
-def client(own_redis: RedisServer) -> Iterator[Redis]:
-    with Redis(port=own_redis.port) as client:
-        yield client
-
-
-@pytest.fixture(params=["Lock", "Redlock", "Semaphore"])
-def make(request: pytest.FixtureRequest, client: Redis, own_redis: RedisServer) -> Callable[..., Lock]:
-    """Each kind, as a lock that one may hold."""
-    if request.param == "Lock":
-        return lambda **options: Lock(client, NAME, **options)
-    if request.param == "Semaphore":
-        return lambda **options: Semaphore(client, NAME, 1, **options)
-    hosts = ("localhost", "127.0.0.1", "127.1")
-    clients = [Redis(host=host, port=own_redis.port, db=number) for number, host in enumerate(hosts)]
-    return lambda **options: Redlock(clients, NAME, restart_delay=False, **options)
 
 
 class TestToken:

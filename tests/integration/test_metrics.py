@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import POOLS, Shop, until
+from tests.integration.events import watching
 from tests.integration.operators import of_shop
 from tests.integration.workers import environment
 from tests.patience import LIMIT
@@ -126,23 +126,7 @@ def test_two_runs_beside_each_other_are_found_whatever_the_cause(shop: Shop) -> 
 
 def test_conflict_and_loss_are_events(shop: Shop) -> None:
     got: list[dict[str, Any]] = []
-    ready, done = threading.Event(), threading.Event()
-
-    def capture() -> None:
-        with shop.app.connection() as connection:
-            receiver = shop.app.events.Receiver(connection, handlers={"*": got.append})
-            with receiver.consumer_context(wakeup=False) as (own, _, _):
-                ready.set()
-                while not done.is_set():
-                    try:
-                        own.drain_events(timeout=0.5)
-                    except TimeoutError:
-                        continue
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    try:
-        assert ready.wait(LIMIT)
+    with watching(shop, got.append):
         shop.start("one", arguments=("-E",))
         running = shop.send("exclusive", "report", 300.0)
         shop.record.wait_for(starts=1)
@@ -153,9 +137,6 @@ def test_conflict_and_loss_are_events(shop: Shop) -> None:
         with shop.locks() as client:
             client.delete(key)
         until(lambda: {"lock-conflict", "lock-lost"} <= {event["type"] for event in got})
-    finally:
-        done.set()
-        thread.join()
     (conflict,) = [event for event in got if event["type"] == "lock-conflict"]
     assert (conflict["uuid"], conflict["holder"], conflict["policy"]) == (copy.id, running.id, "skip")
     assert (conflict["name"], conflict["hostname"]) == (TASK, "one@test")

@@ -1,0 +1,36 @@
+"""Locks outside of tasks: each kind, as one that somebody may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+
+from celery_singleton_lock import Lock, Redlock, Semaphore
+from celery_singleton_lock.testing import RedisServer
+
+NAME = "nightly report"
+
+
+@pytest.fixture
+def client(own_redis: RedisServer) -> Iterator[Redis]:
+    with Redis(port=own_redis.port) as client:
+        yield client
+
+
+@pytest.fixture(params=["Lock", "Redlock", "Semaphore"])
+def make(request: pytest.FixtureRequest, client: Redis, own_redis: RedisServer) -> Callable[..., Lock]:
+    """What makes a lock of each kind."""
+    if request.param == "Lock":
+        return lambda **options: Lock(client, NAME, **options)
+    if request.param == "Semaphore":
+        return lambda **options: Semaphore(client, NAME, 1, **options)
+    clients = three(own_redis)
+    return lambda **options: Redlock(clients, NAME, restart_delay=False, **options)
+
+
+def three(server: RedisServer) -> list[Redis]:
+    """Clients of what passes for three servers: three names and databases of one."""
+    hosts = ("localhost", "127.0.0.1", "127.1")
+    return [Redis(host=host, port=server.port, db=number) for number, host in enumerate(hosts)]
