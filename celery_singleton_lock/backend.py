@@ -1,4 +1,4 @@
-"""The URLs of lock servers: which of them can be read, and what of them may be shown.
+"""Where the locks are: `Backend`, made once from what `singleton_lock_backend` says.
 
 A URL holds a password, and one that was mistyped may hold it anywhere. So nothing of a text is shown but what was
 recognised, and nothing that stands before the last `@`.
@@ -6,14 +6,35 @@ recognised, and nothing that stands before the last `@`.
 
 from __future__ import annotations
 
+import enum
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+
+class Kind(enum.Enum):
+    """What keeps the locks."""
+
+    MEMORY = enum.auto()  # of this process
+    SERVER = enum.auto()
+    SENTINEL = enum.auto()
+    CLUSTER = enum.auto()
+    REDLOCK = enum.auto()  # several servers that do not know each other
+
+
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("redis", "rediss", "redis+socket", "unix"), Kind.SERVER),
+    "sentinel": Kind.SENTINEL,
+    **dict.fromkeys(("redis+cluster", "rediss+cluster"), Kind.CLUSTER),
+    "memory": Kind.MEMORY,
+}
+
 #: Schemes of `singleton_lock_backend`.
-SCHEMES = (
-    *("redis", "rediss", "redis+socket", "unix"),
-    *("sentinel", "redis+cluster", "rediss+cluster", "memory"),
-)
+SCHEMES = tuple(_KINDS)
+
+#: Nodes of a Redlock: fewer have no majority that survives one, more cost much and add little.
+MIN_NODES, MAX_NODES = 3, 9
 
 _SOCKETS = ("redis+socket", "unix")
 
@@ -26,6 +47,52 @@ _OF_HOST = re.compile(
     rf"{_LOGIN}(?P<place>([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?|)(?P<path>(/[0-9]*)*)(?P<query>{_QUERY})?"
 )
 _OF_SOCKET = re.compile(rf"{_LOGIN}(?P<place>)(?P<path>[\w./~+-]*)(?P<query>{_QUERY})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Where the locks are.
+
+    Attributes:
+        kind: what keeps them.
+        urls: of the servers, Sentinels or nodes, their schemes in lower case; with passwords, so never show them.
+        masked: the URLs as they may be shown.
+    """
+
+    kind: Kind
+    urls: tuple[str, ...] = field(repr=False)
+    masked: str
+
+    @classmethod
+    def parse(cls, text: str) -> Backend:
+        """The backend of one URL, or of several joined by `;`.
+
+        Raises:
+            ValueError: it is none; the message shows it, and says what is allowed.
+        """
+        urls = tuple(map(_normal, text.split(";")))
+        for url in urls:
+            if scheme(url) not in SCHEMES or "://" not in url:
+                allowed = ", ".join(f"{name}://" for name in SCHEMES)
+                raise ValueError(f"{masked(text)!r}; allowed: a URL that begins with one of {allowed}")
+            if not is_readable(url):
+                raise ValueError(
+                    f"{masked(text)!r}, and cannot be read: allowed: a URL such as "
+                    "'redis://user:password@localhost:6379/0', in which the characters / ? # @ : ; % of user and "
+                    "password are written as %2F %3F %23 %40 %3A %3B %25"
+                )
+        together = masked(";".join(urls))
+        return cls(_kind_of(urls, together), urls, together)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether each process has locks of its own."""
+        return self.kind is Kind.MEMORY
+
+
+def can_keep_locks(url: str) -> bool:
+    """Whether a broker or result backend can keep the locks as well: several of them are no Redlock."""
+    return scheme(url) in SCHEMES and (";" not in url or scheme(url) == "sentinel")
 
 
 def scheme(url: str) -> str:
@@ -46,16 +113,40 @@ def is_readable(url: str) -> bool:
         return False
 
 
-def shown(urls: str) -> str:
+def masked(urls: str) -> str:
     """A URL, or several joined by `;`, as it may be logged."""
     each = urls.split(";")
     if len({"@" in url for url in each}) > 1:
         return _beginning(urls)  # Perhaps one URL, and the `;` is in its password.
-    parts = [_shown(url) for url in each]
+    parts = [_masked(url) for url in each]
     return ";".join(part for part in parts if part is not None) if None not in parts else _beginning(urls)
 
 
-def _shown(url: str) -> str | None:
+def _normal(url: str) -> str:
+    begins, found, rest = url.partition("://")
+    return begins.lower() + found + rest
+
+
+def _kind_of(urls: Sequence[str], together: str) -> Kind:
+    schemes = {scheme(url) for url in urls}
+    kinds = {_KINDS[name] for name in schemes}
+    if len(urls) == 1 or (len(schemes) == 1 and not kinds & {Kind.SERVER, Kind.MEMORY}):
+        return kinds.pop()
+    if kinds != {Kind.SERVER}:
+        nodes = ", ".join(f"{name}://" for name, kind in _KINDS.items() if kind is Kind.SERVER)
+        raise ValueError(
+            f"{together!r}; several URLs joined by ';' must all be servers of their own (Redlock: {nodes}), or all "
+            "sentinel://, or all of one cluster"
+        )
+    if len(set(urls)) != len(urls) or len(urls) % 2 == 0 or not MIN_NODES <= len(urls) <= MAX_NODES:
+        raise ValueError(
+            f"{together!r}: {len(urls)} nodes for Redlock; allowed: {MIN_NODES}, 5, 7 or {MAX_NODES} servers that do "
+            "not know each other, each named once (an even number survives no more failures than one fewer)"
+        )
+    return Kind.REDLOCK
+
+
+def _masked(url: str) -> str | None:
     """None for what cannot be told apart."""
     begins, _, rest = url.partition("://")
     pattern = _OF_SOCKET if begins.lower() in _SOCKETS else _OF_HOST

@@ -12,7 +12,7 @@ from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.journal.alerts import Warner
 from celery_singleton_lock.journal.writer import Tally
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.settling import Settling
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore

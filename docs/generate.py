@@ -17,8 +17,11 @@ from celery import Celery
 from sphinx.pycode import ModuleAnalyzer
 
 from celery_singleton_lock import cli, errors, signals
-from celery_singleton_lock.options import options
-from celery_singleton_lock.options.options import BeatSettings, Settings
+from celery_singleton_lock.backend import MAX_NODES, MIN_NODES, SCHEMES
+from celery_singleton_lock.options import rules
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.task import KEY_ATTRIBUTES
 from celery_singleton_lock.task import singleton_task
 
 HERE = Path(__file__).parent / "reference"
@@ -42,8 +45,8 @@ MEANINGS = {"singleton_lock_backend": "URL of the server that keeps the locks."}
 
 #: What the rules of these settings leave to a function.
 ALLOWED = {
-    "singleton_lock_backend": f"{', '.join(f'`{scheme}://`' for scheme in options.SCHEMES)}; "
-    f"{options.MIN_NODES}, 5, 7 or {options.MAX_NODES} servers joined by `;` are a [Redlock](../locks.md#redlock)",
+    "singleton_lock_backend": f"{', '.join(f'`{scheme}://`' for scheme in SCHEMES)}; "
+    f"{MIN_NODES}, 5, 7 or {MAX_NODES} servers joined by `;` are a [Redlock](../locks.md#redlock)",
     "lock_key": "`None`; a list of names of arguments; a template; a callable of the dictionary of arguments",
 }
 
@@ -62,10 +65,10 @@ def every_option() -> str:
             "## On a task, or for the whole app\n",
             *_task_options(),
             "## For the whole app\n",
-            *_settings(options.LOCK_SETTINGS, Settings),
+            *_settings(rules.LOCK_SETTINGS, Settings),
             "## Of beat\n",
             "For [`celery beat -S exclusive`](../beat.md).\n",
-            *_settings(options.BEAT_SETTINGS, BeatSettings),
+            *_settings(rules.BEAT_SETTINGS, BeatSettings),
         ]
     )
 
@@ -104,16 +107,16 @@ def every_command() -> str:
 
 def _task_options() -> Iterator[str]:
     analyzer = _analyzed(singleton_task.__name__)
-    for name in options.KEY_ATTRIBUTES:
+    for name in KEY_ATTRIBUTES:
         told = [_comment(analyzer, "SingletonTask", name)]
         if name == "lock_key":
             told.append("- for one call: `key`, a text")
         yield _entry(
             name, [*told, f"- default: {IN_WORDS.get(name, '`None`')}", f"- allowed: {ALLOWED.get(name, 'a text')}"]
         )
-    for name, option in options.OPTIONS.items():
+    for name, option in rules.OPTIONS.items():
         told = [_comment(analyzer, "SingletonTask", option.attribute), f"- app setting: `{option.setting}`"]
-        if name in options.CALL_KEYS:
+        if name in rules.CALL_KEYS:
             told.append(f"- for one call: `{name}`")
         yield _entry(
             option.attribute,

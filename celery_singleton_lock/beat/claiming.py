@@ -24,7 +24,7 @@ from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
-from celery_singleton_lock.options.options import BeatSettings
+from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.task.message_identity import SENT_HEADER, fixed
 
 logger = get_logger(__name__)

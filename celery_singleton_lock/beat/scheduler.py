@@ -28,7 +28,7 @@ from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.leader import LOOK_AFTER, RETRY_AFTER, Leadership
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.options.options import BeatSettings
+from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store

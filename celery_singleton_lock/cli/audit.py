@@ -12,7 +12,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_singleton_lock.cli import command, findings
 from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks, pool_name
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.options.app import Settings
 
 
 @click.command(cls=CeleryCommand)

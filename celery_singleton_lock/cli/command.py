@@ -31,7 +31,7 @@ def runtime_of(ctx: click.Context) -> Iterator[Runtime]:
     """
     try:
         runtime = Runtime.of(ctx.obj.app)
-        if runtime.settings.backend.startswith("memory://"):
+        if runtime.settings.backend.in_memory:
             raise click.ClickException("memory:// locks are in each process of its own, and cannot be seen from here")
         yield runtime
     except SingletonLockError as error:

@@ -79,7 +79,7 @@ def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
 
 def _holders(runtime: Runtime, explanation: Explanation) -> tuple[list[Held], str]:
     """Who holds the lock, or why that is not known."""
-    if runtime.settings.backend.startswith("memory://"):
+    if runtime.settings.backend.in_memory:
         return [], "cannot be seen from here: memory:// locks are in each process of its own"
     limit = next(option.value for option in explanation.options if option.option == "lock_limit")
     try:

@@ -13,7 +13,7 @@ import click
 from celery_singleton_lock import keys
 from celery_singleton_lock.cli import arguments
 from celery_singleton_lock.diagnosis.audit import exclusive_tasks
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
 #: What stands behind the key of a lock in Redis; people copy it from there.

@@ -14,15 +14,12 @@ from typing import Any
 
 from celery.utils.imports import symbol_by_name
 
+from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, worst_first
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
-from celery_singleton_lock.options.options import (
-    Options,
-    Settings,
-    options_for,
-    raw_attribute,
-)
-from celery_singleton_lock.options.visibility import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.delivery import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
+from celery_singleton_lock.options.task import Options, options_for, raw_attribute
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
 #: Pools that have only some of the time limits: name, whether a soft one works, whether a hard one does.
@@ -349,7 +346,7 @@ def _of_shared_names(app: Any, settings: Settings) -> Iterator[Finding]:
                 "give them one lock_limit",
             )
         ttls = {task.name: f"{options_for(task, settings).ttl:g} s" for task in tasks}
-        if len(set(ttls.values())) > 1 and ";" in settings.backend and not settings.backend.startswith("sentinel"):
+        if len(set(ttls.values())) > 1 and settings.backend.kind is Kind.REDLOCK:
             yield Finding(
                 *("problem", subject),
                 f"tasks share it with different lock_ttl on a Redlock, where a node that came back empty has no vote "

@@ -27,8 +27,9 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys import key_of_beat, key_of_text
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.options import BeatSettings, Settings
-from celery_singleton_lock.options.visibility import is_rabbitmq
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.delivery import is_rabbitmq
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.probe import MAX_KEYS, Servers, no_answer
@@ -62,7 +63,7 @@ def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
     try:
         servers = Servers(settings)
     except no_answer as error:
-        findings.append(unreachable(settings.shown_backend, told(error)))
+        findings.append(unreachable(settings.backend.masked, told(error)))
     else:
         checkups = servers.checkups()
         seen += [described(checkup) for checkup in checkups]
@@ -96,14 +97,14 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
         kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and store.free(lease)
     except LockUnavailable as error:
         yield Finding(
-            *("problem", settings.shown_backend),
+            *("problem", settings.backend.masked),
             f"no lock can be taken: {error}",
             "see what is said of the servers; nodes of a Redlock that are new or came back empty need one lock_ttl",
         )
         return
     if not kept:
         yield Finding(
-            *("problem", settings.shown_backend),
+            *("problem", settings.backend.masked),
             "a lock was taken and was gone at once",
             "see what else deletes keys there: eviction, FLUSHALL, a failover",
         )
@@ -115,7 +116,7 @@ def _of_beat(app: Any, settings: Settings, store: Store) -> tuple[list[str], lis
     try:
         leaders = [held.holder for held in store.held(key_of_beat(settings.prefix, beat.name)) if held.holder]
     except LockUnavailable as error:
-        return [], [unreachable(settings.shown_backend, told(error))]
+        return [], [unreachable(settings.backend.masked, told(error))]
     if not leaders and has_exclusive_beat(app.conf) and beat.mode == "leader":
         text = f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent"
         return [], [Finding("warning", "beat", text, "start one: celery beat -S exclusive")]

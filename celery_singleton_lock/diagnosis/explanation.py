@@ -9,12 +9,9 @@ from typing import Any
 
 from celery_singleton_lock import keys
 from celery_singleton_lock.diagnosis.audit import shown_lock_key
-from celery_singleton_lock.options.options import (
-    OPTIONS,
-    Settings,
-    options_for,
-    raw_attribute,
-)
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.rules import OPTIONS
+from celery_singleton_lock.options.task import options_for, raw_attribute
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
 

@@ -46,7 +46,7 @@ def standing(app: Any) -> Standing:
     return {
         "version": version("celery-singleton-lock"),
         "enabled": settings.enabled,
-        "backend": settings.shown_backend,
+        "backend": settings.backend.masked,
         "prefix": settings.prefix,
     }
 

@@ -6,8 +6,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.redis.probe import Checkup, Watcher
 
 #: The oldest server that the locks work on.
@@ -40,7 +41,7 @@ def described(checkup: Checkup) -> str:
 
 def of_servers(checkups: Sequence[Checkup], settings: Settings) -> Iterator[Finding]:
     """What is wrong with the servers, one by one and together."""
-    is_redlock = len(checkups) > 1 and "+cluster" not in settings.backend
+    is_redlock = settings.backend.kind is Kind.REDLOCK
     for checkup in checkups:
         if checkup.error is not None:
             yield unreachable(checkup.name, checkup.error, is_one_of_many=is_redlock)
@@ -181,7 +182,7 @@ def _of_loss(checkup: Checkup, settings: Settings, *, is_redlock: bool) -> Itera
             f"it has {replicas} replicas, and singleton_lock_replicas is 0: a failover may forget the latest locks",
             "set singleton_lock_replicas to 1, or use a Redlock",
         )
-    elif not replicas and settings.backend.startswith("sentinel"):
+    elif not replicas and settings.backend.kind is Kind.SENTINEL:
         yield Finding(
             *("warning", checkup.name),
             "no replica is linked to it: there is nothing to fail over to",

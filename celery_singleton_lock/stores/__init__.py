@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from celery_singleton_lock.backend import shown
+from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.options.app import Settings, parse_backend
 from celery_singleton_lock.stores.base import Bell, Held, LockRequest, LockStore, Record, Reservation, Waiter
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -38,9 +38,9 @@ def open_store(settings: Settings) -> Store:
     Raises:
         InvalidOption: the backend's URL or a transport option is wrong.
     """
-    if settings.backend.startswith("memory://"):
+    if settings.backend.in_memory:
         return _IN_THIS_PROCESS
-    return open_url(settings.backend, settings.transport_options, replicas=settings.replicas, prefix=settings.prefix)
+    return _open(settings.backend, settings.transport_options, replicas=settings.replicas, prefix=settings.prefix)
 
 
 def open_url(
@@ -57,6 +57,10 @@ def open_url(
     Raises:
         InvalidOption: the URL or an option is wrong.
     """
+    return _open(parse_backend(url), options or {}, replicas=replicas, prefix=prefix)
+
+
+def _open(backend: Backend, options: Mapping[str, Any], *, replicas: int, prefix: str) -> RedisStore | RedlockStore:
     # Imported here: `memory://` needs no Redis client.
     from celery_singleton_lock.stores.redis import address
     from celery_singleton_lock.stores.redis.cluster import Cluster
@@ -64,18 +68,19 @@ def open_url(
     from celery_singleton_lock.stores.redis.server import Server
     from celery_singleton_lock.stores.redis.store import RedisStore
 
-    options, name, scheme = dict(options or {}), shown(url), url.partition("://")[0].lower()
-    delay = options.pop("restart_delay", True)
-    if scheme == "sentinel":
-        return RedisStore(Server(address.of_sentinels(url, options, name)), name, replicas=replicas)
-    if scheme.endswith("+cluster"):
-        return RedisStore(Cluster(*address.of_cluster(url, options, name)), name, replicas=replicas)
-    if ";" not in url:
-        return RedisStore(Server(address.of_server(url, options, name)), name, replicas=replicas)
-    if replicas:
-        raise InvalidOption(
-            f"setting singleton_lock_replicas is {replicas}, and singleton_lock_backend {name!r} has several servers "
-            "that are no replicas of each other (Redlock); allowed there: 0"
-        )
-    nodes = [Server(address.of_server(each, options, name)) for each in url.split(";")]
-    return RedlockStore(nodes, name, memory=f"{prefix}:memory" if delay else None)
+    others = {name: value for name, value in options.items() if name != "restart_delay"}
+    if backend.kind is Kind.REDLOCK:
+        if replicas:
+            raise InvalidOption(
+                f"setting singleton_lock_replicas is {replicas}, and singleton_lock_backend {backend.masked!r} has "
+                "several servers that are no replicas of each other (Redlock); allowed there: 0"
+            )
+        nodes = [Server(pool) for pool in address.of_each(backend, others)]
+        memory = f"{prefix}:memory" if options.get("restart_delay", True) else None
+        return RedlockStore(nodes, backend.masked, memory=memory)
+    if backend.kind is Kind.CLUSTER:
+        return RedisStore(Cluster(*address.of_cluster(backend, others)), backend.masked, replicas=replicas)
+    if backend.kind is Kind.SENTINEL:
+        return RedisStore(Server(address.of_sentinels(backend, others)), backend.masked, replicas=replicas)
+    (pool,) = address.of_each(backend, others)
+    return RedisStore(Server(pool), backend.masked, replicas=replicas)

@@ -42,7 +42,8 @@ from celery_singleton_lock.journal_entry import (
     Kind,
 )
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.options.options import ConflictPolicy, Options
+from celery_singleton_lock.options.rules import ConflictPolicy
+from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.task import (

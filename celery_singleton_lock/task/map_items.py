@@ -22,7 +22,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.options.options import Options
+from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import message_identity, requeue, synchronous
 from celery_singleton_lock.task.execution import Execution, is_nested

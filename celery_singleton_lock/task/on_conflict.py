@@ -18,12 +18,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import cleaned, clock, signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
-from celery_singleton_lock.options.options import (
-    POLICIES,
-    ConflictPolicy,
-    Options,
-    raw_attribute,
-)
+from celery_singleton_lock.options.rules import POLICIES, ConflictPolicy
+from celery_singleton_lock.options.task import Options, raw_attribute
 from celery_singleton_lock.task import requeue
 
 logger = get_logger(__name__)

@@ -19,7 +19,7 @@ from celery.utils.time import maybe_iso8601
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.errors import ResultLost
-from celery_singleton_lock.options.options import ConflictPolicy
+from celery_singleton_lock.options.rules import ConflictPolicy
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import on_conflict, requeue, value_codec
 

@@ -16,8 +16,8 @@ from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, cleaned, clock
-from celery_singleton_lock.options.options import MAX_TTL
-from celery_singleton_lock.options.visibility import longest_delay
+from celery_singleton_lock.options.delivery import longest_delay
+from celery_singleton_lock.options.rules import MAX_TTL
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.original import PUT_BACK_HEADER, original_of
 from celery_singleton_lock.task.publisher import Publisher

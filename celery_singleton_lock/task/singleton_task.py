@@ -17,11 +17,10 @@ from celery import Task
 from celery_singleton_lock import cleaned, keys
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.lease import Lease, unheld
-from celery_singleton_lock.options.options import (
-    ConflictPolicy,
+from celery_singleton_lock.options.app import Settings, accepted
+from celery_singleton_lock.options.rules import ConflictPolicy
+from celery_singleton_lock.options.task import (
     Options,
-    Settings,
-    accepted,
     check_accepted,
     check_call,
     check_task,

@@ -23,7 +23,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.options import options_for
+from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store

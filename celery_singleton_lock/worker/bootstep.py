@@ -25,7 +25,7 @@ from celery_singleton_lock import process_identity
 from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.journal.writer import write_all
-from celery_singleton_lock.options.options import MAX_TTL, MIN_TTL
+from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settling import settle_all
 from celery_singleton_lock.task import key_report
@@ -116,7 +116,7 @@ class LockStep(bootsteps.StartStopStep):
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
             return
-        in_memory = settings.backend.startswith("memory://")
+        in_memory = settings.backend.in_memory
         separate = issubclass(parent.pool_cls, prefork.TaskPool)
         if in_memory and separate and parent.concurrency > 1:
             raise InvalidOption(
@@ -129,7 +129,7 @@ class LockStep(bootsteps.StartStopStep):
         observe()
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
-            *(settings.shown_backend, settings.defaults["ttl"], settings.defaults["on_conflict"]),
+            *(settings.backend.masked, settings.defaults["ttl"], settings.defaults["on_conflict"]),
         )
         for finding in audit.warnings(parent.app, settings, pool=audit.pool_name(parent.pool_cls)):
             logger.warning("singleton lock: %s", finding)

@@ -24,7 +24,7 @@ from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys import name_in
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.options.options import MIN_TTL
+from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)

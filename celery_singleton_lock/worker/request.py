@@ -24,7 +24,7 @@ from celery.worker.request import Request
 
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold
-from celery_singleton_lock.options.options import Options
+from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import key_report, redelivery
 from celery_singleton_lock.task.execution import OWNER, holder_of, record_of

@@ -64,7 +64,7 @@ def _make_exclusive(url: str) -> None:
     from redis import Redis
 
     from celery_singleton_lock import SingletonTask, heartbeat, settling
-    from celery_singleton_lock.options.options import Settings
+    from celery_singleton_lock.options.app import Settings
 
     global _forget
     _forget = Redis.from_url(url).flushdb

@@ -12,12 +12,10 @@ from django.conf import LazySettings
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.django import DjangoSingletonTask, checks
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.options import (
-    SETTINGS,
-    BeatSettings,
-    Settings,
-    options_for,
-)
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.options.rules import SETTINGS
+from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.testing import hold_lock, memory_locks
 
 REDIS = {"CELERY_BROKER_URL": "redis://localhost/0"}
@@ -72,7 +70,7 @@ def test_values_arrive() -> None:
         CELERY_SINGLETON_LOCK_BEAT_NAME="main",
     )
     settings, beat = Settings.from_app(app), BeatSettings.from_app(app)
-    assert settings.backend == "rediss://locks:6379/3"
+    assert settings.backend.urls == ("rediss://locks:6379/3",)
     assert settings.transport_options == {"ssl_ca_certs": "/etc/ca.pem", "socket_timeout": 0.5}
     assert (settings.prefix, settings.done_ttl, beat.mode, beat.name) == ("shop", 7200, "shared", "main")
     task = app.task(base=SingletonTask, name="shop.task", shared=False, lock_wait=7)(body)

@@ -19,8 +19,9 @@ from celery_singleton_lock.diagnosis.audit import (
     warnings,
 )
 from celery_singleton_lock.diagnosis.finding import Finding, worst_first
-from celery_singleton_lock.options.options import MIN_TTL, Settings
-from celery_singleton_lock.options.visibility import visibility_timeout
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.delivery import visibility_timeout
+from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.trust import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
 
 REDIS = {"broker_url": "redis://localhost:6379/0"}
@@ -275,6 +276,7 @@ class TestSharedName:
         (finding,) = self._of(*options, singleton_lock_backend="redis://a;redis://b;redis://c")
         assert (finding.severity, "60 s for bill; 30 s for refund" in finding.text) == ("problem", True)
         assert self._of(*options) == []
+        assert self._of(*options, singleton_lock_backend="redis+cluster://a;redis+cluster://b") == []
         sentinels = "sentinel://a;sentinel://b"
         options_of_sentinels = {"master_name": "mymaster"}
         conf = {"singleton_lock_backend": sentinels, "singleton_lock_transport_options": options_of_sentinels}

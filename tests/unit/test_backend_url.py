@@ -9,9 +9,9 @@ from celery import Celery
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.backend import SCHEMES, is_readable, shown
+from celery_singleton_lock.backend import SCHEMES, Backend, Kind, is_readable, masked
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.options import Settings, problems
+from celery_singleton_lock.options.app import Settings, problems
 from celery_singleton_lock.stores import open_store
 
 #: Parts of a password and a user that nobody may see, whatever stands around them.
@@ -38,10 +38,10 @@ def told_of(url: str) -> str:
     """Everything that is said about a setting with this URL, however far it gets."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.singleton_lock_backend = url
-    said = [shown(url), *(str(problem) for problem in problems(app))]
+    said = [masked(url), *(str(problem) for problem in problems(app))]
     try:
         settings = Settings.from_app(app)
-        said += [settings.shown_backend, repr(settings)]
+        said += [settings.backend.masked, repr(settings.backend), repr(settings)]
         store = open_store(settings)
         said += [store.server, repr(store)]
     except InvalidOption as error:
@@ -77,14 +77,14 @@ def test_neither_password_nor_user_is_shown(url: str) -> None:
 
 @given(st.text())
 def test_any_text_can_be_shown(text: str) -> None:
-    shown(text)
+    masked(text)
     is_readable(text)
 
 
 @given(st.text(min_size=5).filter(lambda text: "\u2026" not in text))
 def test_nothing_before_the_last_at_is_shown(secret: str) -> None:
     assume(secret not in "redis://**@h/0")
-    assert secret not in shown(f"redis://{secret}@h/0")
+    assert secret not in masked(f"redis://{secret}@h/0")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,47 @@ def test_nothing_before_the_last_at_is_shown(secret: str) -> None:
     ],
 )
 def test_what_can_be_told_apart_is_shown(url: str, expected: str) -> None:
-    assert shown(url) == expected
+    assert masked(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("urls", "kind"),
+    [
+        ("memory://", Kind.MEMORY),
+        ("redis://h", Kind.SERVER),
+        ("rediss://h", Kind.SERVER),
+        ("redis+socket:///run/redis.sock", Kind.SERVER),
+        ("unix:///run/redis.sock", Kind.SERVER),
+        ("sentinel://a", Kind.SENTINEL),
+        ("sentinel://a;sentinel://b", Kind.SENTINEL),
+        ("redis+cluster://a", Kind.CLUSTER),
+        ("rediss+cluster://a;rediss+cluster://b", Kind.CLUSTER),
+        ("redis://a;rediss://b;unix:///c", Kind.REDLOCK),
+    ],
+)
+def test_kind_is_that_of_the_schemes_in_any_case(urls: str, kind: Kind) -> None:
+    for spelling in (urls, urls.upper(), urls.title()):
+        found = Backend.parse(spelling)
+        assert found.kind is kind
+        assert [url.partition("://")[0] for url in found.urls] == [url.partition("://")[0] for url in urls.split(";")]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scheme_in_upper_case_opens_the_same_store(scheme: str) -> None:
+    """`MEMORY://` passed the check of the settings, and failed when the store was opened."""
+    stores, places = [], {"memory": "", "unix": "/run/redis.sock", "redis+socket": "/run/redis.sock"}
+    for spelling in (scheme, scheme.upper()):
+        app = Celery("shop", broker="memory://", set_as_current=False)
+        app.conf.singleton_lock_backend = spelling + "://" + places.get(scheme, "h")
+        app.conf.singleton_lock_transport_options = {"master_name": "m"} if scheme == "sentinel" else {}
+        stores.append(open_store(Settings.from_app(app)))
+    one, other = stores
+    assert (type(one), one.server) == (type(other), other.server)
+
+
+def test_url_twice_is_no_second_node() -> None:
+    with pytest.raises(ValueError, match="each named once"):
+        Backend.parse("redis://a;REDIS://a;redis://b")
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,7 @@ import pytest
 from celery import Celery
 from celery.bin.celery import celery
 
-from celery_singleton_lock.options.options import (
-    BEAT_SETTINGS,
-    LOCK_SETTINGS,
-    MAX_TTL,
-    MIN_TTL,
-    OPTIONS,
-)
+from celery_singleton_lock.options.rules import BEAT_SETTINGS, LOCK_SETTINGS, MAX_TTL, MIN_TTL, OPTIONS
 from docs import house
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from celery_singleton_lock.diagnosis.peers import Peer
 from celery_singleton_lock.diagnosis.servers import described, of_servers, of_watchers
 from celery_singleton_lock.diagnosis.workers import of_workers
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.probe import (

@@ -20,7 +20,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.visibility import longest_delay
+from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.task import redelivery, requeue, value_codec

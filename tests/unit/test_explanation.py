@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from celery_singleton_lock import InvalidKey, SingletonTask
 from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis.explanation import Explanation, differences, explain
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.options.app import Settings
 
 
 def ship(order: Any, fast: bool = False, *boxes: Any, **notes: Any) -> None: ...

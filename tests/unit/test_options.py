@@ -14,19 +14,9 @@ from celery.local import Proxy
 from hypothesis import given
 
 from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
-from celery_singleton_lock.options.options import (
-    ACCEPTABLE,
-    CALL_KEYS,
-    MAX_ASKED,
-    SETTINGS,
-    Options,
-    Settings,
-    accepted,
-    check_accepted,
-    check_call,
-    options_for,
-    problems,
-)
+from celery_singleton_lock.options.app import Settings, accepted, problems
+from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, SETTINGS
+from celery_singleton_lock.options.task import MAX_ASKED, Options, check_accepted, check_call, options_for
 from tests.unit.test_cleaned import anything
 
 REDIS = "redis://localhost:1/0"
@@ -71,7 +61,7 @@ class TestDefaults:
 
     def test_of_the_app(self) -> None:
         made = settings()
-        assert (made.backend, made.prefix, made.enabled) == (REDIS, "singleton_lock", True)
+        assert (made.backend.urls, made.prefix, made.enabled) == ((REDIS,), "singleton_lock", True)
 
 
 #: attribute, setting, key of a call, a good value, bad values
@@ -374,14 +364,14 @@ class TestSettings:
 
 class TestBackend:
     def test_set_beats_the_broker(self) -> None:
-        assert settings(singleton_lock_backend="redis://other/3").backend == "redis://other/3"
+        assert settings(singleton_lock_backend="redis://other/3").backend.urls == ("redis://other/3",)
 
     def test_result_backend_when_the_broker_is_no_redis(self) -> None:
         made = settings(broker_url="amqp://localhost", result_backend="redis://results/1")
-        assert made.backend == "redis://results/1"
+        assert made.backend.urls == ("redis://results/1",)
 
     def test_memory_broker_brings_memory_locks(self) -> None:
-        assert settings(broker_url="memory://").backend == "memory://"
+        assert settings(broker_url="memory://").backend.urls == ("memory://",)
 
     def test_none_at_all_is_a_clear_error(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_backend is not set"):
@@ -420,12 +410,12 @@ class TestBackend:
         ],
     )
     def test_several_servers(self, urls: str) -> None:
-        assert settings(singleton_lock_backend=urls).backend == urls
+        assert settings(singleton_lock_backend=urls).backend.urls == tuple(urls.split(";"))
 
     def test_sentinels_of_the_broker_come_with_the_masters_name(self) -> None:
         options = {"master_name": "mymaster", "visibility_timeout": 60}
         made = settings(broker_url="sentinel://a;sentinel://b", broker_transport_options=options)
-        assert made.backend == "sentinel://a;sentinel://b"
+        assert made.backend.urls == ("sentinel://a", "sentinel://b")
         assert made.transport_options == {"master_name": "mymaster"}
 
     def test_number_of_replicas_is_checked(self) -> None:
@@ -445,5 +435,5 @@ class TestBackend:
 
     def test_password_is_not_shown(self) -> None:
         made = settings(singleton_lock_backend="redis://user:s3cret@h:1/2")
-        assert "s3cret" not in made.shown_backend
+        assert "s3cret" not in made.backend.masked
         assert "s3cret" not in repr(made)

@@ -20,8 +20,9 @@ from django.utils.module_loading import autodiscover_modules
 
 from celery_singleton_lock.beat import ExclusiveScheduler
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.options import SETTINGS, Settings, problems
-from celery_singleton_lock.options.visibility import visibility_timeout
+from celery_singleton_lock.options.app import Settings, problems
+from celery_singleton_lock.options.delivery import visibility_timeout
+from celery_singleton_lock.options.rules import SETTINGS
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
@@ -71,7 +72,7 @@ def of_production(app: Any) -> Iterator[CheckMessage]:
             *(app, "W006", "CELERY_SINGLETON_LOCK_ENABLED is False: exclusive tasks run without a lock"),
             "Leave it out.",
         )
-    elif of_app.backend.startswith("memory://"):
+    elif of_app.backend.in_memory:
         yield _warning(
             *(app, "W003", "the locks are in memory, which processes do not share: each has its own"),
             "Set CELERY_SINGLETON_LOCK_BACKEND to the URL of a Redis.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -13,7 +14,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.backend import is_readable
+from celery_singleton_lock.backend import Backend
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -29,16 +30,16 @@ _SENTINEL_PORT, _REDIS_PORT = 26379, 6379
 PoolOf = Callable[[str, int], ConnectionPool]
 
 
-def of_server(url: str, options: Mapping[str, Any], shown: str) -> ConnectionPool:
-    """One server: `redis://`, `rediss://`, `unix://` or `redis+socket://`, as kombu spells them.
+def of_each(backend: Backend, options: Mapping[str, Any]) -> list[ConnectionPool]:
+    """Of each server: `redis://`, `rediss://`, `unix://` or `redis+socket://`, as kombu spells them.
 
     Raises:
         InvalidOption: the URL or an option is not one that redis-py knows.
     """
-    return _checked(lambda: _pool(url, options), url, options, shown)
+    return [_checked(partial(_pool, url, options), backend, options) for url in backend.urls]
 
 
-def of_sentinels(urls: str, options: Mapping[str, Any], shown: str) -> ConnectionPool:
+def of_sentinels(backend: Backend, options: Mapping[str, Any]) -> ConnectionPool:
     """The master that Sentinels know by the option `master_name`: `sentinel://a:26379;sentinel://b:26379`.
 
     User, password and database in the first URL are the master's, as with kombu; `sentinel_kwargs` has the Sentinels'.
@@ -48,13 +49,14 @@ def of_sentinels(urls: str, options: Mapping[str, Any], shown: str) -> Connectio
     """
     if not options.get("master_name"):
         raise InvalidOption(
-            f"setting singleton_lock_transport_options has no 'master_name', which singleton_lock_backend {shown!r} "
-            "needs: set it to the name under which the Sentinels know the master, such as {'master_name': 'mymaster'}"
+            "setting singleton_lock_transport_options has no 'master_name', which singleton_lock_backend "
+            f"{backend.masked!r} needs: set it to the name under which the Sentinels know the master, such as "
+            "{'master_name': 'mymaster'}"
         )
-    return _checked(lambda: _sentinel_pool(urls.split(";"), options), urls, options, shown)
+    return _checked(lambda: _sentinel_pool(backend.urls, options), backend, options)
 
 
-def of_cluster(urls: str, options: Mapping[str, Any], shown: str) -> tuple[Sequence[tuple[str, int]], PoolOf]:
+def of_cluster(backend: Backend, options: Mapping[str, Any]) -> tuple[Sequence[tuple[str, int]], PoolOf]:
     """Nodes of a cluster to begin with, and how to connect to any: `redis+cluster://a:6379;redis+cluster://b:6379`.
 
     Raises:
@@ -63,7 +65,7 @@ def of_cluster(urls: str, options: Mapping[str, Any], shown: str) -> tuple[Seque
     addresses: list[tuple[str, int]] = []
 
     def parsed() -> dict[str, Any]:
-        each = [_as_redis_py_spells(url.replace("+cluster", "", 1)) for url in urls.split(";")]
+        each = [_as_redis_py_spells(url.replace("+cluster", "", 1)) for url in backend.urls]
         addresses.extend(_address(url, _REDIS_PORT) for url in each)
         if any(urlsplit(url).path.strip("/") not in ("", "0") for url in each):
             raise ValueError("a cluster has database 0 only")
@@ -80,7 +82,7 @@ def of_cluster(urls: str, options: Mapping[str, Any], shown: str) -> tuple[Seque
         return pool_of("localhost", _REDIS_PORT)
 
     common: dict[str, Any] = {}
-    _checked(checked, urls, options, shown)
+    _checked(checked, backend, options)
     return addresses, pool_of
 
 
@@ -114,21 +116,17 @@ def _address(url: str, default_port: int) -> tuple[str, int]:
     return parts.hostname or "localhost", parts.port or default_port
 
 
-def _checked(make: Callable[[], ConnectionPool], url: str, options: Mapping[str, Any], shown: str) -> ConnectionPool:
-    """What `make` makes, if redis-py can make a connection from it."""
-    if not all(map(is_readable, url.split(";"))):
-        # What redis-py says of such a URL shows parts of it.
-        raise InvalidOption(f"setting singleton_lock_backend is {shown!r}, and cannot be read") from None
+def _checked(make: Callable[[], ConnectionPool], backend: Backend, options: Mapping[str, Any]) -> ConnectionPool:
+    """The pool, if redis-py can make a connection from it."""
     try:
         pool = make()
         Server(pool).connection()
     except (ValueError, TypeError, AttributeError, OverflowError, RedisError) as error:
         # It may repeat what stands behind a `?`: where the URL was mistyped, that is a part of the password.
-        why = (
-            cleaned.text(str(error)) if "?" not in url else f"{type(error).__name__} for the URL, or what follows its ?"
-        )
+        has_query = any("?" in url for url in backend.urls)
+        why = f"{type(error).__name__} for the URL, or what follows its ?" if has_query else cleaned.text(str(error))
         raise InvalidOption(
-            f"setting singleton_lock_backend is {shown!r}, with the transport options "
+            f"setting singleton_lock_backend is {backend.masked!r}, with the transport options "
             f"{sorted(map(str, options))}: {why}; allowed: what redis-py's connections take"
         ) from None
     return pool

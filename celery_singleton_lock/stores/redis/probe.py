@@ -15,7 +15,8 @@ from typing import Any
 from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.options.options import Settings
+from celery_singleton_lock.backend import Kind
+from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.redis import address, calls
 from celery_singleton_lock.stores.redis.cluster import Cluster
@@ -108,18 +109,18 @@ class Servers:
         self._master: str | None = None
         self._sentinels: Sequence[Any] = ()
         self._cluster: Cluster | None = None
-        url, shown, scheme = settings.backend, settings.shown_backend, settings.backend.partition("://")[0].lower()
+        backend = settings.backend
         options = {name: value for name, value in settings.transport_options.items() if name != "restart_delay"}
-        if scheme == "sentinel":
+        if backend.kind is Kind.SENTINEL:
             self._master = options["master_name"]
-            pool: Any = address.of_sentinels(url, options, shown)
+            pool: Any = address.of_sentinels(backend, options)
             self._sentinels = pool.sentinel_manager.sentinels
             self._each = [(f"the master {self._master}", Server(pool))]
-        elif scheme.endswith("+cluster"):
-            self._cluster = Cluster(*address.of_cluster(url, options, shown))
+        elif backend.kind is Kind.CLUSTER:
+            self._cluster = Cluster(*address.of_cluster(backend, options))
             self._each = [(str(server), server) for server in self._cluster.masters()]
         else:
-            servers = [Server(address.of_server(each, options, shown)) for each in url.split(";")]
+            servers = [Server(pool) for pool in address.of_each(backend, options)]
             self._each = [(str(server), server) for server in servers]
 
     def checkups(self) -> list[Checkup]:

@@ -1,0 +1,165 @@
+"""The settings of an app: what `singleton_lock_…` says, and what is found out where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.backend import Backend, can_keep_locks, scheme
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options.delivery import visibility_timeout
+from celery_singleton_lock.options.rules import (
+    ACCEPTABLE,
+    CALL_KEYS,
+    MAX_DONE_TTL,
+    OPTIONS,
+    SETTINGS,
+    did_you_mean,
+    setting,
+)
+
+#: Seconds for which it is remembered at least that a message was carried out, unless the setting says otherwise.
+MIN_DONE_TTL = 3600.0
+
+#: What `broker_transport_options` says about Sentinel.
+_SENTINEL_OPTIONS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The app's settings, checked.
+
+    Attributes:
+        backend: where the locks are.
+        transport_options: connection options for it.
+        prefix: what every key begins with.
+        enabled: False runs every task without a lock.
+        done_ttl: seconds for which it is remembered that a message was carried out; 0: not at all.
+        replicas: how many replicas of the lock server must have a lock before it counts as taken.
+        journal: entries that the journal keeps; 0: there is none.
+        blocked_after: refusals in a row after which there is a warning; 0: never.
+        accept: options of a call (`singleton_lock={...}`) that a worker takes from a message; "disable" is
+            `singleton_lock=False`.
+        defaults: of the task options.
+    """
+
+    backend: Backend
+    transport_options: Mapping[str, Any] = field(repr=False)
+    prefix: str
+    enabled: bool
+    done_ttl: float
+    replicas: int
+    journal: int
+    blocked_after: int
+    accept: frozenset[str]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def from_app(cls, app: Any, *, backend: str | None = None) -> Settings:
+        """The settings in an app's configuration.
+
+        Args:
+            app: whose configuration it is.
+            backend: URL to use whatever that says.
+
+        Raises:
+            InvalidOption: a setting is unknown or not allowed, or no backend can be found.
+        """
+        app.conf.get("singleton_lock_backend")  # Loads the configuration: until then `conf` is a stand-in.
+        conf = app.conf
+        for error in _unknown_settings(conf):
+            raise error
+        enabled = setting(conf, "singleton_lock_enabled", True)
+        explicit = setting(conf, "singleton_lock_backend")
+        found, transport_options = _backend(conf, backend or explicit, enabled=enabled)
+        return cls(
+            backend=found,
+            transport_options={**transport_options, **setting(conf, "singleton_lock_transport_options", {})},
+            prefix=setting(conf, "singleton_lock_prefix", "singleton_lock"),
+            enabled=enabled,
+            done_ttl=float(setting(conf, "singleton_lock_done_ttl", _until_no_copy_comes(conf))),
+            replicas=setting(conf, "singleton_lock_replicas", 0),
+            journal=setting(conf, "singleton_lock_journal", 10_000),
+            blocked_after=setting(conf, "singleton_lock_blocked_after", 12),
+            accept=accepted(conf),
+            defaults={name: setting(conf, option.setting, option.default) for name, option in OPTIONS.items()},
+        )
+
+
+def problems(app: Any) -> Iterator[InvalidOption]:
+    """What is wrong with an app's settings of ours, one by one; a worker that starts raises the first of them."""
+    app.conf.get("singleton_lock_backend")  # As in `Settings.from_app`.
+    yield from _unknown_settings(app.conf)
+    for name in SETTINGS:
+        try:
+            setting(app.conf, name)
+        except InvalidOption as error:
+            yield error
+
+
+def accepted(conf: Any) -> frozenset[str]:
+    """The options of a call that a worker takes from a message.
+
+    Raises:
+        InvalidOption: the setting is not allowed.
+    """
+    # By default whoever sends may say how an execution locks; not that it does not.
+    given = setting(conf, "singleton_lock_accept", CALL_KEYS)
+    return frozenset({"all": ACCEPTABLE, "none": ()}[given] if isinstance(given, str) else given)
+
+
+def parse_backend(urls: str) -> Backend:
+    """As `Backend.parse`.
+
+    Raises:
+        InvalidOption: it is none.
+    """
+    try:
+        return Backend.parse(urls)
+    except ValueError as error:
+        raise InvalidOption(f"setting singleton_lock_backend is {error}") from None
+
+
+def _backend(conf: Any, explicit: str | None, *, enabled: bool) -> tuple[Backend, Mapping[str, Any]]:
+    """The lock server and its options: as set, else the broker if it is Redis, else the result backend."""
+    if explicit is not None:
+        return parse_backend(explicit), {}
+    for url, ssl, options in (
+        (conf.broker_url, conf.get("broker_use_ssl"), conf.get("broker_transport_options")),
+        (conf.result_backend, conf.get("redis_backend_use_ssl"), conf.get("result_backend_transport_options")),
+    ):
+        if isinstance(url, str) and can_keep_locks(url):
+            of_sentinels = {name: (options or {})[name] for name in _SENTINEL_OPTIONS if name in (options or {})}
+            return parse_backend("memory://" if scheme(url) == "memory" else url), {
+                **(ssl if isinstance(ssl, Mapping) else {}),
+                **(of_sentinels if scheme(url) == "sentinel" else {}),
+            }
+    if not enabled:
+        return parse_backend("memory://"), {}
+    raise InvalidOption(
+        "setting singleton_lock_backend is not set, and neither broker_url nor result_backend is one Redis server: "
+        "set it to a URL such as 'redis://localhost:6379/0'"
+    )
+
+
+def _until_no_copy_comes(conf: Any) -> float:
+    """As long as the broker may redeliver a message, and never less than an hour."""
+    return min(max(visibility_timeout(conf) or 0.0, MIN_DONE_TTL), MAX_DONE_TTL)
+
+
+def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
+    for name in _setting_names(conf):
+        if name not in SETTINGS:
+            yield InvalidOption(f"there is no setting {cleaned.text(name)}{did_you_mean(name, sorted(SETTINGS))}")
+
+
+def _setting_names(conf: Any) -> Iterable[str]:
+    """Names of the settings that look like ours, whatever the namespace they were written in."""
+    namespace = (getattr(conf, "prefix", None) or "").lower()
+    for mapping in getattr(conf, "maps", ()):
+        for key in list(mapping.keys()):
+            name = str(key).lower().removeprefix(namespace)
+            if name.startswith("singleton_lock_"):
+                yield name

@@ -1,0 +1,214 @@
+"""What each option and setting is called, and what it may be.
+
+Whatever is found is checked by its rule before anything is sent or locked; a comparison may raise anything, and is then
+a refusal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.errors import InvalidOption
+
+#: What an execution does that meets a held lock.
+ConflictPolicy = Literal["skip", "raise", "retry", "reject"]
+POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
+
+#: A lease shorter than this cannot be renewed three times over a network.
+MIN_TTL = 1.0
+
+#: A longer one would keep a dead worker's lock for more than a day.
+MAX_TTL = 86_400.0
+
+#: Seconds for which a finished message is remembered at most: 30 days.
+MAX_DONE_TTL = 2_592_000.0
+
+#: Entries that the journal keeps at most: some hundred bytes each.
+MAX_JOURNAL = 1_000_000
+
+#: More holders of one key than this are no lock: each acquire passes over all of them.
+MAX_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value may be, as a test and in words."""
+
+    allows: Callable[[Any], bool]
+    words: str
+
+    def require(self, value: Any, where: str, *, secret: bool = False) -> Any:
+        """The value.
+
+        Args:
+            value: to check.
+            where: it was found, for the error.
+            secret: do not show it.
+
+        Raises:
+            InvalidOption: it is not allowed.
+        """
+        try:
+            allowed = self.allows(value)
+        except Exception:  # noqa: BLE001 - comparing a value of any type may raise anything: an array of numpy's does
+            allowed = False
+        if not allowed:
+            found = "of the wrong type" if secret else cleaned.value_shown(value)
+            raise InvalidOption(f"{where} is {found}; allowed: {self.words}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its name on a task and in the settings, its default, and its rule."""
+
+    attribute: str
+    setting: str
+    default: Any
+    rule: Rule
+
+
+def did_you_mean(name: object, allowed: Iterable[str]) -> str:
+    """The end of an error about a name that is not known."""
+    allowed = tuple(allowed)
+    close = difflib.get_close_matches(cleaned.text(name), allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{hint}; allowed: {', '.join(allowed)}"
+
+
+def is_seconds(value: object) -> bool:
+    """Whether it is a finite number, of either sign."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # A whole number beyond what a float holds.
+        return False
+
+
+def is_whole(value: object, least: int, most: int) -> bool:
+    """Whether it is a whole number within these bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def one_of(*names: str) -> Rule:
+    """One of some words."""
+    return Rule(lambda value: value in names, " or ".join(map(repr, names)))
+
+
+def _seconds_to(most: float, *, least: float = 0.0) -> Rule:
+    return Rule(
+        lambda value: is_seconds(value) and least <= value <= most, f"a number of seconds from {least:g} to {most:g}"
+    )
+
+
+def _seconds(end: str = "") -> Rule:
+    return Rule(lambda value: is_seconds(value) and value >= 0, f"a number of seconds, 0 or more{end}")
+
+
+def _whole_to(most: int, *, least: int = 0, of_least: str = "") -> Rule:
+    return Rule(lambda value: is_whole(value, least, most), f"a whole number from {least}{of_least} to {most}")
+
+
+TTL = _seconds_to(MAX_TTL, least=MIN_TTL)
+BOOLEAN = Rule(lambda value: isinstance(value, bool), "True or False")
+TEXT = Rule(lambda value: isinstance(value, str) and value != "", "a text that is not empty")
+
+_RETRIES = Rule(
+    lambda value: value is None or is_whole(value, 0, cleaned.MAX_COUNT),
+    "a whole number, 0 or more, or None for no bound",
+)
+_POLICY = Rule(
+    lambda value: callable(value) or (isinstance(value, str) and value in POLICIES),
+    f"{one_of(*POLICIES).words}, or a callable of (task, conflict) that returns one of them",
+)
+
+#: Options of a task, by their names in `Options`.
+OPTIONS: Mapping[str, Option] = {
+    "scope": Option("lock_scope", "singleton_lock_scope", "while_executing", one_of("while_executing")),
+    "ttl": Option("lock_ttl", "singleton_lock_ttl", 30.0, TTL),
+    "wait": Option("lock_wait", "singleton_lock_wait", 0.0, _seconds()),
+    "on_conflict": Option("on_conflict", "singleton_lock_on_conflict", "skip", _POLICY),
+    "conflict_retries": Option("lock_conflict_retries", "singleton_lock_conflict_retries", None, _RETRIES),
+    "on_lock_lost": Option("on_lock_lost", "singleton_lock_on_lock_lost", "abort", one_of("abort", "warn")),
+    "on_unavailable": Option(
+        "on_unavailable", "singleton_lock_on_unavailable", "retry", one_of("retry", "raise", "run")
+    ),
+    "retain_on_retry": Option("lock_retain_on_retry", "singleton_lock_retain_on_retry", False, BOOLEAN),
+    "limit": Option("lock_limit", "singleton_lock_limit", 1, _whole_to(MAX_LIMIT, least=1)),
+    "at_least_for": Option("lock_at_least_for", "singleton_lock_at_least_for", 0.0, _seconds_to(MAX_TTL)),
+}
+
+#: What may stand in the `singleton_lock={...}` of a call.
+CALL_KEYS = ("key", *(name for name in OPTIONS if name not in ("scope", "limit")))
+
+#: What `singleton_lock_accept` calls `singleton_lock=False`, and all that it may name.
+DISABLE = "disable"
+ACCEPTABLE = (DISABLE, *CALL_KEYS)
+
+
+def _is_acceptable(value: object) -> bool:
+    if isinstance(value, str):
+        return value in ("all", "none")
+    return isinstance(value, (list, tuple, set, frozenset)) and all(name in ACCEPTABLE for name in value)
+
+
+#: App settings that are not a default of a task option.
+LOCK_SETTINGS: Mapping[str, Rule] = {
+    "singleton_lock_backend": Rule(lambda value: isinstance(value, str), "a URL"),
+    "singleton_lock_transport_options": Rule(
+        lambda value: isinstance(value, Mapping), "a dictionary, as for broker_transport_options"
+    ),
+    "singleton_lock_prefix": Rule(
+        lambda value: isinstance(value, str) and re.fullmatch(r"[\w.:/-]{1,100}", value, re.ASCII) is not None,
+        "1 to 100 letters, digits, or any of _ . : / -",
+    ),
+    "singleton_lock_enabled": BOOLEAN,
+    "singleton_lock_done_ttl": _seconds_to(MAX_DONE_TTL),
+    "singleton_lock_replicas": _whole_to(100),
+    "singleton_lock_journal": _whole_to(MAX_JOURNAL, of_least=" (no journal)"),
+    "singleton_lock_blocked_after": Rule(
+        lambda value: is_whole(value, 0, cleaned.MAX_COUNT), "a whole number, 0 (never) or more"
+    ),
+    "singleton_lock_accept": Rule(
+        _is_acceptable, f"'all', 'none', or a list of any of {', '.join(map(repr, ACCEPTABLE))}"
+    ),
+}
+
+#: Settings of beat's exclusive scheduler.
+BEAT_SETTINGS: Mapping[str, Rule] = {
+    "singleton_lock_beat_scheduler": Rule(
+        lambda value: (isinstance(value, str) and value != "") or isinstance(value, type),
+        "a scheduler class, or its name such as 'celery.beat:PersistentScheduler'",
+    ),
+    "singleton_lock_beat_mode": one_of("leader", "shared"),
+    "singleton_lock_beat_ttl": TTL,
+    "singleton_lock_beat_catch_up": _seconds(", or None for no bound"),
+    "singleton_lock_beat_name": TEXT,
+}
+
+#: Every setting of ours.
+SETTINGS: Mapping[str, Rule] = {
+    **LOCK_SETTINGS,
+    **{option.setting: option.rule for option in OPTIONS.values()},
+    **BEAT_SETTINGS,
+}
+
+#: Settings whose values hold a password, and are not shown.
+SECRET = ("singleton_lock_backend", "singleton_lock_transport_options")
+
+
+def setting(conf: Any, name: str, default: Any = None) -> Any:
+    """A setting of an app, checked; the default where it is not set.
+
+    Raises:
+        InvalidOption: it is not allowed.
+    """
+    value = conf.get(name)
+    return default if value is None else SETTINGS[name].require(value, f"setting {name}", secret=name in SECRET)

@@ -1,0 +1,177 @@
+"""The options of one execution: looked up for the call (`singleton_lock={...}`), on the task (`lock_ttl = 60`), in the
+app's settings (`singleton_lock_ttl = 60`), and last in their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import MethodType
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.rules import (
+    ACCEPTABLE,
+    CALL_KEYS,
+    DISABLE,
+    OPTIONS,
+    TEXT,
+    ConflictPolicy,
+    Option,
+    did_you_mean,
+    is_seconds,
+)
+
+#: Task attributes of ours without an app-wide default.
+KEY_ATTRIBUTES = ("lock_key", "lock_name")
+
+#: Options of the design that are not built yet, so that nobody relies on them.
+_LATER_ATTRIBUTES = ("on_duplicate",)
+
+#: Seconds that a message may ask for at most, where the task and the settings do not say more themselves.
+MAX_ASKED = 3600.0
+
+#: Options of a call that are bounded by that: for so long a message may keep others out, or a worker's slot.
+_BOUNDED = ("ttl", "wait", "at_least_for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How one execution locks: the task options of these names, and `key`, a text that the caller gave instead of one
+    made from the arguments. Seconds everywhere.
+    """
+
+    scope: str
+    ttl: float
+    wait: float
+    on_conflict: ConflictPolicy | Callable[..., Any]
+    conflict_retries: int | None
+    on_lock_lost: Literal["abort", "warn"]
+    on_unavailable: Literal["retry", "raise", "run"]
+    retain_on_retry: bool
+    limit: int
+    at_least_for: float
+    key: str | None = None
+
+
+def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = None) -> Options:
+    """The options of one execution of `task`; `call` is what the caller gave as `singleton_lock={...}`.
+
+    Raises:
+        InvalidOption: a value is not allowed.
+    """
+    # Not type(task): it may be Celery's proxy of a task.
+    given, own = _attributes(task), task.__class__
+    known, of, options = _latest.get(own, (None, None, None))
+    if options is None or known != given or of is not settings:
+        options = _options_of(task, settings)
+        _latest[own] = given, settings, options
+    return replace(options, **call) if call else options
+
+
+#: The options of each task's last execution, by its class, and what they were made of: somebody may set an attribute
+#: at any time.
+_latest: WeakKeyDictionary[type, tuple[Any, Settings, Options]] = WeakKeyDictionary()
+
+_attributes = attrgetter(*(option.attribute for option in OPTIONS.values()))
+
+
+def _options_of(task: Any, settings: Settings) -> Options:
+    values = dict(settings.defaults)
+    for name, option in OPTIONS.items():
+        value = raw_attribute(task, option.attribute)
+        if value is not None:
+            values[name] = option.rule.require(value, f"option {option.attribute} of task {task.name}")
+    return Options(**values)
+
+
+def check_task(task: Any) -> None:
+    """Refuse wrong options of a task class when it is bound to its app, before anything is sent.
+
+    Raises:
+        InvalidOption: an option is unknown or its value is not allowed.
+    """
+    rules = {option.attribute: option.rule for option in OPTIONS.values()} | {"lock_name": TEXT}
+    for attribute, rule in rules.items():
+        value = raw_attribute(task, attribute)
+        if value is not None:
+            rule.require(value, f"option {attribute} of task {task.name}")
+    _refuse_unknown_attributes(task)
+
+
+def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[False] | None:
+    """What `apply_async(singleton_lock=...)` may be: a dictionary, False (no lock), True or None (as the task says).
+
+    Raises:
+        InvalidOption: anything else, in the producer before sending, and in the worker for messages of others.
+    """
+    where = f"singleton_lock of a call of {task_name}"
+    if value is None or value is True:
+        return None
+    if value is False:
+        return False
+    if not isinstance(value, Mapping):
+        raise InvalidOption(
+            f"{where} is {cleaned.value_shown(value)}, but must be a dictionary, or False to run without a lock"
+        )
+    for name in value:
+        if name not in CALL_KEYS:
+            raise InvalidOption(f"{where} has the key {cleaned.value_shown(name)}{did_you_mean(name, CALL_KEYS)}")
+        rule = TEXT if name == "key" else OPTIONS[name].rule
+        rule.require(value[name], f"{where}, key {name!r},")
+        if callable(value[name]):
+            raise InvalidOption(f"{where}: {name!r} is a callable, which no message can carry; set it on the task")
+    return dict(value)
+
+
+def check_accepted(call: Mapping[str, Any] | Literal[False] | None, accept: frozenset[str], task: Any) -> None:
+    """Whether a worker takes these options of a call, as `check_call` gave them, from a message.
+
+    Raises:
+        InvalidOption: one of them is not accepted; in the producer before sending, and in the worker.
+    """
+    where = f"singleton_lock of a call of {task.name}"
+    for name in (DISABLE,) if call is False else call or ():
+        if name not in accept:
+            asked = "False" if call is False else f"given with {name!r}"
+            raise InvalidOption(
+                f"{where} is {asked}, which workers do not take from a message; setting singleton_lock_accept lets "
+                f"them take {', '.join(it for it in ACCEPTABLE if it in accept) or 'nothing'}: add {name!r} to it, or "
+                "set the option on the task"
+            )
+    for name in _BOUNDED:
+        asked_for, most = (call or {}).get(name, 0.0), max(MAX_ASKED, _own_seconds(task, OPTIONS[name]))
+        if asked_for > most:
+            raise InvalidOption(
+                f"{where} has the key {name!r} with {cleaned.value_shown(asked_for)}; allowed in a message: "
+                f"{most:g} seconds at most; set {OPTIONS[name].attribute} on the task for more"
+            )
+
+
+def _own_seconds(task: Any, option: Option) -> float:
+    own = raw_attribute(task, option.attribute)
+    value = task.app.conf.get(option.setting) if own is None else own
+    return float(value) if is_seconds(value) else 0.0
+
+
+def raw_attribute(task: Any, name: str) -> Any:
+    """An option as it stands on the task's class: a function given to `@app.task(...)` is not made a method."""
+    value = getattr(task, name, None)
+    if isinstance(value, property):
+        return None
+    return value.__func__ if isinstance(value, MethodType) else value
+
+
+def _refuse_unknown_attributes(task: Any) -> None:
+    known = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
+    for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
+        reserved = name.startswith("lock_") or name in _LATER_ATTRIBUTES
+        if reserved and name not in known and not callable(value) and not isinstance(value, property):
+            raise InvalidOption(
+                f"task {task.name} has the attribute {name!r}{did_you_mean(name, known)} "
+                "(names that begin with lock_ are kept for options of this package)"
+            )
