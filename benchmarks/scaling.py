@@ -23,7 +23,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, Nodes
 
@@ -58,10 +58,8 @@ def acquire_many(store: Any, numbers: Sequence[int], *, ttl: float = TTL) -> lis
         batch, sent_at = numbers[start : start + PIPELINE], clock.now()
         owners = [new_owner() for _ in batch]
         asked = [
-            calls.acquire(
-                LockRequest(
-                    *(key_of(number), owner), ttl=ttl, holder=holder_of(number), waiting=False, once=True, slots=(0,)
-                ),
+            lock_commands.acquire(
+                LockRequest(key_of(number), owner, ttl=ttl, holder=holder_of(number), once=True), new_owner()
             )
             for number, owner in zip(batch, owners, strict=True)
         ]
