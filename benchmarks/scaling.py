@@ -24,7 +24,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import Cluster, Nodes
 
@@ -72,7 +72,7 @@ def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
             LockRequest(key_of(number), new_owner(), MEANWHILE, holder_of(number), once=True)
             for number in numbers[start : start + PIPELINE]
         ]
-        asked = [calls.acquire(request, new_owner()) for request in requests]
+        asked = [lock_commands.acquire(request, new_owner()) for request in requests]
         for request, answer in zip(requests, store._servers.run_each(asked, step=10.0), strict=True):
             assert answer[0] == 1, answer
             leases.append(request.lease(fence=answer[1], sent_at=sent_at, slot=0))

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Literal
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import journal_commands, ledger_commands, lock_commands, vote_commands
+from celery_singleton_lock.stores.redis.script import Script
 from tests.proxy import LossyProxy
 
 #: In front: the server gets the command when the stall is over, also if nobody waits for it any more. Within: it gets
@@ -19,7 +20,10 @@ Place = Literal["front", "within", "behind"]
 #: Kinds of commands by what is in them.
 KINDS: dict[str, bytes] = {
     **{
-        name.strip("_"): script.sha.encode() for name, script in vars(calls).items() if isinstance(script, calls.Script)
+        name: script.sha.encode()
+        for module in (lock_commands, vote_commands, ledger_commands, journal_commands)
+        for name, script in vars(module).items()
+        if isinstance(script, Script)
     },
     "BLPOP": b"BLPOP",
 }

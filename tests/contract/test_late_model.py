@@ -30,7 +30,8 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 
@@ -46,10 +47,10 @@ class Wire:
         self._run = store._servers.run
         #: How the next requests fare: "lost" never arrives (yet), "unheard" arrives and its answer does not.
         self.fates: list[str] = []
-        self.late: list[calls.Call] = []
+        self.late: list[Call] = []
         store._servers.run = self.run  # type: ignore[method-assign]
 
-    def run(self, call: calls.Call, **options: Any) -> Any:
+    def run(self, call: Call, **options: Any) -> Any:
         fate = self.fates.pop(0) if self.fates else "well"
         if fate == "lost":
             self.late.append(call)
@@ -96,7 +97,7 @@ class LateHistories(RuleBasedStateMachine):
         self.store, self.limit = store, limit
         self.wire = Wire(store)
         # Paid by a rule, not by a thread.
-        self.owed: dict[Any, Callable[[float], calls.Call]] = {}
+        self.owed: dict[Any, Callable[[float], Call]] = {}
         store._debts.owe = lambda name, make, *, seconds: self.owed.__setitem__(name, make)  # type: ignore[method-assign]
         self.deliveries = [Delivery(sender) for sender in range(3)]
         self.fence = 0
@@ -226,17 +227,17 @@ def test_nobody_is_beside_another(histories: type[LateHistories], examples: int)
 @pytest.mark.parametrize("broken", ["undone", "late", "given_up"])
 def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """Without what undoes an acquire, what voids the earlier tries of one, or what a copy says of its predecessor."""
-    acquire = calls.acquire
+    acquire = lock_commands.acquire
     if broken == "undone":
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
     elif broken == "late":
-        monkeypatch.setattr(calls, "acquire", lambda *asked, late, **how: acquire(*asked, **how))
+        monkeypatch.setattr(lock_commands, "acquire", lambda *asked, late, **how: acquire(*asked, **how))
     else:
 
-        def forgetful(request: LockRequest, name: str, **how: Any) -> calls.Call:
+        def forgetful(request: LockRequest, name: str, **how: Any) -> Call:
             return acquire(replace(request, given_up=()), name, **how)
 
-        monkeypatch.setattr(calls, "acquire", forgetful)
+        monkeypatch.setattr(lock_commands, "acquire", forgetful)
         monkeypatch.setattr(RedisStore, "abandon", lambda *_: None)
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
     # Owners are random, so that a history which was found may not be found again.

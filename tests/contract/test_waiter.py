@@ -18,7 +18,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.asking_waiter import AskingWaiter
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.piped_waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
@@ -167,7 +167,7 @@ def test_first_come_first_served(store: Store) -> None:
 def redis_store(redis_server: RedisServer) -> Iterator[Store]:
     store = open_url(redis_server.url_of(0), {})
     with redis_server.client() as client:
-        client.script_load(calls._QUEUED.text)
+        client.script_load(lock_commands.HAND_OVER.text)
     yield store
     store.close()
     redis_server.flush()
@@ -250,7 +250,7 @@ class TestQuestionAhead:
         self, redis_store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And it trusts its lease from the moment in which it says so."""
-        monkeypatch.setattr(calls, "PROVISIONAL", TTL / 10)
+        monkeypatch.setattr(lock_commands, "PROVISIONAL", TTL / 10)
         first = taken(redis_store)
         turn = piped(redis_store)
         redis_store.free(first)
@@ -271,7 +271,7 @@ class TestQuestionAhead:
         self, redis_store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As one that was frozen: it hears that it was given the lock when another has it."""
-        monkeypatch.setattr(calls, "PROVISIONAL", 0.05)
+        monkeypatch.setattr(lock_commands, "PROVISIONAL", 0.05)
         first = taken(redis_store)
         turn = piped(redis_store)
         redis_store.free(first)
@@ -300,7 +300,7 @@ class TestQuestionAhead:
             assert isinstance(found, Lease)
             redis_store.free(found)
             with redis_server.client() as client:
-                assert client.script_exists(calls._QUEUED.sha) == [True], "the next hand-over is quick again"
+                assert client.script_exists(lock_commands.HAND_OVER.sha) == [True], "the next hand-over is quick again"
 
     def test_waiter_that_is_killed_gets_nothing(self, redis_store: Store, redis_server: RedisServer) -> None:
         first = taken(redis_store)

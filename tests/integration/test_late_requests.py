@@ -15,10 +15,11 @@ from redis import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
@@ -209,7 +210,7 @@ class TestAcquire:
         """A time limit that strikes while the answer is awaited."""
         run = store._servers.run
 
-        def interrupted(call: calls.Call, **options: float) -> object:
+        def interrupted(call: Call, **options: float) -> object:
             monkeypatch.setattr(store._servers, "run", run)
             with suppress(Exception):
                 run(call, **options)  # type: ignore[arg-type]
@@ -266,7 +267,7 @@ class TestLeave:
         lease, asked = taken(direct), []
         run = direct._servers.run
 
-        def noted(call: calls.Call) -> object:
+        def noted(call: Call) -> object:
             asked.append(call)
             return run(call)
 
@@ -286,7 +287,7 @@ class TestLeave:
         own_redis.pause()
         direct.remember(KEY, Record(ME.message, b"killed", 60.0))
         direct._debts.begin()  # As if it were said only after the next.
-        owed = calls.free(lease, record=Record(ME.message, b"killed", 60.0), repeated=True)
+        owed = lock_commands.free(lease, record=Record(ME.message, b"killed", 60.0), repeated=True)
         own_redis.resume()
         direct.free(lease, record=Record(ME.message, b"settled", 60.0))
         direct._servers.run(owed)
@@ -355,7 +356,7 @@ class TestRelease:
             store.free(lease, record=mark)
         until(lambda: is_settled(store))
         store.replace_records([(KEY, mark._replace(content=b"settled"))])
-        store._debts.owe("again", lambda _: calls.free(lease, record=mark, repeated=True), seconds=60.0)
+        store._debts.owe("again", lambda _: lock_commands.free(lease, record=mark, repeated=True), seconds=60.0)
         until(lambda: is_settled(store))
         assert [mark.content for mark in store.inspect(KEY).records] == [b"settled"]
 
@@ -475,7 +476,9 @@ class TestDebts:
 
     def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.kill()
-        direct._debts.owe("x", lambda _: calls.abandon(Lease(KEY, "x", ttl=1, fence=0, sent_at=0.0)), seconds=0.2)
+        direct._debts.owe(
+            "x", lambda _: lock_commands.abandon(Lease(KEY, "x", ttl=1, fence=0, sent_at=0.0)), seconds=0.2
+        )
         until(lambda: direct._debts._thread is None)
         assert is_settled(direct)
 
@@ -486,7 +489,7 @@ class TestDebts:
         own_redis.pause()
         leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
         for lease in leases:
-            direct._debts.owe(lease, lambda _, lease=lease: calls.abandon(lease), seconds=60.0)  # type: ignore[misc]
+            direct._debts.owe(lease, lambda _, lease=lease: lock_commands.abandon(lease), seconds=60.0)  # type: ignore[misc]
         assert list(direct._debts._debts) == leases[-10:]
         own_redis.resume()
         until(lambda: is_settled(direct))
@@ -498,9 +501,9 @@ class TestDebts:
         with own_redis.client() as client:
             client.set("late:{text}:waiting", "text")
             client.set("late:{text}:run", "x" * 32)
-        direct._debts.owe(1, lambda _: calls.abandon(Lease("late:{text}", "x" * 32, ttl=1, fence=0, sent_at=0.0)),
-                          seconds=60.0)  # fmt: skip
-        direct._debts.owe(2, lambda _: calls.abandon(lease), seconds=60.0)
+        stranger = Hold("late:{text}", "x" * 32, ttl=1)
+        direct._debts.owe(1, lambda _: lock_commands.abandon(stranger), seconds=60.0)
+        direct._debts.owe(2, lambda _: lock_commands.abandon(lease), seconds=60.0)
         until(lambda: direct.held(KEY) == [])
 
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import calls, keyspace
+from celery_singleton_lock.stores.redis import keyspace, lock_commands, vote_commands
 from celery_singleton_lock.stores.redis.redlock import RedlockStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
@@ -589,9 +589,9 @@ class TestSemaphore:
     def test_what_is_left_of_an_attempt_is_no_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
         owner, node = new_owner(), store._nodes[0].server
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
-        assert node.run(calls.vote(request, slot=0, memory=None))[::2] == [1, 0]
-        assert node.run(calls.vote(request, slot=1, memory=None))[0] == 0
-        assert node.run(calls.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node.run(vote_commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node.run(vote_commands.vote(request, slot=1, memory=None))[0] == 0
+        assert node.run(vote_commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
 
     def test_so_many_hold_it(self, nodes: Nodes, store: RedlockStore) -> None:
         """Not more, as counting on each node would: three that each admit two admit three with a majority."""
@@ -652,5 +652,5 @@ def test_wake_ups_that_nobody_takes_do_not_pile_up(nodes: Nodes) -> None:
     """Waiters take them from one node; releases leave one on each."""
     server = open_url(nodes.servers[0].url)._servers
     for _ in range(5):
-        server.run(calls.wake(KEY, limit=2))
+        server.run(lock_commands.wake(KEY, limit=2))
     assert server.command("LLEN", keyspace.wake_key(KEY)) == 2

@@ -144,7 +144,7 @@ def test_nothing_is_lost_where_each_answer_takes_long(
     assert run_twice(slow) == []
 
 
-@pytest.mark.parametrize(("kind", "place"), [("ACQUIRE", "front"), ("RELEASE", "behind")])
+@pytest.mark.parametrize(("kind", "place"), [("ACQUIRE", "front"), ("FREE", "behind")])
 def test_stall_at_a_command(proxied: Shop, proxy: StallingProxy, kind: str, place: Place) -> None:
     proxied.start("one", concurrency=SLOTS)
     assert stalls(proxied, proxy, [kind], [place], [4.5]) == {}
@@ -188,7 +188,7 @@ def stalls(
     for result in send_all(shop, "first", 0.05).values():
         result.get(timeout=LIMIT)
     seen = set(proxy.seen)
-    assert {"ACQUIRE", "RELEASE"} <= seen
+    assert {"ACQUIRE", "FREE"} <= seen
     found: dict[str, object] = {}
     not_met: set[str] = set()
     for name, kind, place, seconds in (
@@ -207,7 +207,7 @@ def stalls(
         if wrong:
             found[name] = wrong
     print(f"{sorted(seen)} were stalled, but not always {sorted(not_met)}")
-    assert not not_met & {"ACQUIRE", "RELEASE"}
+    assert not not_met & {"ACQUIRE", "FREE"}
     if twice := run_twice(shop):
         found["run twice"] = twice
     if met := overlaps(shop.record.runs()):

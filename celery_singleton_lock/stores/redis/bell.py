@@ -22,8 +22,9 @@ from redis.exceptions import (
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.stores.redis import calls, keyspace
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.connection import Stream
+from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import told
 
 #: Seconds that a waiter sleeps at most before it looks again: a wake-up that goes to a waiter which is dead, frozen, or
@@ -38,7 +39,7 @@ MOVING = 0.1
 class Pole(Protocol):
     """What a bell can hang on: a server, or what a cluster shows of a key."""
 
-    def run(self, call: calls.Call) -> Any:
+    def run(self, call: Call) -> Any:
         """Run a script."""
 
     def stream(self) -> AbstractContextManager[Stream]:
@@ -55,7 +56,7 @@ class RedisBell:
         behind: what the server is to do when it wakes the waiter.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Pole], shown: str, behind: calls.Call | None = None) -> None:
+    def __init__(self, key: str, server_of: Callable[[], Pole], shown: str, behind: Call | None = None) -> None:
         self._key = key
         self._behind = behind
         self._server_of = server_of
@@ -71,7 +72,7 @@ class RedisBell:
         with suppress(RedisError, OSError), self._exits:
             if self._behind is None and stream is not None and stream.unanswered and _answered(stream):
                 # Woken while it left: somebody else may need that.
-                self._server_of().run(calls.wake_another(self._key))
+                self._server_of().run(lock_commands.wake_another(self._key))
 
     @property
     def is_open(self) -> bool:

@@ -14,8 +14,8 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, TimeoutError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
-from celery_singleton_lock.stores.redis.calls import Call, Command
 from celery_singleton_lock.stores.redis.connection import Stream
+from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
 
 Address = tuple[str, int]

@@ -31,7 +31,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from celery_singleton_lock.stores.redis.calls import Call, Command
+from celery_singleton_lock.stores.redis.script import Call, Command
 
 _NOTHING = object()
 

@@ -17,7 +17,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis.calls import Call
+from celery_singleton_lock.stores.redis.script import Call
 
 logger = get_logger(__name__)
 

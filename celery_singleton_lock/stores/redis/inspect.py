@@ -15,8 +15,8 @@ from redis.exceptions import ResponseError
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
-from celery_singleton_lock.stores.redis import calls, keyspace
-from celery_singleton_lock.stores.redis.calls import Command
+from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
+from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Reader
 
 #: Keys, or entries, that the server looks at in one step.
@@ -30,7 +30,7 @@ def held(server: Reader, key: str, limit: int) -> list[Held]:
         RedisError, OSError: no answer, or an error.
     """
     (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
-    slots = max(limit, min(_number(in_use) or 0, calls.MAX_SLOTS))
+    slots = max(limit, min(_number(in_use) or 0, lock_answers.MAX_SLOTS))
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
@@ -64,7 +64,7 @@ def inspect(server: Reader, key: str) -> KeyState:
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     about: list[Command] = [
         ("GET", keyspace.fence_key(key)),
-        ("ZCOUNT", keyspace.waiting_key(key), *calls.waiting_since()),
+        ("ZCOUNT", keyspace.waiting_key(key), *lock_commands.waiting_since()),
     ]
     # A record may hold a return value of some KiB.
     fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
@@ -129,7 +129,7 @@ def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False
         others: whether values of another type may be there, which are nobody's lock; an error unless that is said.
     """
     ways = [(place, keyspace.run_key(place.key, place.slot)) for place in places]
-    since = calls.waiting_since()
+    since = lock_commands.waiting_since()
     asked = [(("GET", name), ("PTTL", name), ("ZCOUNT", keyspace.waiting_key(it.key), *since)) for it, name in ways]
     answers = server.command_each([*chain.from_iterable(asked)])
     found: list[Held | None] = []
@@ -139,7 +139,7 @@ def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False
         if not isinstance(value, bytes):
             found.append(None)  # It is gone by now, or of another type.
             continue
-        found.append(replace(calls.held(value, pttl), slot=place.slot, waiters=_count(waiters)))
+        found.append(replace(lock_answers.held(value, pttl), slot=place.slot, waiters=_count(waiters)))
     return found
 
 

@@ -12,7 +12,8 @@ from redis.exceptions import ResponseError
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores.journal import Written
-from celery_singleton_lock.stores.redis import calls, keyspace
+from celery_singleton_lock.stores.redis import journal_commands, keyspace
+from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Reader
 
 #: Entries that are read at once.
@@ -32,7 +33,7 @@ class RedisJournal:
         read: see `Read`.
     """
 
-    def __init__(self, prefix: str, size: int, run: Callable[[calls.Call], Any], read: Read) -> None:
+    def __init__(self, prefix: str, size: int, run: Callable[[Call], Any], read: Read) -> None:
         self._prefix = prefix
         self._size = size
         self._run = run
@@ -46,7 +47,8 @@ class RedisJournal:
         slack: float,
         coarse: Mapping[str, str] | None = None,
     ) -> Written:
-        return calls.written(self._run(calls.write(self._prefix, self._size, counts, entries, slack, coarse or {})))
+        call = journal_commands.write(self._prefix, self._size, counts, entries, slack, coarse or {})
+        return journal_commands.written(self._run(call))
 
     def counts(self) -> dict[str, int]:
         return self._sum("counts")

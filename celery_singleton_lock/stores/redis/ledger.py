@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from celery_singleton_lock.stores.ledger import Refused
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import ledger_commands
+from celery_singleton_lock.stores.redis.ledger_commands import Claim
+from celery_singleton_lock.stores.redis.script import Call
 
 #: Seconds until a claim is tried again of which everybody got a part.
 SPLIT = 0.2
 
 #: Runs a script: its answer, or those of a majority at least.
-Ask = Callable[[calls.Call], Sequence[Any]]
+Ask = Callable[[Call], Sequence[Any]]
 
 
 class RedisLedger:
@@ -46,14 +48,14 @@ class RedisLedger:
         self._forget_all_but(lasts)
         aligned: dict[str, int] = {}
         for part in self._parts(lasts):
-            answers = self._ask(calls.align(self._key, part, ceiling=ceiling))
+            answers = self._ask(ledger_commands.align(self._key, part, ceiling=ceiling))
             aligned.update({entry: max(known) for entry, *known in zip(part, *answers, strict=True)})
         return aligned
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         refused: dict[str, Refused] = {}
         for part in self._parts(lasts):
-            answers = self._ask(calls.claim(self._key, part, owner, ttl=ttl, ceiling=ceiling))
+            answers = self._ask(ledger_commands.claim(self._key, part, owner, ttl=ttl, ceiling=ceiling))
             for entry, *votes in zip(part, *answers, strict=True):
                 if (refusal := self._counted(votes)) is not None:
                     refused[entry] = refusal
@@ -65,22 +67,24 @@ class RedisLedger:
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
         for part in self._parts(lasts):
-            self._ask(calls.record(self._key, part, owner, ceiling=ceiling))
+            self._ask(ledger_commands.record(self._key, part, owner, ceiling=ceiling))
 
     def unclaim(self, entries: Sequence[str], owner: str) -> None:
         for start in range(0, len(entries), self._batch):
-            self._ask(calls.unclaim(self._key, entries[start : start + self._batch], owner))
+            self._ask(ledger_commands.unclaim(self._key, entries[start : start + self._batch], owner))
 
     def secret(self) -> str:
         if self._quorum == 1:
-            (found,) = self._ask(calls.secret(self._key, self._secret or secrets.token_hex(16), at_least=False))
+            (found,) = self._ask(
+                ledger_commands.secret(self._key, self._secret or secrets.token_hex(16), at_least=False)
+            )
             self._secret = _text(found)
             return self._secret
         # As with a last run, the highest of a majority counts, once a majority has it: any later one knows of it.
         # What is known here is told to all nodes: those that have lost it have it again.
         value, known = self._secret, {""}
         while known != {value} or not value:
-            known = {_text(found) for found in self._ask(calls.secret(self._key, value, at_least=True))}
+            known = {_text(found) for found in self._ask(ledger_commands.secret(self._key, value, at_least=True))}
             value = max(known) or secrets.token_hex(16)
         self._secret = value
         return value
@@ -88,7 +92,7 @@ class RedisLedger:
     def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
         gone = sorted({*self._known()} - {entry.encode() for entry in lasts})
         for start in range(0, len(gone), self._batch):
-            self._ask(calls.forget(self._key, gone[start : start + self._batch]))
+            self._ask(ledger_commands.forget(self._key, gone[start : start + self._batch]))
 
     def _parts(self, lasts: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """What goes into one call each."""
@@ -98,11 +102,11 @@ class RedisLedger:
 
     def _counted(self, votes: Sequence[Sequence[int]]) -> Refused | None:
         """None if a majority has granted it."""
-        if sent := [last for kind, last in votes if kind == 2]:
+        if sent := [last for kind, last in votes if kind == Claim.SENT]:
             return Refused(max(sent), 0.0)
-        if sum(kind == 1 for kind, _ in votes) >= self._quorum:
+        if sum(kind == Claim.CLAIMED for kind, _ in votes) >= self._quorum:
             return None
-        claimed = [pttl for kind, pttl in votes if kind == 0]
+        claimed = [pttl for kind, pttl in votes if kind == Claim.CLAIMED_BY_ANOTHER]
         return Refused(None, max(claimed) / 1000 if len(claimed) >= self._quorum else SPLIT)
 
 

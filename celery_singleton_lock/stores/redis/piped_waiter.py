@@ -1,9 +1,9 @@
 """How a waiter gets its turn on one server: its question is sent behind the command that waits, on the same connection.
 
 The server carries it out as it wakes the waiter, so that nobody else can take the lock in between. It is the waiter's
-for a second (`calls.PROVISIONAL`), and for its ttl when the waiter has said that it is there: one that is frozen, or
-cannot be reached, is passed over. A waiter that leaves says so first (`:over:<place>`), or what it has left behind
-would take the lock for nobody; who is killed closes the connection.
+for a second (`lock_commands.PROVISIONAL`), and for its ttl when the waiter has said that it is there: one that is
+frozen, or cannot be reached, is passed over. A waiter that leaves says so first (`:over:<place>`), or what it has left
+behind would take the lock for nobody; who is killed closes the connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.asking_waiter import Ask, Breaks
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import lock_answers
 from celery_singleton_lock.stores.redis.bell import RedisBell
 
 
@@ -73,7 +73,7 @@ class PipedWaiter:
         answer = self._bell.wait(timeout)
         if answer is None:
             return None
-        found = calls.queued(answer, self._granted, self._request.holder.message)
+        found = lock_answers.handed_over(answer, self._granted, self._request.holder.message)
         return None if isinstance(found, Lease) and not self._confirm(found) else found
 
     def _granted(self, fence: int, slot: int) -> Lease:

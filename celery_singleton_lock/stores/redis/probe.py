@@ -18,8 +18,10 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.redis import address, calls
+from celery_singleton_lock.stores.redis import address
 from celery_singleton_lock.stores.redis.cluster import Cluster
+from celery_singleton_lock.stores.redis.lock_answers import held
+from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Server, told
 
 #: Keys that the server looks at in one step, and that are looked at in all on one server.
@@ -180,7 +182,7 @@ def _refused(server: Server, key: str) -> list[str]:
     return [command[0] for command in _probes(key) if _refuses(server, command)]
 
 
-def _probes(key: str) -> list[calls.Command]:
+def _probes(key: str) -> list[Command]:
     return [
         ("GET", key),
         ("INCR", key),
@@ -215,10 +217,10 @@ def _probes(key: str) -> list[calls.Command]:
 
 
 #: What some features need: times of fencing tokens, and `singleton_lock_replicas`.
-_EXTRAS: Sequence[calls.Command] = (("TIME",), ("WAIT", 0, 1))
+_EXTRAS: Sequence[Command] = (("TIME",), ("WAIT", 0, 1))
 
 
-def _refuses(server: Server, command: calls.Command) -> bool:
+def _refuses(server: Server, command: Command) -> bool:
     """Whether the user may not run this. Any other error is not about permissions, and shows in a real lock."""
     try:
         server.command(*command)
@@ -286,7 +288,7 @@ def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
         yield Key(
             name.decode(errors="replace"),
             remaining=None if pttl == -1 else pttl / 1000,
-            held=calls.held(value, pttl) if isinstance(value, bytes) else None,
+            held=held(value, pttl) if isinstance(value, bytes) else None,
             foreign_type=server.command("TYPE", name).decode() if isinstance(value, ResponseError) else None,
         )
 

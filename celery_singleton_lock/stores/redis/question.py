@@ -15,7 +15,8 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.redis import calls
+from celery_singleton_lock.stores.redis import lock_answers, lock_commands
+from celery_singleton_lock.stores.redis.script import Call
 
 #: How often a question is asked anew at once, since there are more slots in use than were named; then it is a try.
 _WIDER = 5
@@ -27,12 +28,12 @@ class Question:
     Args:
         run: carries out an acquire.
         request: what is asked for.
-        replicas: see `calls.Call`.
+        replicas: see `Call`.
     """
 
     def __init__(
         self,
-        run: Callable[[calls.Call], Sequence[Any]],
+        run: Callable[[Call], Sequence[Any]],
         request: LockRequest,
         *,
         replicas: tuple[int, float] | None = None,
@@ -54,7 +55,7 @@ class Question:
             sent_at = clock.now()
             try:
                 found = self._found(sent_at)
-            except calls.MoreSlots as more:
+            except lock_answers.MoreSlots as more:
                 self._slots = max(more.slots, self._request.limit)
                 continue
             if isinstance(found, Lease) and clock.now() - sent_at > self._request.ttl / 3:
@@ -63,7 +64,7 @@ class Question:
             return found
         raise TimeoutError(f"the number of slots in use under {self._request.key} changes too often")
 
-    def undone(self, place: str | None = None, *, free: bool = True) -> calls.Call:
+    def undone(self, place: str | None = None, *, free: bool = True) -> Call:
         """What undoes the tries that were not answered, and the hold that one may have got.
 
         It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with
@@ -76,20 +77,22 @@ class Question:
         names = [*self._unanswered, *([place] if place else [])]
         request = self._request
         value = request.owner + request.holder.dumps(request.ttl) if free else new_owner()
-        return calls.undo(request.hold(), value, names)
+        return lock_commands.undo(request.hold(), value, names)
 
     def _found(self, sent_at: float) -> Lease | Held | Record:
         name, request = new_owner(), self._request
-        call = calls.acquire(request, name, slots=self._slots, late=tuple(self._unanswered), replicas=self._replicas)
+        call = lock_commands.acquire(
+            request, name, slots=self._slots, late=tuple(self._unanswered), replicas=self._replicas
+        )
         # Noted before it is sent: an interruption may come between any two lines.
         self._unanswered.append(name)
         try:
-            found = calls.found(
+            found = lock_answers.acquired(
                 self._run(call),
                 lambda fence, slot: request.lease(fence=fence, sent_at=sent_at, slot=slot),
                 request.holder.message,
             )
-        except calls.MoreSlots:
+        except lock_answers.MoreSlots:
             self._unanswered.remove(name)
             raise
         self._unanswered.clear()

@@ -19,8 +19,9 @@ from typing import Any
 from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis.calls import OF_A_NODE, Call
+from celery_singleton_lock.stores.redis import ledger_commands, vote_commands
 from celery_singleton_lock.stores.redis.connection import Stream, packed
+from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server, told
 
 #: Seconds for which a node is left alone that could not be connected to: at first, and at most.
@@ -275,9 +276,9 @@ class Fan:
         self._selector.register(stream, selectors.EVENT_READ, index)
         node.connected()
         # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
-        for script in OF_A_NODE:
+        for script in (*vote_commands.SCRIPTS, *ledger_commands.SCRIPTS):
             loading = _Sent(Call(script, (), ()), self._round, None, 0.0)
-            self._send(index, loading, packed(loading.call.load))
+            self._send(index, loading, packed(script.load))
 
     def _send(self, index: int, sent: _Sent, command: bytes | None = None) -> None:
         """Send a call to a node, behind what it was sent before, or have it owed."""

@@ -34,10 +34,11 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.asking_waiter import AskingWaiter
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
-from celery_singleton_lock.stores.redis import calls, inspect
+from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands, vote_commands
 from celery_singleton_lock.stores.redis.bell import RedisBell
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
+from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
 from celery_singleton_lock.stores.redis.owing import Owing
 from celery_singleton_lock.stores.redis.quorum_io import (
     Answers,
@@ -45,6 +46,7 @@ from celery_singleton_lock.stores.redis.quorum_io import (
     Node,
     NotAsked,
 )
+from celery_singleton_lock.stores.redis.script import BATCH, Call
 from celery_singleton_lock.stores.redis.server import Reader, Server, told
 
 logger = get_logger(__name__)
@@ -65,9 +67,6 @@ PATIENCE = 3.0
 OWED = 600.0
 
 T = TypeVar("T")
-
-#: What a release is answered where it has freed the lock and woken nobody.
-_SOMEBODY_WAITS = 2
 
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
 PROMISED = 5.0
@@ -130,20 +129,20 @@ class _Votes:
             self.errors[index] = told(answer)
             if isinstance(answer, NotAsked):
                 self.unasked.add(index)
-        elif answer[0] == 1:
+        elif answer[0] == Answer.GRANTED:
             self.granted[index] = answer[1]
-        elif answer[0] == 0:
-            held = calls.held(answer[1], answer[2])
-            self.held[index] = replace(held, owner=calls.attempt_of(held.owner, 0))
-        elif answer[0] == 2 and answer[1].startswith(calls.PROMISE):
+        elif answer[0] == Answer.HELD:
+            held = lock_answers.held(answer[1], answer[2])
+            self.held[index] = replace(held, owner=vote_commands.attempt_of(held.owner, 0))
+        elif answer[0] == Answer.RECORD and answer[1].startswith(vote_commands.PROMISE):
             self.withheld[index] = "the message is being refused"
-        elif answer[0] == 2:
+        elif answer[0] == Answer.RECORD:
             self.record = Record(self.message, answer[1], max(answer[2], 0) / 1000)
-        elif answer[0] == 4:
+        elif answer[0] == Answer.GIVEN_UP:
             self.withheld[index] = "the owner was given up"
-        elif answer[0] == 5:
+        elif answer[0] == Answer.MORE_SLOTS:
             self.withheld[index] = "more slots are in use there than were named"
-            self.slots = max(self.slots, min(answer[1], calls.MAX_SLOTS))
+            self.slots = max(self.slots, min(answer[1], lock_answers.MAX_SLOTS))
         else:
             self.withheld[index] = f"it came back without what it knew, and has no vote for {answer[1] / 1000:.1f} s"
 
@@ -170,7 +169,7 @@ class RedlockStore:
         self._is_closed = False
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        wanted = replace(request, owner=calls.attempt_of(request.owner, 0))
+        wanted = replace(request, owner=vote_commands.attempt_of(request.owner, 0))
         try:
             with self._fan() as fan:
                 found = self._acquire(fan, wanted)
@@ -187,7 +186,7 @@ class RedlockStore:
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         """See `LockStore.renew`; `timeout` is that of connecting, and of the answers to all."""
-        batches = [holds[start : start + calls.BATCH] for start in range(0, len(holds), calls.BATCH)]
+        batches = [holds[start : start + BATCH] for start in range(0, len(holds), BATCH)]
         undecided = set(range(len(batches)))
 
         def is_decided(each: Sequence[Answers]) -> bool:
@@ -200,7 +199,7 @@ class RedlockStore:
         with self._fan() as fan:
             fan.connect(step=min(timeout, CONNECT), seconds=timeout)
             sent_at = clock.now()
-            each = fan.ask_each([calls.renew_vote(batch) for batch in batches], is_decided, seconds=timeout)
+            each = fan.ask_each([vote_commands.renew(batch) for batch in batches], is_decided, seconds=timeout)
             renewed: dict[Hold, bool] = {}
             for batch, answers in zip(batches, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
@@ -214,7 +213,7 @@ class RedlockStore:
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
-        call, answers = calls.free_vote(hold, record=record, reservation=reservation), {}
+        call, answers = vote_commands.free(hold, record=record, reservation=reservation), {}
         most = len(self._nodes) - self._quorum
         for tries in range(TRIES):
             if tries:
@@ -229,7 +228,7 @@ class RedlockStore:
     def abandon(self, hold: Hold) -> bool | None:
         answers: Answers = {}
         try:
-            answers = self._freed(hold, calls.abandon_vote(hold), is_owed=True)
+            answers = self._freed(hold, vote_commands.abandon(hold), is_owed=True)
         except Exception as error:  # noqa: BLE001 - it is owed all the same
             logger.debug("redlock: %s: is taken back later: %s", hold.key, told(error))
         ours, gone = _freed_on(answers)
@@ -238,7 +237,7 @@ class RedlockStore:
     def remember(self, key: str, record: Record) -> None:
         hold = Hold.of_nobody(key)
         try:
-            self._freed(hold, calls.free_vote(hold, record=record), is_owed=True)
+            self._freed(hold, vote_commands.free(hold, record=record), is_owed=True)
         except Exception as error:  # noqa: BLE001 - it is owed all the same
             logger.debug("redlock: %s: a record is left later: %s", hold.key, told(error))
 
@@ -247,12 +246,12 @@ class RedlockStore:
         while True:
             try:
                 return self._refuse(key, holder, record, slots)
-            except calls.MoreSlots as more:
+            except lock_answers.MoreSlots as more:
                 slots = more.slots
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
-        for start in range(0, len(records), calls.BATCH):
-            self._majority(calls.replace_records(records[start : start + calls.BATCH]))
+        for start in range(0, len(records), BATCH):
+            self._majority(lock_commands.replace_records(records[start : start + BATCH]))
 
     def bell(self, key: str) -> RedisBell:
         return _NodesBell(key, self._nodes, self.server)
@@ -287,7 +286,7 @@ class RedlockStore:
                 entry for found in self._reachable(lambda server: [*inspect.entries(server, key)]) for entry in found
             ]
 
-        return RedisLedger(key, self._majority, known, batch=calls.BATCH, quorum=self._quorum)
+        return RedisLedger(key, self._majority, known, batch=BATCH, quorum=self._quorum)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._first, self._reachable)
@@ -305,13 +304,16 @@ class RedlockStore:
     def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
         """Refuse the message, on a majority of the nodes that has promised so before."""
         errors: dict[int, str] = {}
-        promise = record._replace(content=calls.PROMISE + record.content, seconds=PROMISED)
+        promise = record._replace(content=vote_commands.PROMISE + record.content, seconds=PROMISED)
         for tries in range(TRIES):
             if tries:
                 clock.sleep(chance.spread(RETRY_DELAY))
             for each in (promise, record):
-                answers = self._agreed_to(calls.refuse_vote(key, holder, each, slots=slots))
-                found, errors = [calls.refused(answer, record.message) for answer in _given(answers)], _errors(answers)
+                answers = self._agreed_to(vote_commands.refuse(key, holder, each, slots=slots))
+                found, errors = (
+                    [lock_answers.refused(answer, record.message) for answer in _given(answers)],
+                    _errors(answers),
+                )
                 if found.count(None) < self._quorum:
                     break
             else:
@@ -319,13 +321,13 @@ class RedlockStore:
             with self._fan() as fan:
                 fan.connect(step=CONNECT, seconds=CONNECT_ALL)
                 for each in (promise, record):
-                    fan.tell(calls.take_back(key, each), range(len(self._nodes)), owed_for=PROMISED)
+                    fan.tell(vote_commands.take_back(key, each), range(len(self._nodes)), owed_for=PROMISED)
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against and len(found) >= self._quorum:
                 return next((it for it in against if isinstance(it, Record)), against[0])
         raise self._unavailable(errors)
 
-    def _agreed_to(self, call: calls.Call) -> Answers:
+    def _agreed_to(self, call: Call) -> Answers:
         """What the nodes answered, waited for until a majority has agreed, with a 1, or cannot any more.
 
         Not merely until a majority has answered: a node that the message's copy has, and that answers sooner than one
@@ -333,14 +335,14 @@ class RedlockStore:
         """
 
         def is_decided(given: Answers) -> bool:
-            agreed = sum(1 for answer in _given(given) if answer[0] == 1)
+            agreed = sum(1 for answer in _given(given) if answer[0] == Answer.GRANTED)
             return agreed >= self._quorum or len(given) - agreed > len(self._nodes) - self._quorum
 
         with self._fan() as fan:
             fan.connect(step=CONNECT, seconds=CONNECT_ALL)
             return fan.ask(call, is_decided, seconds=MAX_ANSWER)
 
-    def _freed(self, hold: Hold, call: calls.Call, *, is_owed: bool) -> dict[int, Any]:
+    def _freed(self, hold: Hold, call: Call, *, is_owed: bool) -> dict[int, Any]:
         """What the nodes answered to freeing; those that have not are owed it, if this is the first try."""
         most = len(self._nodes) - self._quorum
 
@@ -353,16 +355,16 @@ class RedlockStore:
             answers = fan.ask(
                 call, is_decided, seconds=_patience(hold.ttl), owed_for=max(hold.ttl, OWED) if is_owed else 0
             )
-            if _SOMEBODY_WAITS in answers.values():
+            if Freed.SOMEBODY_WAITS in answers.values():
                 # Only now: who wakes while most nodes still hold the lock would find it held.
-                fan.tell(calls.wake(hold.key, limit=hold.limit), range(len(self._nodes)))
+                fan.tell(lock_commands.wake(hold.key, limit=hold.limit), range(len(self._nodes)))
         return answers
 
     def _has_failed(self, answers: Answers) -> bool:
         """Whether so many nodes have failed that the others are no majority."""
         return len(answers) - len(_given(answers)) > len(self._nodes) - self._quorum
 
-    def _majority(self, call: calls.Call) -> list[Any]:
+    def _majority(self, call: Call) -> list[Any]:
         """The answers of a majority at least."""
         errors: dict[int, str] = {}
 
@@ -380,7 +382,7 @@ class RedlockStore:
             errors = _errors(answers)
         raise self._unavailable(errors)
 
-    def _first(self, call: calls.Call) -> Any:
+    def _first(self, call: Call) -> Any:
         """The answer of the first node that gives one."""
         errors: dict[int, str] = {}
         until = clock.now() + READ_ALL
@@ -427,7 +429,7 @@ class RedlockStore:
         by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
         for of_node in found:
             # A search may come upon a key twice.
-            once = {(key, held.slot, calls.attempt_of(held.owner, 0)): held for key, held in of_node}
+            once = {(key, held.slot, vote_commands.attempt_of(held.owner, 0)): held for key, held in of_node}
             for place, held in once.items():
                 by_owner[place].append(held)
         for (key, slot, owner), each in by_owner.items():
@@ -471,8 +473,8 @@ class RedlockStore:
 
     def _try(self, fan: Fan, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | _Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
-        attempt = calls.attempt_of(wanted.owner, chance.randrange(1, calls.ATTEMPTS))
-        call = calls.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory)
+        attempt = vote_commands.attempt_of(wanted.owner, chance.randrange(1, vote_commands.ATTEMPTS))
+        call = vote_commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory)
         sent_at = clock.now()
         answers = fan.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
         votes = _Votes.of(answers, self._quorum, wanted.holder.message)
@@ -483,7 +485,7 @@ class RedlockStore:
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes)) if index not in not_granted]
         fan.tell(
-            calls.undo_vote(Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot), attempt),
+            vote_commands.undo(Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot), attempt),
             maybe,
             owed_for=max(wanted.ttl, OWED),
         )
@@ -494,9 +496,9 @@ class RedlockStore:
         granted = 0
         for answer in answers.values():
             if isinstance(answer, list):
-                if answer[0] == 2:
+                if answer[0] == Answer.RECORD:
                     return True
-                granted += answer[0] == 1
+                granted += answer[0] == Answer.GRANTED
         return granted >= self._quorum or granted + len(self._nodes) - len(answers) < self._quorum
 
     def _fence(self, fan: Fan, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
@@ -504,7 +506,7 @@ class RedlockStore:
         fence = max(fences)
         if fences.count(fence) >= self._quorum:
             return fence
-        call = calls.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
+        call = vote_commands.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
         most = len(self._nodes) - self._quorum
 
         def is_decided(answers: Answers) -> bool:
@@ -516,7 +518,7 @@ class RedlockStore:
     def _renewed(self, batch: Sequence[Hold], answers: Answers) -> dict[Hold, bool]:
         """Which holds are still ours and which are not; those for which that is not clear are left out."""
         most = len(self._nodes) - self._quorum
-        each = [calls.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
+        each = [lock_commands.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
         if len(each) < self._quorum:
             return {}
         votes = {hold: sum(ours) for hold, *ours in zip(batch, *each, strict=True)}
@@ -533,11 +535,11 @@ class RedlockStore:
                 continue
             lost = [
                 hold
-                for hold, ours in zip(batch, calls.renewed(batch, answer), strict=True)
+                for hold, ours in zip(batch, lock_commands.renewed(batch, answer), strict=True)
                 if not ours and renewed.get(hold) and hold.slot is not None
             ]
             if lost:
-                fan.tell(calls.put_back(lost), [index])
+                fan.tell(vote_commands.put_back(lost), [index])
 
     @contextmanager
     def _fan(self) -> Iterator[Fan]:
@@ -633,13 +635,13 @@ class _NodesBell(RedisBell):
 
 def _is_copy(wanted: LockRequest, held: Held) -> bool:
     """Whether another copy of this message has the lock: not this owner, nor is it reserved for this message."""
-    if held.owner in (wanted.owner, calls.attempt_of(wanted.holder.reserved_as, 0)):
+    if held.owner in (wanted.owner, vote_commands.attempt_of(wanted.holder.reserved_as, 0)):
         return False
     return held.holder is not None and held.holder.is_copy_of(wanted.holder)
 
 
 def _is_promise(found: Held | Record) -> bool:
-    return isinstance(found, Record) and found.content.startswith(calls.PROMISE)
+    return isinstance(found, Record) and found.content.startswith(vote_commands.PROMISE)
 
 
 @contextmanager
@@ -654,7 +656,7 @@ def _closed_if_it_fails(fan: Fan) -> Iterator[None]:
 def _freed_on(answers: Answers) -> tuple[int, int]:
     """On how many nodes a release found the lock, and on how many it did not."""
     given = _given(answers)
-    return sum(answer != 0 for answer in given), given.count(0)
+    return sum(answer != Freed.NOT_OURS for answer in given), given.count(Freed.NOT_OURS)
 
 
 def _given(answers: Answers) -> list[Any]:

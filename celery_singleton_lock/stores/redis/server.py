@@ -14,8 +14,8 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.stores.redis.calls import Call, Command
 from celery_singleton_lock.stores.redis.connection import Stream, TooFewReplicas
+from celery_singleton_lock.stores.redis.script import Call, Command
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
 STEP_TIMEOUT = 1.0

@@ -33,7 +33,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.asking_waiter import AskingWaiter
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
-from celery_singleton_lock.stores.redis import calls, inspect, keyspace
+from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.bell import RedisBell
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
@@ -42,6 +42,7 @@ from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.piped_waiter import PipedWaiter
 from celery_singleton_lock.stores.redis.question import Question
+from celery_singleton_lock.stores.redis.script import BATCH, OVER_TTL, Call
 from celery_singleton_lock.stores.redis.server import (
     STEP_TIMEOUT,
     Reader,
@@ -102,13 +103,13 @@ class RedisStore:
         batches = list(self._batches(holds))
         step = min(timeout, self._servers.step)
         try:
-            sent_at, answers = self._renew([calls.renew(batch) for batch in batches], step)
+            sent_at, answers = self._renew([lock_commands.renew(batch) for batch in batches], step)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         renewed: dict[Hold, bool] = {}
         for batch, answer in zip(batches, answers, strict=True):
             if not isinstance(answer, Exception):
-                renewed.update(zip(batch, calls.renewed(batch, answer), strict=True))
+                renewed.update(zip(batch, lock_commands.renewed(batch, answer), strict=True))
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
                 hold.extend(sent_at)
@@ -137,7 +138,7 @@ class RedisStore:
 
     def abandon(self, hold: Hold) -> bool | None:
         name = "acquire", hold.key, hold.owner
-        answer = self._end(name, lambda _: calls.abandon(hold), hold.ttl, at_once=not self._debts.is_behind)
+        answer = self._end(name, lambda _: lock_commands.abandon(hold), hold.ttl, at_once=not self._debts.is_behind)
         return None if answer is None else bool(answer)
 
     def remember(self, key: str, record: Record) -> None:
@@ -152,9 +153,9 @@ class RedisStore:
             nonlocal slots
             while True:
                 try:
-                    answer = self._servers.run(calls.refuse(key, holder, record, slots=slots))
-                    return calls.refused(answer, record.message)
-                except calls.MoreSlots as more:
+                    answer = self._servers.run(lock_commands.refuse(key, holder, record, slots=slots))
+                    return lock_answers.refused(answer, record.message)
+                except lock_answers.MoreSlots as more:
                     slots = more.slots
 
         return self._patiently(attempt)
@@ -164,7 +165,7 @@ class RedisStore:
         for key, record in records:
             by_slot[self._slot_of(key)].append((key, record))
         batches = [
-            calls.replace_records(group[at : at + calls.BATCH]) for group in by_slot.values() for at in _starts(group)
+            lock_commands.replace_records(group[at : at + BATCH]) for group in by_slot.values() for at in _starts(group)
         ]
 
         def attempt() -> None:
@@ -187,7 +188,7 @@ class RedisStore:
         def confirm(lease: Lease) -> bool:
             def attempt() -> bool:
                 sent_at = clock.now()
-                (ours,) = calls.renewed([lease], self._servers.run(calls.renew([lease])))
+                (ours,) = lock_commands.renewed([lease], self._servers.run(lock_commands.renew([lease])))
                 lease.begin(sent_at)
                 return bool(ours) and clock.now() - sent_at < request.ttl / 3
 
@@ -198,7 +199,7 @@ class RedisStore:
 
         if self._replicas is not None:
             return AskingWaiter(self.bell(key), ask, leave)
-        behind = calls.queue(request, place)
+        behind = lock_commands.hand_over(request, place)
         bell = RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
         return PipedWaiter(bell, ask, request, confirm=confirm, leave=leave)
 
@@ -216,13 +217,13 @@ class RedisStore:
         return self._patiently(lambda: inspect.inspect(self._servers.server_of(keyspace.run_key(key)), key))
 
     def ledger(self, key: str) -> RedisLedger:
-        def ask(call: calls.Call) -> list[Any]:
+        def ask(call: Call) -> list[Any]:
             return [self._patiently(lambda: self._servers.run(call))]
 
         def known() -> list[bytes]:
             return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
 
-        return RedisLedger(key, ask, known, batch=calls.BATCH)
+        return RedisLedger(key, ask, known, batch=BATCH)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Reader], T]) -> list[T]:
@@ -233,16 +234,14 @@ class RedisStore:
     def close(self) -> None:
         self._servers.close()
 
-    def _end(
-        self, name: tuple[str, str, str], make: Callable[[float], calls.Call], seconds: float, *, at_once: bool
-    ) -> Any:
+    def _end(self, name: tuple[str, str, str], make: Callable[[float], Call], seconds: float, *, at_once: bool) -> Any:
         """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an
         error.
 
         Args:
             name: of what has ended.
             make: the call, by the seconds that have gone by.
-            seconds: for how long it is worth saying, if that is more than `calls.OVER_TTL`.
+            seconds: for how long it is worth saying, if that is more than `OVER_TTL`.
             at_once: try it now; else in the background.
         """
         try:
@@ -250,16 +249,16 @@ class RedisStore:
                 return self._servers.run(make(0.0))
         except (RedisError, OSError) as error:
             logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, told(error))
-        self._debts.owe(name, make, seconds=max(seconds, calls.OVER_TTL))
+        self._debts.owe(name, make, seconds=max(seconds, OVER_TTL))
         return None
 
-    def _run(self, call: calls.Call) -> Sequence[Any]:
+    def _run(self, call: Call) -> Sequence[Any]:
         """Run an acquire; what too few replicas have does not count as taken, while a refusal does."""
         try:
             answer: Sequence[Any] = self._servers.run(call)
         except TooFewReplicas as few:
             answer = few.answer
-            if answer[0] == 1:
+            if answer[0] == lock_answers.Answer.GRANTED:
                 raise
         return answer
 
@@ -270,12 +269,12 @@ class RedisStore:
             by_slot[self._slot_of(hold.key)].append(hold)
         for group in by_slot.values():
             for start in _starts(group):
-                yield group[start : start + calls.BATCH]
+                yield group[start : start + BATCH]
 
     def _slot_of(self, key: str) -> int:
         return self._servers.slot_of(keyspace.run_key(key))
 
-    def _renew(self, renewals: Sequence[calls.Call], step: float) -> tuple[float, list[Any]]:
+    def _renew(self, renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""
         sent_at = clock.now()
         try:
@@ -306,9 +305,7 @@ class RedisStore:
         return LockUnavailable(self.server, told(error))
 
 
-def _freeing(
-    hold: Hold, record: Record | None, reservation: Reservation | None = None
-) -> Callable[[float], calls.Call]:
+def _freeing(hold: Hold, record: Record | None, reservation: Reservation | None = None) -> Callable[[float], Call]:
     """What makes the call that frees a lock, from now on, by the seconds for which it has been owed.
 
     However late that is carried out, what it leaves behind ends when it would have: by the time that is left of a
@@ -316,10 +313,10 @@ def _freeing(
     """
     began = clock.now()
 
-    def make(owed_for: float) -> calls.Call:
+    def make(owed_for: float) -> Call:
         late = clock.now() - began
         left, kept = record and record.after(late), reservation and reservation.after(late)
-        return calls.free(hold, record=left, reservation=kept, repeated=owed_for > 0)
+        return lock_commands.free(hold, record=left, reservation=kept, repeated=owed_for > 0)
 
     return make
 
@@ -345,4 +342,4 @@ def _is_worth_another_try(error: Exception, failures: int, seconds: float, patie
 
 def _starts(group: Sequence[object]) -> range:
     """Where the parts of it begin that fit into one call."""
-    return range(0, len(group), calls.BATCH)
+    return range(0, len(group), BATCH)

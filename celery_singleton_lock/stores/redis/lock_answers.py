@@ -1,0 +1,94 @@
+"""What the scripts of `scripts/lock` answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from redis.exceptions import RedisError
+
+from celery_singleton_lock.holder import OWNER_LENGTH, Holder
+from celery_singleton_lock.stores.base import Held, Record
+
+#: Slots of one key that are looked at, at most.
+MAX_SLOTS = 10_000
+
+L = TypeVar("L")
+
+
+class Answer(IntEnum):
+    """What an acquire or a refusal is answered first; `scripts/lock/answers.lua` has the same."""
+
+    HELD = 0
+    GRANTED = 1
+    RECORD = 2
+    NO_VOTE = 3
+    GIVEN_UP = 4
+    MORE_SLOTS = 5
+
+
+class Freed(IntEnum):
+    """What freeing is answered."""
+
+    NOT_OURS = 0
+    FREED = 1
+    SOMEBODY_WAITS = 2
+
+
+class GivenUp(RedisError):
+    """The owner, or the request, was given up before the server came to carry it out."""
+
+
+class MoreSlots(Exception):
+    """There are holds in slots that were not named.
+
+    Attributes:
+        slots: how many to name.
+    """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.slots = min(slots, MAX_SLOTS)
+
+
+def acquired(answer: Sequence[Any], lease: Callable[[int, int], L], message: str) -> L | Held | Record:
+    """What an acquire for a message has got; `lease` makes one of the fence and the slot.
+
+    Raises:
+        GivenUp, MoreSlots: nothing.
+    """
+    kind, *rest = answer
+    if kind == Answer.GRANTED:
+        fence, slot = rest
+        return lease(fence, slot)
+    if kind == Answer.GIVEN_UP:
+        raise GivenUp("this owner, or this request, was given up before the server came to carry it out")
+    if kind == Answer.MORE_SLOTS:
+        raise MoreSlots(*rest)
+    if kind == Answer.HELD:
+        value, pttl, slot = rest
+        return replace(held(value, pttl), slot=slot)
+    content, pttl = rest
+    return Record(message, content, max(pttl, 0) / 1000)
+
+
+def handed_over(answer: Sequence[Any], lease: Callable[[int, int], L], message: str) -> L | Held | Record | None:
+    """As `acquired`, for a `hand_over`; None if that says nothing: ask."""
+    return None if answer[0] in (Answer.GIVEN_UP, Answer.MORE_SLOTS) else acquired(answer, lease, message)
+
+
+def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
+    """What a `refuse` was answered; None if the message is refused.
+
+    Raises:
+        MoreSlots: it was not even tried.
+    """
+    return None if answer[0] == Answer.GRANTED else acquired(answer, lambda *_: None, message)
+
+
+def held(value: bytes, pttl: int) -> Held:
+    """What a lock's value and its remaining milliseconds say."""
+    owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
+    return Held(holder, owner, float("inf") if pttl == -1 else max(pttl, 0) / 1000)

@@ -1,0 +1,298 @@
+"""What the scripts of `scripts/lock` are asked, on one server or a cluster; `vote_commands` has those of a Redlock.
+
+One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
+`<base>:run:1` and so on; `:slots` says how many are in use, where that is more than one). Beside it, all with a time to
+live and all in one hash slot: `:fence` (the counter of fencing tokens), `:waiting` (who waits), `:wake` (a list that is
+pushed to when the lock is freed, so that exactly one waiter wakes), `:done:<message>` for each message that was carried
+out, and `:over:<owner>` for an owner that was given up, `:over:<request>` for a request that was.
+
+A request whose answer did not come may be carried out later, when whoever sent it has long turned away. So each request
+for a lock has a name, and what comes next says which were given up: they take nothing any more.
+
+Each script has its KEYS and ARGV by name at its top, in the order of the classes here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import FIRST, Holder
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, ms
+
+#: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
+#: It holds who looked, and when by the clock of their host: that is for people.
+WAITING_TTL = 6.0
+
+#: Seconds that an unclaimed wake-up is kept.
+WAKE_TTL = 1.0
+
+#: Seconds that a fence counter is kept after the last acquire. Without it the next one starts at the server's time,
+#: which is higher as long as that clock was not set back by more than this.
+FENCE_TTL = 3600.0
+
+#: Seconds that a lock which is handed to a waiter is held for it, until it has said that it is there: what a waiter
+#: costs the others that is frozen, or cannot be reached.
+PROVISIONAL = 1.0
+
+#: What the scripts that are asked for a lock begin with.
+REQUEST = "now", "lock/answers", "lock/request"
+ACQUIRE, HAND_OVER = Script(*REQUEST, "lock/acquire"), Script(*REQUEST, "lock/hand_over", "lock/acquire")
+FREE, RENEW, WAKE = Script("lock/free"), Script("lock/renew"), Script("lock/wake")
+REFUSE, REPLACE = Script("lock/answers", "lock/refuse"), Script("lock/replace_records")
+
+
+class Asked(NamedTuple):
+    """ARGV of `request.lua`."""
+
+    owner: str
+    reserved_as: str
+    holder: str
+    ttl_ms: int
+    fence_ttl_ms: int
+    waiting_ms: int
+    asked_at_ms: int
+    sending: str
+    once: int
+    slots: int
+    slot: int | str
+    fence_seed: int | str
+    limit: int
+    given_up: str
+    over_ms: int
+    wake_ms: int = ms(WAKE_TTL)
+    woken: int = 0
+    memory_ms: int = 0
+
+
+class _Freeing(NamedTuple):
+    """ARGV of `free.lua`."""
+
+    owner: str
+    wake_ms: int
+    over_ms: int
+    limit: int
+    locks: int
+    repeated: int
+    record: bytes
+    record_ms: int
+    reserved: str
+    reserved_ms: int
+
+
+class Refusing(NamedTuple):
+    """ARGV of `refuse.lua`."""
+
+    record: bytes
+    record_ms: int
+    reserved_as: str
+    sending: str
+    retries: int
+    replaced: int
+
+
+def waiting_since() -> Command:
+    """The range of `:waiting` in which those are who still wait."""
+    return ms(clock.wall() - WAITING_TTL), "+inf"
+
+
+def acquire(
+    request: LockRequest,
+    name: str,
+    *,
+    slots: int = 0,
+    late: Sequence[str] = (),
+    replicas: tuple[int, float] | None = None,
+) -> Call:
+    """See `LockStore.acquire`.
+
+    Args:
+        request: what is asked for.
+        name: of this one question; a secret.
+        slots: how many to look at; `limit` at least.
+        late: questions of the same owner that were not answered. They come too late from now on.
+        replicas: see `Call`.
+    """
+    keys, asked = question(request, name, slots=slots, late=late)
+    return Call(ACQUIRE, keys, asked, replicas)
+
+
+def hand_over(request: LockRequest, place: str) -> Call:
+    """As `acquire`, to be carried out when the waiter at this place is woken; what it gives is to be confirmed."""
+    keys, asked = question(replace(request, waiting=True, given_up=()), place)
+    return Call(HAND_OVER, keys, asked._replace(ttl_ms=ms(min(request.ttl, PROVISIONAL)), woken=1))
+
+
+def question(request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = ()) -> tuple[list[str], Asked]:
+    """KEYS and ARGV of `request.lua`; see `acquire`."""
+    key, holder, given_up = request.key, request.holder, request.given_up
+    slots = max(slots, request.limit)
+    keys = [keyspace.fence_key(key), keyspace.waiting_key(key), keyspace.done_key(key, holder.message)]
+    keys += [keyspace.slots_key(key), keyspace.over_key(key, request.owner), keyspace.over_key(key, name)]
+    keys += [keyspace.wake_key(key), *(keyspace.run_key(key, slot) for slot in range(slots))]
+    keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
+    return keys, Asked(
+        owner=request.owner,
+        reserved_as=_reserved_as(holder),
+        holder=holder.dumps(request.ttl),
+        ttl_ms=ms(request.ttl),
+        fence_ttl_ms=fence_ms(request.ttl),
+        waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
+        asked_at_ms=ms(clock.wall()) if request.waiting else 0,
+        sending=_beginning_of_copies(holder) if slots > 1 else "",
+        once=int(request.once),
+        slots=slots,
+        slot="",
+        fence_seed="",
+        limit=request.limit,
+        given_up="".join(given_up),
+        over_ms=over_ms(request.ttl),
+    )
+
+
+def free(
+    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, repeated: bool = False
+) -> Call:
+    """See `LockStore.free`.
+
+    Args:
+        hold, record, reservation: what to end, and to leave behind.
+        repeated: it may have been carried out already, and others have acted upon that.
+    """
+    return ending(hold, hold.owner, record=record, reservation=reservation, repeated=repeated)
+
+
+def abandon(hold: Hold) -> Call:
+    """See `LockStore.abandon`."""
+    return ending(hold, hold.owner, over=(hold.owner,))
+
+
+def undo(hold: Hold, value: str, requests: Sequence[str]) -> Call:
+    """Have these requests take nothing any more, and end a hold whose value begins like this."""
+    return ending(hold, value, over=requests)
+
+
+def ending(
+    hold: Hold,
+    value: str,
+    *,
+    record: Record | None = None,
+    reservation: Reservation | None = None,
+    over: Sequence[str] = (),
+    over_for: int | None = None,
+    wakes: bool = True,
+    repeated: bool = False,
+) -> Call:
+    """A call of `free.lua`.
+
+    Args:
+        hold, record, reservation, repeated: see `free`.
+        value: how the value of a hold begins that is to end.
+        over: names of owners and requests that take nothing from now on.
+        over_for: milliseconds for which that is known; None for as long as one that comes late might take.
+        wakes: whether a waiter is woken.
+    """
+    key, places = hold.key, keyspace.places_of(hold)
+    done = keyspace.done_key(key, record.message if record else "")
+    done_of_next = keyspace.done_key(key, reservation.holder.message) if reservation else done
+    keys = [keyspace.waiting_key(key), keyspace.wake_key(key), done, done_of_next, keyspace.slots_key(key), *places]
+    keys += [keyspace.over_key(key, name) for name in over]
+    args = _Freeing(
+        owner=value,
+        wake_ms=ms(WAKE_TTL) if wakes else 0,
+        over_ms=over_ms(hold.ttl) if over_for is None else over_for,
+        limit=hold.limit,
+        locks=len(places),
+        repeated=int(repeated),
+        record=record.content if record else b"",
+        record_ms=ms(record.seconds) if record else 0,
+        reserved=reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
+        reserved_ms=ms(reservation.seconds) if reservation else 0,
+    )
+    return Call(FREE, keys, args)
+
+
+def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
+    """See `LockStore.refuse`."""
+    keys, args = refusal(key, holder, record, slots=slots)
+    return Call(REFUSE, keys, args)
+
+
+def refusal(key: str, holder: Holder, record: Record, *, slots: int) -> tuple[list[str], Refusing]:
+    """KEYS and ARGV of `refuse.lua`."""
+    locks = [keyspace.run_key(key, slot) for slot in range(slots)]
+    return [keyspace.done_key(key, record.message), keyspace.slots_key(key), *locks], Refusing(
+        record=record.content,
+        record_ms=ms(record.seconds),
+        reserved_as=_reserved_as(holder),
+        sending=_beginning_of_copies(holder),
+        retries=holder.retries,
+        replaced=holder.replaced,
+    )
+
+
+def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
+    """See `LockStore.replace_records`."""
+    keys = [keyspace.done_key(key, record.message) for key, record in records]
+    return Call(REPLACE, keys, [arg for _, record in records for arg in (record.content, ms(record.seconds))])
+
+
+def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
+    """Renew some holds in one call; see `renewed` for the answer.
+
+    Args:
+        holds: those to renew.
+        named: how the value of an owner's hold begins.
+    """
+    pairs = [pair for hold in holds for pair in _renewals(hold, named)]
+    return Call(RENEW, [place for place, _, _ in pairs], [arg for _, *pair in pairs for arg in pair])
+
+
+def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
+    """Which of the holds in a `renew` are still ours."""
+    answers = iter(answer)
+    return [1 in [next(answers) for _ in _renewals(hold)] for hold in holds]
+
+
+def wake(key: str, *, limit: int) -> Call:
+    """Wake a waiter; there are never more wake-ups than may hold the lock."""
+    return Call(WAKE, [keyspace.wake_key(key)], [ms(WAKE_TTL), limit])
+
+
+def wake_another(key: str) -> Call:
+    """Pass a wake-up on that was taken from the list; so there are no more than there were, and none is thrown away."""
+    return Call(WAKE, [keyspace.wake_key(key)], [ms(WAKE_TTL), 0])
+
+
+def over_ms(ttl: float) -> int:
+    """How long it is known that an owner of this ttl, or a request, was given up."""
+    return ms(max(ttl, OVER_TTL))
+
+
+def fence_ms(ttl: float) -> int:
+    """How long a fence counter is kept for a lock with this ttl."""
+    return ms(max(FENCE_TTL, 2 * ttl))
+
+
+def _renewals(hold: Hold, named: Callable[[str], str] = str) -> list[tuple[str, str, int]]:
+    """Keys that live on with a hold, each with how its value must begin (or nothing), and milliseconds."""
+    keys = [(place, named(hold.owner), ms(hold.ttl)) for place in keyspace.places_of(hold)]
+    if hold.limit > 1 and hold.slot != 0:
+        keys.append((keyspace.slots_key(hold.key), "", ms(hold.ttl)))
+    return keys
+
+
+def _reserved_as(holder: Holder) -> str:
+    """The owner under which the lock may be reserved for it; empty where nobody can have done that."""
+    return holder.reserved_as if holder.attempt > FIRST else ""
+
+
+def _beginning_of_copies(holder: Holder) -> str:
+    """How the holder begins, behind the owner, where another message of the same sending has the lock."""
+    return f"[{json.dumps(holder.sending)}," if holder.sending else ""

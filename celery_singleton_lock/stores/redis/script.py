@@ -1,0 +1,70 @@
+"""A script that a server runs, and a call of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+#: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
+BATCH = 200
+
+#: Seconds at least for which it is known what was given up: until the server has read what was sent of it, or seen that
+#: its connection is closed.
+OVER_TTL = 60.0
+
+#: A command's name and arguments: texts, bytes and numbers.
+Command = tuple[Any, ...]
+
+
+class Script:
+    """One or more `.lua` files in a row, known to a server by their digest."""
+
+    def __init__(self, *names: str) -> None:
+        folder = files(__package__).joinpath("scripts")
+        lines = [line.strip() for name in names for line in folder.joinpath(f"{name}.lua").read_bytes().splitlines()]
+        # Without comments: a server reads and hashes the text each time that a waiter is woken.
+        self.text = b"\n".join(line for line in lines if line and not line.startswith(b"--"))
+        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+
+    @property
+    def load(self) -> Command:
+        """The command that makes it known."""
+        return "SCRIPT", "LOAD", self.text
+
+
+class Call(NamedTuple):
+    """A script with its keys and arguments; `keys[0]` says which slot of a cluster it is for.
+
+    Attributes:
+        replicas: how many replicas must have what it wrote, and how many seconds they get for it.
+        later: makes what is to be said instead where it is said later; None where that is the same.
+    """
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[object]
+    replicas: tuple[int, float] | None = None
+    later: Callable[[], Call] | None = None
+
+    @property
+    def by_digest(self) -> Command:
+        """The command for a server that knows the script."""
+        return "EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args
+
+    @property
+    def by_text(self) -> Command:
+        """The command for one that does not; it does afterwards."""
+        return "EVAL", self.script.text, len(self.keys), *self.keys, *self.args
+
+    @property
+    def and_wait(self) -> Command:
+        """The command that waits for the replicas."""
+        count, seconds = self.replicas or (0, 0.0)
+        return "WAIT", count, ms(seconds)
+
+
+def ms(seconds: float) -> int:
+    """Milliseconds, as Redis counts; one at least."""
+    return max(round(seconds * 1000), 1)

@@ -1,0 +1,114 @@
+-- Takes a lock, or a slot of a semaphore.
+-- Follows now.lua, answers.lua and request.lua, which names the KEYS and ARGV.
+-- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
+--  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} so many are in use: name them all
+-- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
+if redis.call('EXISTS', over, request, in_use) ~= 0 then
+  if redis.call('EXISTS', over, request) ~= 0 then
+    return {GIVEN_UP}
+  end
+  local known = tonumber(redis.call('GET', in_use)) or 0
+  if known > slots then
+    return {MORE_SLOTS, known}
+  end
+end
+
+-- What arrives later of that takes nothing, and what these owners hold is free.
+local freed = 0
+for i = FIRST + slots, #KEYS - (memory and 1 or 0) do
+  redis.call('SET', KEYS[i], 1, 'PX', over_ms)
+end
+for at = 1, #given_up, #owner do
+  for slot = 0, slots - 1 do
+    if holds(slot, string.sub(given_up, at, at + #owner - 1)) then
+      redis.call('DEL', KEYS[FIRST + slot])
+      freed = freed + 1
+    end
+  end
+end
+
+if once == '1' then
+  local record = redis.pcall('GET', done)
+  if type(record) == 'string' then
+    wake_others(freed + woken)
+    return {RECORD, record, redis.call('PTTL', done)}
+  end
+end
+
+local held, free, kept, copy, first, first_pttl, first_slot = 0
+for slot = 0, slots - 1 do
+  local lock = KEYS[FIRST + slot]
+  local value = redis.call('GET', lock)
+  if not value then
+    if slot < limit and (not wanted or slot == wanted) then
+      free = free or slot
+    end
+  else
+    local token = string.sub(value, 1, #owner)
+    local asked_for = not wanted or slot == wanted
+    held = held + 1
+    if token == owner and asked_for then
+      redis.call('SET', lock, owner .. holder, 'PX', ttl)
+      if slot > 0 then
+        redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
+          math.max(redis.call('PTTL', in_use), ttl))
+      end
+      wake_others(freed)
+      return {GRANTED, tonumber(redis.call('GET', fence) or 0), slot}
+    elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then
+      kept = slot
+    else
+      local pttl = redis.call('PTTL', lock)
+      if token == owner or sending ~= '' and string.sub(value, 33, 32 + #sending) == sending then
+        copy = {HELD, value, pttl, slot}
+      elseif not first or first_pttl < 0 or pttl >= 0 and pttl < first_pttl then
+        first, first_pttl, first_slot = value, pttl, slot
+      end
+    end
+  end
+end
+
+-- Neither two copies of one message beside each other, nor one owner in two slots, also where there is room. Whatever is
+-- held counts, also in slots beyond the limit, where there was a higher one. What is kept there moves to within it.
+local slot
+if copy then
+  slot = nil
+elseif kept and kept < limit then
+  slot = kept
+elseif free and (kept or held < limit) then
+  slot = free
+  if kept then
+    redis.call('DEL', KEYS[FIRST + kept])
+  end
+end
+if not slot then
+  if waiting_ms ~= '0' then
+    redis.call('ZADD', waiting, asked_at, owner)
+    redis.call('ZREMRANGEBYSCORE', waiting, '-inf', asked_at - 10 * waiting_ms)
+    redis.call('PEXPIRE', waiting, waiting_ms)
+  end
+  wake_others(freed)
+  return copy or {HELD, first or '', first_pttl or 0, first_slot or 0}
+end
+
+if waiting_ms ~= '0' then
+  -- It waits no more. Not removed: the key is there until nobody has looked for a while, or somebody would not be woken.
+  redis.call('ZADD', waiting, 'XX', 0, owner)
+end
+-- The time in microseconds is above every fence given before the counter was lost (restart, flush, expiry), or went back
+-- (a restart with older data, a replica that has missed the last ones).
+local counted = redis.call('GET', fence) or '0'
+if not tonumber(counted) then
+  return redis.error_reply('ERR the counter of fencing tokens is not an integer: ' .. fence)
+end
+local number = math.max(tonumber(counted) + 1, seed or now(request))
+redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
+redis.call('SET', KEYS[FIRST + slot], owner .. holder, 'PX', ttl)
+if slot > 0 then
+  -- Who has a lower limit has to look there as well, for as long as anything is held there.
+  local left = redis.call('PTTL', in_use)
+  local known = left > 0 and tonumber(redis.call('GET', in_use)) or 0
+  redis.call('SET', in_use, math.max(known, slot + 1), 'PX', math.max(left, ttl))
+end
+wake_others(freed - 1)
+return {GRANTED, number, slot}

@@ -1,0 +1,40 @@
+-- Records that a message is not carried out, unless it is being, or was.
+-- Follows answers.lua.
+-- KEYS record, slots, lock... (one lock, or the slots of a semaphore)
+-- ARGV record, record ms, owner under which the lock may be reserved for it ('': none), sending (how the holder of a copy
+--      begins, behind the 32 characters of the owner), retries, replaced
+-- -> {GRANTED} recorded | {HELD, value, pttl, slot} another copy of the message has the lock
+--  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} so many are in use: name them all
+-- Idempotent by the record: what a repeated call finds is its own. One that begins with '?' is a promise, on one node of a
+-- Redlock: it keeps others from recording anything, and is replaced by its own record.
+local done, in_use = KEYS[1], KEYS[2]
+local FIRST = 3
+local record, record_ms, reserved_as, sending, retries, replaced = unpack(ARGV)
+
+local known = redis.pcall('GET', done)
+if known == record or type(known) == 'string' and record == '?' .. known then
+  return {GRANTED}
+elseif type(known) == 'string' and known ~= '?' .. record then
+  return {RECORD, known, redis.call('PTTL', done)}
+end
+local slots = #KEYS - FIRST + 1
+local count = tonumber(redis.call('GET', in_use) or nil)
+if count and count > slots then
+  return {MORE_SLOTS, count}
+end
+for slot = 0, slots - 1 do
+  local lock = KEYS[FIRST + slot]
+  local value = redis.pcall('GET', lock)
+  if type(value) == 'string' then
+    local is_copy = reserved_as ~= '' and string.sub(value, 1, #reserved_as) == reserved_as
+    if sending ~= '' and string.sub(value, 33, 32 + #sending) == sending then
+      local readable, fields = pcall(cjson.decode, string.sub(value, 33))
+      is_copy = is_copy or readable and fields[3] == tonumber(retries) and fields[7] == tonumber(replaced)
+    end
+    if is_copy then
+      return {HELD, value, redis.call('PTTL', lock), slot}
+    end
+  end
+end
+redis.call('SET', done, record, 'PX', record_ms)
+return {GRANTED}

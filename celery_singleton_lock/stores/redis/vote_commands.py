@@ -1,0 +1,147 @@
+"""What each node of a Redlock is asked: as `lock_commands`, in attempts to get a majority.
+
+The last characters of an owner's token name the attempt; what the token is without them, its stem, is the owner's in
+all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, Holder, stem
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.script import Call, Script, ms
+
+#: Names that an owner's attempts can have.
+ATTEMPTS = 16 ** (OWNER_LENGTH - STEM_LENGTH)
+
+#: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
+MEMORY_TTL = 315_360_000.0
+
+#: What the record of a promise begins with; see `refuse`.
+PROMISE = b"?"
+
+VOTE = Script(*lock_commands.REQUEST, "lock/vote", "lock/acquire")
+PUT_BACK, RAISE_FENCE, TAKE_BACK = Script("lock/put_back"), Script("lock/raise_fence"), Script("lock/take_back")
+
+#: Those that the nodes run.
+SCRIPTS = (
+    VOTE,
+    PUT_BACK,
+    RAISE_FENCE,
+    TAKE_BACK,
+    lock_commands.FREE,
+    lock_commands.RENEW,
+    lock_commands.WAKE,
+    lock_commands.REFUSE,
+    lock_commands.REPLACE,
+)
+
+
+def attempt_of(owner: str, number: int) -> str:
+    """An owner's name in one attempt to get a majority; `attempt_of(owner, 0)` is the same for all of its attempts.
+
+    A request of an attempt that was given up may arrive when the next one is under way: neither it nor its undoing may
+    touch what the next one has got.
+    """
+    return f"{stem(owner)}{number % ATTEMPTS:0{OWNER_LENGTH - STEM_LENGTH}x}"
+
+
+def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0) -> Call:
+    """As `lock_commands.acquire`, for one slot.
+
+    Args:
+        request: its owner with the number of the attempt, see `attempt_of`.
+        slot: which one to take.
+        memory: the key by which a node knows since when it remembers; None to trust it as it is.
+        slots: how many to look at.
+    """
+    of_all = replace(request, owner=stem(request.owner), given_up=[stem(owner) for owner in request.given_up])
+    keys, asked = lock_commands.question(of_all, request.owner, slots=slots)
+    asked = asked._replace(
+        reserved_as=stem(asked.reserved_as),
+        holder=request.owner[STEM_LENGTH:] + asked.holder,
+        slot=slot,
+        # One for all nodes, or their counters would differ, and had to be made equal before a token is given out.
+        fence_seed=round(clock.wall() * 1_000_000),
+        memory_ms=ms(MEMORY_TTL) if memory else 0,
+    )
+    return Call(VOTE, [*keys, memory] if memory else keys, asked)
+
+
+def free(
+    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, repeated: bool = False
+) -> Call:
+    """As `lock_commands.free`: in whatever attempt it was taken, and for good. Wakes nobody.
+
+    However late a node is told, what that leaves behind ends when it would have.
+    """
+    owner, began = stem(hold.owner), clock.now()
+
+    def later() -> Call:
+        late = clock.now() - began
+        left, kept = record and record.after(late), reservation and reservation.after(late)
+        return free(hold, record=left, reservation=kept, repeated=True)
+
+    call = lock_commands.ending(
+        hold,
+        owner,
+        record=record,
+        reservation=reservation,
+        over=(owner,),
+        over_for=ms(hold.ttl),
+        wakes=False,
+        repeated=repeated,
+    )
+    return call._replace(later=later)
+
+
+def abandon(hold: Hold) -> Call:
+    """As `free`, for an acquire that was given up: whatever of it arrives later takes nothing."""
+    owner = stem(hold.owner)
+    return lock_commands.ending(hold, owner, over=(owner,), wakes=False)
+
+
+def undo(hold: Hold, attempt: str) -> Call:
+    """Take back one attempt; what is left of it comes too late from now on."""
+    return lock_commands.ending(hold, attempt, over=(attempt,), wakes=False)
+
+
+def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
+    """As `lock_commands.refuse`.
+
+    A record on a minority of the nodes would look like the message's end, and be none. So it is promised first: a
+    record that begins with `PROMISE`.
+    """
+    keys, args = lock_commands.refusal(key, holder, record, slots=slots)
+    return Call(lock_commands.REFUSE, keys, args._replace(reserved_as=stem(args.reserved_as)))
+
+
+def take_back(key: str, record: Record) -> Call:
+    """Forget a refusal."""
+    return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
+
+
+def renew(holds: Sequence[Hold]) -> Call:
+    """As `lock_commands.renew`: in whatever attempt they were taken."""
+    return lock_commands.renew(holds, named=stem)
+
+
+def put_back(holds: Sequence[Hold]) -> Call:
+    """Give a node what it has lost; the slots of the holds must be known."""
+    keys = [
+        key
+        for it in holds
+        for key in (keyspace.run_key(it.key, it.slot or 0), keyspace.over_key(it.key, stem(it.owner)))
+    ]
+    return Call(PUT_BACK, keys, [arg for it in holds for arg in (attempt_of(it.owner, 0), ms(it.ttl))])
+
+
+def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
+    """Lift the counter of fencing tokens to `fence`, if the lock is ours there."""
+    args = [stem(owner), fence, lock_commands.fence_ms(ttl)]
+    return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key, slot)], args)
