@@ -9,8 +9,8 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.journal.alerts import Warner
-from celery_singleton_lock.journal.writer import Tally
+from celery_singleton_lock.journal.alerts import Alerts
+from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.settling import Settling
@@ -28,7 +28,7 @@ class Runtime:
     settings: Settings
     store: Store
     heartbeat: Heartbeat
-    tally: Tally
+    journal: JournalWriter
     settling: Settling
 
     @classmethod
@@ -71,8 +71,8 @@ class _Place:
         store = self.store or open_store(settings)
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
-        tally = Tally(journal, Warner(ref(app), settings.blocked_after))
-        return Runtime(settings, store, Heartbeat(store), tally, Settling(store))
+        writer = JournalWriter(journal, Alerts(ref(app), settings.blocked_after))
+        return Runtime(settings, store, Heartbeat(store), writer, Settling(store))
 
 
 #: Where the locks are: what the settings say, and what stands in for that; the last one counts.

@@ -13,7 +13,7 @@ from celery_singleton_lock.journal_entry import Entry
 logger = get_logger(__name__)
 
 
-class Warner:
+class Alerts:
     """Warns in the log, and by the signals.
 
     Args:
@@ -35,15 +35,13 @@ class Warner:
         held = max(entry.ended - entry.holder_since, 0.0)
         logger.warning(
             "task %s%s was refused %d times in a row: %s is held by task %s on %s for %.0f s",
-            *(
-                entry.task,
-                f" (entry {entry.scheduled!r} of beat's)" if entry.scheduled else "",
-                in_a_row,
-                entry.key,
-                entry.holder,
-                entry.holder_node,
-                held,
-            ),
+            entry.task,
+            f" (entry {entry.scheduled!r} of beat's)" if entry.scheduled else "",
+            in_a_row,
+            entry.key,
+            entry.holder,
+            entry.holder_node,
+            held,
         )
         details = {"in_a_row": in_a_row, "holder": entry.holder, "node": entry.holder_node, "held": held}
         self._send(signals.lock_blocked, entry, **details)
@@ -54,7 +52,10 @@ class Warner:
         seconds = min(entry.ended, other.ended) - max(entry.began, other.began)
         logger.error(
             "%s was held twice at the same time, for %.3f s: by %s and by %s",
-            *(entry.key, seconds, _shown(entry), _shown(other)),
+            entry.key,
+            seconds,
+            _in_words(entry),
+            _in_words(other),
         )
         self._send(signals.overlap_detected, entry, seconds=seconds, runs=(entry, other))
 
@@ -64,5 +65,5 @@ class Warner:
         signal.send(sender=sender, task_id=entry.task_id, key=entry.key, **details)
 
 
-def _shown(entry: Entry) -> str:
+def _in_words(entry: Entry) -> str:
     return f"task {entry.task}[{entry.task_id}] on {entry.node} (pid {entry.pid}, fence {entry.fence})"

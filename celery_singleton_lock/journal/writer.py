@@ -1,7 +1,7 @@
 """What happened to the locks of this process, until the journal has it.
 
 A thread of its own writes it every few seconds: nothing of this is in the way of a task, and a renewal never waits
-behind it. What happened in the last seconds of a process that is killed is not told.
+behind it. What happened in the last seconds of a process that is killed is lost.
 
 Entries are timed on this host's steady clock, and written with the server's time: each write is also a sample of the
 difference between the two, which is known to half of the time that the write took (Cristian 1989). The best of the last
@@ -15,19 +15,20 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
+from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores.journal import Journal, Written
 
 logger = get_logger(__name__)
 
-#: Seconds from the first entry to the write that tells of it, and of what came meanwhile.
+#: Seconds from the first entry until the write that has it, and what came meanwhile.
 WRITE_AFTER = 5.0
 
 #: Seconds until a write is tried again that failed.
@@ -46,16 +47,6 @@ BATCH = 100
 SAMPLES = 20
 
 
-class Witness(Protocol):
-    """Is told what the journal has found."""
-
-    def blocked(self, entry: Entry, in_a_row: int) -> bool:
-        """So many copies were refused in a row, `entry` last; whether anybody is to know that."""
-
-    def overlapped(self, entry: Entry, other: Entry) -> None:
-        """Two executions held one lock at the same time."""
-
-
 class _Sample(NamedTuple):
     """The server's time less this host's, and by how much that may be wrong."""
 
@@ -63,21 +54,21 @@ class _Sample(NamedTuple):
     offset: float
 
 
-class Tally:
+class JournalWriter:
     """Collects entries, and writes them to `journal`.
 
     Args:
         journal: None to collect nothing.
-        witness: told of what is wrong.
+        alerts: warn of what the journal finds wrong.
     """
 
-    def __init__(self, journal: Journal | None, witness: Witness) -> None:
+    def __init__(self, journal: Journal | None, alerts: Alerts) -> None:
         self._journal = journal
-        self._witness = witness
-        self.begin()
-        _tallies.add(self)
+        self._alerts = alerts
+        self.reset()
+        _writers.add(self)
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose entries and thread are the parent's."""
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
@@ -170,11 +161,11 @@ class Tally:
 
     def _judge(self, entries: Sequence[Entry], written: Written) -> None:
         for entry, in_a_row, other in zip(entries, written.in_a_row, written.overlaps, strict=True):
-            if in_a_row and self._witness.blocked(entry, in_a_row):
+            if in_a_row and self._alerts.blocked(entry, in_a_row):
                 self._count("blocked", entry)
             if other is not None:
                 self._count("overlaps", entry)
-                self._witness.overlapped(entry, other)
+                self._alerts.overlapped(entry, other)
 
     def _bounded(self, count: metrics.Key) -> metrics.Key:
         """The same count, or its coarse one where there are too many while the journal does not answer."""
@@ -193,18 +184,18 @@ def _at(entry: Entry, offset: float) -> Entry:
 
 
 #: All of this process, for the child of a fork to begin anew with.
-_tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
+_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
 
 
 def write_all() -> None:
     """Write what there is: the process ends."""
-    for tally in list(_tallies):
-        tally.write()
+    for writer in list(_writers):
+        writer.write()
 
 
 def _begin_anew() -> None:
-    for tally in _tallies:
-        tally.begin()
+    for writer in _writers:
+        writer.reset()
 
 
 if hasattr(os, "register_at_fork"):

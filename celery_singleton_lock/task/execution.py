@@ -102,7 +102,7 @@ class Execution:
         self._request = task.request
         self._store = runtime.store
         self._heartbeat = runtime.heartbeat
-        self._tally = runtime.tally
+        self._journal = runtime.journal
         self._settling = runtime.settling
         self._done_ttl = runtime.settings.done_ttl
         self._options = options
@@ -528,7 +528,7 @@ class Execution:
         state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
         place = (own.task_id, own.node, own.pid)
         began, waited, limit = self._ran_at, self._ran_at - self._began, lease.limit
-        self._tally.add(
+        self._journal.add(
             Entry(
                 *("run", self._task.name, lease.key, *place, began, ended),
                 *(waited, state, lease.fence, lease.renewals, limit),
@@ -543,7 +543,7 @@ class Execution:
         times = (self._began, clock.now(), clock.now() - self._began)
         limit, entry = self._options.limit, cleaned.headers(self._request).get(SCHEDULED_HEADER)
         scheduled = cleaned.text(entry) if entry else ""
-        self._tally.add(
+        self._journal.add(
             Entry(
                 kind,
                 self._task.name,

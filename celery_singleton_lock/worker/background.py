@@ -28,10 +28,10 @@ class Aside:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.begin()
+        self.reset()
         _all.add(self)
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose work and thread are the parent's."""
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._mutex = threading.Lock()
@@ -56,7 +56,7 @@ class Aside:
                 logger.exception("%s: unexpected error; going on", self._name)
 
     def _next(self) -> Callable[[], None] | None:
-        """What to do next; None when there is nothing for a while, and the thread ends."""
+        """The next piece of work; None when there is none for a while, and the thread ends."""
         try:
             return self._work.get(timeout=IDLE)
         except Empty:
@@ -73,7 +73,7 @@ _all: weakref.WeakSet[Aside] = weakref.WeakSet()
 
 def _begin_anew() -> None:
     for aside in _all:
-        aside.begin()
+        aside.reset()
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,20 +8,18 @@ Installed on every Celery app of a process that imports this package, through Ce
 from __future__ import annotations
 
 import threading
-import time
-from importlib import import_module
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
-from celery import Celery, _state, bootsteps
+from celery import Celery, bootsteps
 from celery.concurrency import prefork
 from celery.signals import worker_process_shutdown, worker_shutdown
 from celery.utils.log import get_logger
-from kombu.utils import functional
 
 import celery_singleton_lock.worker.remote_control  # noqa: F401 - registers its commands
 from celery_singleton_lock import process_identity
+from celery_singleton_lock._celery import extend_every_app, let_pauses_switch
 from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.journal.writer import write_all
@@ -54,12 +52,19 @@ _DISABLE = click.Option(
 )
 
 
+#: The entry points that are imported when a worker starts, so that they can connect to our signals.
+OBSERVERS = "celery_singleton_lock.observers"
+
+
 def observe() -> None:
     """Connect what listens to our signals: Celery's events, and the optional libraries that are installed."""
-    import_module("celery_singleton_lock.worker.events")
-    if find_spec("opentelemetry") is not None:
-        # By name, since it stands above us: nothing here may depend on it.
-        import_module("celery_singleton_lock.contrib.opentelemetry")
+    from celery_singleton_lock.worker import events  # noqa: F401 - connects itself
+
+    for observer in entry_points(group=OBSERVERS):
+        try:
+            observer.load()
+        except ModuleNotFoundError as error:
+            logger.debug("singleton lock: observer %s is left out: %s", observer.name, error)
 
 
 def install(app: Celery) -> None:
@@ -124,7 +129,7 @@ class LockStep(bootsteps.StartStopStep):
                 "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
             )
         if separate and not in_memory:
-            children_of[parent.app] = Children(runtime.store, runtime.tally)
+            children_of[parent.app] = Children(runtime.store, runtime.journal)
             key_report.open_channel()
         observe()
         logger.info(
@@ -145,17 +150,6 @@ class LockStep(bootsteps.StartStopStep):
             threading.Thread(target=prepare, name="singleton-lock-queues", daemon=True).start()
 
 
-def let_pauses_switch() -> None:
-    """Have kombu's pauses between two tries to reach the broker let other greenlets go on, the heartbeat's for one.
-
-    gevent, as it patches the threads, looks at every object there is, also at Celery's lazy ones, and so has kombu
-    imported before it patches `time` (gevent 26.9, Celery 5.7): kombu then stops the whole process for up to 32 s.
-    """
-    pauses: Any = functional
-    if pauses.sleep is not time.sleep:
-        pauses.sleep = time.sleep
-
-
 def free_left_behind(runtime: Runtime, node: str) -> None:
     """Free the locks of processes that ran under the node name `node` on this host and are provably over."""
     left = 0
@@ -164,7 +158,7 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
             holder = held.holder
             if holder is not None and holder.node == node and process_identity.is_over(holder.process):
                 left += 1
-                free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.tally)
+                free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.journal)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
         logger.warning("singleton lock: what an earlier %s may have left behind ends by itself: %s", node, error)
@@ -177,10 +171,4 @@ def _write_what_is_left(**_: Any) -> None:
     write_all()
 
 
-def _install_everywhere() -> None:
-    Celery.builtin_fixups.add(f"{__name__}:install")
-    for app in _state._get_active_apps():  # type: ignore[attr-defined]
-        install(app)
-
-
-_install_everywhere()
+extend_every_app(install)

@@ -1,7 +1,7 @@
 """What the worker's main process does for the children of its prefork pool: renew for them, and free for the dead.
 
 A child cannot renew while C code holds its GIL or while it is stopped, and a dead one frees nothing. The main process
-can: it gave each delivery its owner, and was told for which key. One thread waits for the ends of
+can: it gave each delivery its owner, and knows for which key. One thread waits for the ends of
 children (by pidfd, where the platform has that: Celery itself may take seconds to notice) and for the next renewal; it
 is a thread because the consumer's timers stand still while the broker is away.
 """
@@ -19,7 +19,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.journal.writer import Tally
+from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys import name_in
 from celery_singleton_lock.lease import Hold
@@ -32,12 +32,12 @@ logger = get_logger(__name__)
 #: Seconds that a child which is being killed may take to be gone.
 DEATH = 1.0
 
-#: Seconds until it is found out how often a delivery's lock is to be renewed; most are over by then. No ttl is so short
-#: that it would be due before.
-FIRST_LOOK = MIN_TTL * trust.RENEW_AFTER
+#: Seconds until a delivery is asked for its hold; most are over by then. No ttl is so short that a renewal would be due
+#: before.
+FIRST_CHECK = MIN_TTL * trust.RENEW_AFTER
 
-#: Seconds between two looks for a hold that the delivery has not told: it may never take a lock.
-LAST_LOOK = 1.0
+#: Seconds between two such questions at most: it may never take a lock.
+MAX_CHECK = 1.0
 
 #: Seconds until the next try when the store did not answer, or something went wrong.
 RETRY_AFTER = 0.5
@@ -65,10 +65,10 @@ class _Child:
         self._renewed_at = 0.0
         self.interval = 0.0
 
-    def begin(self, delivery: Delivery) -> None:
+    def carry_out(self, delivery: Delivery) -> None:
         # Weak: its arguments may be large, and a child may be idle for days.
         self._delivery, self._hold = weakref.ref(delivery), None
-        self._renewed_at, self.interval = clock.now(), FIRST_LOOK
+        self._renewed_at, self.interval = clock.now(), FIRST_CHECK
 
     @property
     def is_over(self) -> bool:
@@ -91,7 +91,7 @@ class _Child:
         if self._hold is None:
             hold = self.hold()
             if hold is None:
-                self._renewed_at, self.interval = now, min(2 * self.interval, LAST_LOOK)
+                self._renewed_at, self.interval = now, min(2 * self.interval, MAX_CHECK)
                 return None
             self.interval = hold.ttl * trust.RENEW_AFTER
             if self.due_at > now:
@@ -131,12 +131,12 @@ class Children:
 
     Args:
         store: where their locks are.
-        tally: told whose lock was freed.
+        journal: gets an entry for each lock that is freed.
     """
 
-    def __init__(self, store: Store, tally: Tally) -> None:
+    def __init__(self, store: Store, journal: JournalWriter) -> None:
         self._store = store
-        self._tally = tally
+        self._journal = journal
         self._children: dict[int, _Child] = {}
         #: Those that are gone, and whose number another has.
         self._succeeded: list[_Child] = []
@@ -145,10 +145,10 @@ class Children:
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
-        #: When the thread looks next.
+        #: When the thread goes on by itself.
         self._wakes_at = 0.0
 
-    def begin(self, pid: int, delivery: Delivery) -> None:
+    def assign(self, pid: int, delivery: Delivery) -> None:
         """The child with this pid carries out `delivery` from now on."""
         with self._mutex.lock:
             child = self._children.get(pid)
@@ -158,20 +158,20 @@ class Children:
                 child = None
             if new := child is None:
                 child = self._children[pid] = _Child(pid)
-            child.begin(delivery)
+            child.carry_out(delivery)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
                 self._thread.start()
             elif new or self._succeeded or child.due_at < self._wakes_at:
                 self._notify()
 
-    def doomed(self, pid: int | None) -> None:
+    def free_when_gone(self, pid: int | None) -> None:
         """The child is being killed, and may still clean up: free its lock when it is gone."""
         with self._mutex.lock:
             if pid is not None and (child := self._children.get(pid)) is not None:
                 child.keep_hold()
 
-    def bury(self, pid: int, delivery: Delivery) -> bool:
+    def forget(self, pid: int, delivery: Delivery) -> bool:
         """Forget the child that was lost with `delivery`, once it is gone.
 
         Returns:
@@ -182,7 +182,7 @@ class Children:
         if child is not None and not child.is_at(delivery):
             return True  # Another process has its number.
         if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
-            self.doomed(pid)
+            self.free_when_gone(pid)
             return False
         with self._mutex.lock:
             if child is not None and self._children.get(pid) is child:
@@ -222,7 +222,7 @@ class Children:
                 child.close()
         for child in dead:
             if (hold := child.hold()) is not None:
-                free(self._store, hold, self._tally)
+                free(self._store, hold, self._journal)
 
     def _renew(self) -> None:
         now, pairs = clock.now(), []
@@ -245,17 +245,17 @@ class Children:
             os.write(self._wake, b".")
 
 
-def free(store: Store, hold: Hold, tally: Tally) -> None:
+def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
     """Free the lock of somebody who is gone, if that is still who has it.
 
-    It is abandoned rather than freedd: what the process sent with its last breath may arrive after this.
+    It is abandoned rather than freed: what the process sent with its last breath may arrive after this.
     """
     freed = store.abandon(hold)
     if freed is None:
         logger.warning("%s could not be freed yet: no answer from %s; trying on", hold.key, store.server)
     elif freed:
         now = clock.now()
-        tally.add(Entry("free", name_in(hold.key), hold.key, None, None, os.getpid(), now, now))
+        journal.add(Entry("free", name_in(hold.key), hold.key, None, None, os.getpid(), now, now))
         logger.warning("%s: freed for a process that ended without doing so", hold.key)
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from celery.app.control import Control, Inspect
 from celery.utils.log import get_logger
-from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 
 from celery_singleton_lock import cleaned, clock, trust
+from celery_singleton_lock._celery import active_requests, ask_each_worker
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.lease import Hold
@@ -32,7 +32,7 @@ from celery_singleton_lock.worker.request import SingletonRequest, children_of
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks whether a task that is being stopped has ended.
+#: Seconds after which it is asked again whether a task that is being stopped has ended.
 POLL = 0.05
 
 
@@ -40,17 +40,15 @@ POLL = 0.05
 def locks(state: Any, **_: Any) -> Any:
     """Locks of exclusive tasks that the worker holds."""
     running = list(_running())
+    if not running:
+        return []
     holds = [hold for _, hold in running]
     try:
-        # Who has got as far as to hold its lock: a renewal tells, in one round trip, and does no harm.
-        ours = (
-            Runtime.of(state.app).store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
-            if holds
-            else []
-        )
+        # Who has got as far as to hold its lock: a renewal says it, in one round trip, and does no harm.
+        ours = Runtime.of(state.app).store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
     except LockUnavailable as error:
         return _error(str(error))
-    return [_shown(request, hold) for (request, hold), is_ours in zip(running, ours, strict=True) if is_ours]
+    return [_in_words(request, hold) for (request, hold), is_ours in zip(running, ours, strict=True) if is_ours]
 
 
 @control_command(name="release_lock", args=[("key", str)], signature="<key>")
@@ -58,22 +56,16 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
     """Stop the task that holds a lock, then free the lock."""
     if not isinstance(key, str) or not key:
         return _error("which lock? celery control release_lock KEY, with a key as `celery inspect locks` shows it")
-    store, told = Runtime.of(state.app).store, []
+    store, promises = Runtime.of(state.app).store, []
     try:
         for request, hold in _running():
-            if hold.key != key.removesuffix(":run"):
-                continue
-            own = holder_of(request.task, request._context)
-            nobody = replace(own, node=state.hostname, pid=0, process="", replaced=NOBODY)
-            if store.free(hold, reservation=Reservation(nobody, hold.ttl)):
-                logger.warning("%s: the lock is taken from task %s by remote control", hold.key, nobody.task_id)
-                kept = Hold(hold.key, nobody.reserved_as, ttl=hold.ttl, limit=hold.limit)
+            if hold.key == key.removesuffix(":run") and (kept := _take_away(store, request, hold, state.hostname)):
                 arguments = (request, kept, store)
                 threading.Thread(target=_free_after, args=arguments, name="singleton-lock-release", daemon=True).start()
-                told.append(_promise(request, hold))
+                promises.append(_promise(request, hold))
     except LockUnavailable as error:
         return _error(str(error))
-    return {"ok": "; ".join(told) or "no task of this worker holds it"}
+    return {"ok": "; ".join(promises) or "no task of this worker holds it"}
 
 
 def _ask_for_locks(self: Inspect) -> Any:
@@ -82,7 +74,7 @@ def _ask_for_locks(self: Inspect) -> Any:
     Returns:
         A list for each node name, None if nobody answers.
     """
-    return self._request("locks")  # As Celery's own methods do.
+    return ask_each_worker(self, "locks")
 
 
 def _ask_to_release(self: Control, key: str, destination: Any = None, **options: Any) -> Any:
@@ -105,12 +97,21 @@ setattr(Control, "release_lock", _ask_to_release)  # noqa: B010
 
 def _running() -> Iterator[tuple[SingletonRequest, Hold]]:
     """What the pool carries out, with the hold that it has if it has got that far."""
-    for request in list(worker_state.active_requests):
+    for request in active_requests():
         if isinstance(request, SingletonRequest) and (hold := request.hold()) is not None:
             yield request, hold
 
 
-def _shown(request: SingletonRequest, hold: Hold) -> dict[str, Any]:
+def _take_away(store: Store, request: SingletonRequest, hold: Hold, node: str) -> Hold | None:
+    """Pass a lock on to nobody; what keeps it then, None if the task did not have it."""
+    nobody = replace(holder_of(request.task, request.context), node=node, pid=0, process="", replaced=NOBODY)
+    if not store.free(hold, reservation=Reservation(nobody, hold.ttl)):
+        return None
+    logger.warning("%s: the lock is taken from task %s by remote control", hold.key, nobody.task_id)
+    return Hold(hold.key, nobody.reserved_as, ttl=hold.ttl, limit=hold.limit)
+
+
+def _in_words(request: SingletonRequest, hold: Hold) -> dict[str, Any]:
     in_child = request.app in children_of  # Pools of greenlets report a number of their own.
     return {
         "key": hold.key,

@@ -1,8 +1,8 @@
 """One delivery of a message in the worker's main process.
 
-It mints the owner under which this delivery takes the lock, and is told by the child for which key (`reports`), so that
-the main process can renew and free it; and it frees what a child left behind before the message is given back to the
-broker, or its end is recorded, so that nobody is refused by the lock of the dead.
+It mints the owner under which this delivery takes the lock, and learns from the child for which key (`key_report`), so
+that the main process can renew and free it. And it frees what a child left behind before the message is given back to
+the broker, or its end is recorded, so that nobody is refused by the lock of the dead.
 
 What is here runs in the consumer's loop: a key is not made here, since that runs code of the user's. Where the child
 has not said it, the key is made in a thread beside (`aside`).
@@ -15,13 +15,12 @@ from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
+from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.signals import task_revoked
 from celery.utils.log import get_logger
-from celery.worker import state as worker_state
-from celery.worker.request import Request
 
+from celery_singleton_lock._celery import WorkerRequest, is_active
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.task import Options
@@ -47,11 +46,7 @@ aside = Aside("singleton-lock-aside")
 _LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
 
-#: Its stubs say little of what it is.
-_Request: Any = Request
-
-
-class SingletonRequest(_Request):  # type: ignore[misc]
+class SingletonRequest(WorkerRequest):
     """Celery's request for an exclusive task. A task with a request class of its own derives that from this one."""
 
     #: What `audit` looks for in a request class of the user's.
@@ -59,18 +54,18 @@ class SingletonRequest(_Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        if not isinstance(self._request_dict.get("headers"), Mapping):
+        if not isinstance(self.request_dict.get("headers"), Mapping):
             # Celery takes it for the others, and could not send the message again.
-            self._request_dict.pop("headers", None)
+            self.request_dict.pop("headers", None)
         self._owner = new_owner()
-        #: What its execution has said.
+        #: What its execution has reported.
         self.report: Report | None = None
         key_report.expect(self._owner, self)
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False
         # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
         self.delivery_info[OWNER] = self._owner
-        take_down(message, self._request_dict)
+        take_down(message, self.request_dict)
         if self.delivery_info["redelivered"]:
             # It may be running: to record that it has expired would overwrite its state. The child looks first.
             self.expires = None
@@ -78,15 +73,13 @@ class SingletonRequest(_Request):  # type: ignore[misc]
     @property
     def is_running(self) -> bool:
         """Whether the pool has begun with it and not reported its end."""
-        return self in worker_state.active_requests
+        return is_active(self)
 
     def hold(self) -> Hold | None:
         """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
         key_report.receive()  # Another owner may have been told since.
-        found = self.report
-        if found is None:
-            return None
-        return Hold(found.key, found.asks_as, ttl=found.ttl, limit=found.limit)
+        report = self.report
+        return None if report is None else Hold(report.key, report.asks_as, ttl=report.ttl, limit=report.limit)
 
     @property
     def is_stopped_when_lost(self) -> bool:
@@ -96,31 +89,28 @@ class SingletonRequest(_Request):  # type: ignore[misc]
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """What `celery inspect active` and the like show: nothing that only we need."""
-        shown: dict[str, Any] = super().info(safe)
-        delivery_info = shown.get("delivery_info") or {}
-        shown["delivery_info"] = {
-            name: value for name, value in delivery_info.items() if not str(name).startswith("singleton_")
-        }
-        return shown
+        info = super().info(safe)
+        delivery_info = info.get("delivery_info") or {}
+        return {**info, "delivery_info": {name: its for name, its in delivery_info.items() if name != OWNER}}
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool has begun with it."""
         super().on_accepted(pid, time_accepted)
         if (children := children_of.get(self.app)) is not None:
             key_report.receive()  # So that the pipe is never full: who begins now has made room.
-            children.begin(pid, self)
+            children.assign(pid, self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A time limit is over; for a hard one, Celery kills the child after this."""
-        told = False
+        settled = False
         try:
             super().on_timeout(soft, timeout)
-            told = True
+            settled = True
         finally:
             if not soft:
-                self._record(TimeLimitExceeded(timeout), told=told)
+                self._record(TimeLimitExceeded(timeout), settled=settled)
                 if (children := children_of.get(self.app)) is not None:
-                    children.doomed(self.worker_pid)
+                    children.free_when_gone(self.worker_pid)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
@@ -131,92 +121,91 @@ class SingletonRequest(_Request):  # type: ignore[misc]
             return super().on_failure(exc_info, send_failed_event, return_ok)
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
-        told = False
+        settled = False
         try:
-            found = super().on_failure(exc_info, send_failed_event, return_ok)
-            told = True
-            return found
+            result = super().on_failure(exc_info, send_failed_event, return_ok)
+            settled = True
+            return result
         finally:
-            self._record(error, told=told)
+            self._record(error, settled=settled)
 
     def reject(self, requeue: bool = False) -> None:
         """Give the message back: to its queue, or to a dead-letter exchange."""
         self._goes_on = True
         super().reject(requeue)
 
+    def on_sent_again(self) -> None:
+        """Its child was lost, and Celery has sent it as a retry."""
+        self._goes_on = True
+
     def revoked(self) -> bool:
         """Whether it was revoked or has expired; then it does not run."""
-        revoked = bool(super().revoked())
-        if revoked and self._context.retries and (options := self._options()) and options.retain_on_retry:
+        revoked = super().revoked()
+        if revoked and self.context.retries and (options := self._options()) and options.retain_on_retry:
             aside.do(self._free_kept)
         return revoked
-
-    def _retry_worker_lost(self, *arguments: Any) -> Any:
-        retried = super()._retry_worker_lost(*arguments)
-        self._goes_on = self._goes_on or bool(retried)
-        return retried
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""
         children = children_of.get(self.app)
-        if children is not None and self.worker_pid is not None and not children.bury(self.worker_pid, self):
+        if children is not None and self.worker_pid is not None and not children.forget(self.worker_pid, self):
             return
         if (hold := self.hold()) is not None:
             self._free(hold)
 
     def _free(self, hold: Hold) -> None:
         runtime = Runtime.of(self.app)
-        free(runtime.store, hold, runtime.tally)
+        free(runtime.store, hold, runtime.journal)
 
     def _announce_skipped(self, *, expired: bool) -> None:
         """Say what the result says, as Celery itself does of a task that was revoked."""
         self.send_event("task-revoked", terminated=False, signum=None, expired=expired)
-        task_revoked.send(self.task, request=self._context, terminated=False, signum=None, expired=expired)
+        task_revoked.send(self.task, request=self.context, terminated=False, signum=None, expired=expired)
 
-    def _record(self, error: BaseException, *, told: bool) -> None:
+    def _record(self, error: BaseException, *, settled: bool) -> None:
         """Record what Celery has made of the loss of the child, if that is the end of the message.
 
         Args:
             error: how the child was lost.
-            told: whether the result was stored, and what follows sent.
+            settled: whether the result was stored, and what follows sent.
         """
         seconds = Runtime.of(self.app).settings.done_ttl
         outcome = self._outcome(error)
         if not seconds or outcome is None:
             return
         if (hold := self.hold()) is not None:
-            self._remember(hold.key, outcome, seconds, told)
+            self._remember(hold.key, outcome, seconds, settled)
         else:
-            aside.do(partial(self._remember_aside, outcome, seconds, told))
+            aside.do(partial(self._remember_aside, outcome, seconds, settled))
 
-    def _remember_aside(self, outcome: Outcome, seconds: float, told: bool) -> None:
+    def _remember_aside(self, outcome: Outcome, seconds: float, settled: bool) -> None:
         if (hold := self._expected_hold(self._owner)) is not None:
-            self._remember(hold.key, outcome, seconds, told)
+            self._remember(hold.key, outcome, seconds, settled)
 
-    def _remember(self, key: str, outcome: Outcome, seconds: float, told: bool) -> None:
-        holder, runtime = holder_of(self.task, self._context), Runtime.of(self.app)
+    def _remember(self, key: str, outcome: Outcome, seconds: float, settled: bool) -> None:
+        holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
         runtime.store.remember(key, record_of(holder, outcome, seconds))
-        if told:
+        if settled:
             runtime.settling.add(key, record_of(holder, Outcome(outcome.state, settled=True), seconds))
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""
-        if (hold := self._expected_hold(holder_of(self.task, self._context).reserved_as)) is not None:
+        if (hold := self._expected_hold(holder_of(self.task, self.context).reserved_as)) is not None:
             self._free(hold)
 
     def _outcome(self, error: BaseException) -> Outcome | None:
         """The end of the message; None if it will be delivered again, or is retried."""
-        if self._goes_on or self._already_cancelled or not self.acknowledged:
+        if self._goes_on or self.was_cancelled or not self.acknowledged:
             return None
         if isinstance(error, Terminated):
             return Outcome(states.REVOKED)
-        return redelivery.failed(self.task, self._context, error) if isinstance(error, Exception) else None
+        return redelivery.failed(self.task, self.context, error) if isinstance(error, Exception) else None
 
     def _options(self) -> Options | None:
         """How the execution locks; None if it takes no lock."""
         try:
-            found: Options | None = self.task.lock_options(self._context)
-            return found
+            options: Options | None = self.task.lock_options(self.context)
+            return options
         except Exception as error:  # noqa: BLE001 - what a message asks for may not be allowed
             logger.debug("%s: the main process cannot tell its options: %r", self, error)
             return None
@@ -226,7 +215,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         the thread beside: it runs code of the user's.
         """
         try:
-            lock = self.task.lock_of(self._context, self.args, self.kwargs)
+            lock = self.task.lock_of(self.context, self.args, self.kwargs)
         except Exception as error:  # noqa: BLE001 - also what a lock_key of the user's raises
             logger.debug("%s: the main process cannot tell its lock: %r", self, error)
             return None

@@ -170,8 +170,8 @@ class TestMemory:
                     task()
                 task.pop_request()
                 if number % 200 == 0:
-                    assert runtime.tally.write()
-            assert runtime.tally.write()
+                    assert runtime.journal.write()
+            assert runtime.journal.write()
             journal = f"{PREFIX}:{{journal}}:"
             fields = client.hgetall(f"{journal}counts")
             assert len(fields) <= MAX_LABELS + 20

@@ -12,8 +12,8 @@ import pytest
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.journal.alerts import Warner
-from celery_singleton_lock.journal.writer import Tally
+from celery_singleton_lock.journal.alerts import Alerts
+from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -63,7 +63,7 @@ def store() -> Store:
 
 @pytest.fixture
 def family(store: Store) -> Children:
-    return Children(store, Tally(None, Warner(lambda: None, 0)))
+    return Children(store, JournalWriter(None, Alerts(lambda: None, 0)))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def until(true: Callable[[], object]) -> None:
 
 def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, fork: Callable) -> None:
     delivery = Delivery(store)
-    family.begin(fork().pid, delivery)
+    family.assign(fork().pid, delivery)
     end = clock.now() + 3 * TTL
     while clock.now() < end:
         assert is_held(store)
@@ -108,7 +108,7 @@ def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, f
 def test_owner_that_a_delivery_asks_as_later_is_the_one(store: Store, family: Children, fork: Callable) -> None:
     """Neither server answered, and the message has waited in its slot."""
     child, delivery = fork(), Delivery(store, holds=False)
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     until(lambda: store.renewed)
     delivery.owner = new_owner()
     store.acquire(LockRequest(delivery.key, delivery.owner, ttl=TTL, holder=Holder()))
@@ -117,7 +117,7 @@ def test_owner_that_a_delivery_asks_as_later_is_the_one(store: Store, family: Ch
         assert is_held(store)
         clock.sleep(0.02)
     store.acquire(LockRequest(delivery.key, delivery.owner, ttl=600, holder=Holder()))
-    family.doomed(child.pid)
+    family.free_when_gone(child.pid)
     delivery.is_running = False
     child.kill()
     until(lambda: not is_held(store))
@@ -125,7 +125,7 @@ def test_owner_that_a_delivery_asks_as_later_is_the_one(store: Store, family: Ch
 
 def test_renewal_goes_on_after_an_error(store: Store, family: Children, fork: Callable) -> None:
     delivery = Delivery(store, ttl=2.0)
-    family.begin(fork().pid, delivery)
+    family.assign(fork().pid, delivery)
     store.fail = True
     assert store.failed.wait(LIMIT)
     store.fail = False
@@ -135,7 +135,7 @@ def test_renewal_goes_on_after_an_error(store: Store, family: Children, fork: Ca
 
 def test_lock_of_a_dead_child_is_freed_at_once(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     child.kill()
     until(lambda: not is_held(store))
 
@@ -144,14 +144,14 @@ def test_child_that_was_dead_before_it_was_known(store: Store, family: Children,
     child, delivery = fork(), Delivery(store, ttl=600)
     child.kill()
     child.wait()
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     until(lambda: not is_held(store))
 
 
 def test_each_child_has_its_own(store: Store, family: Children, fork: Callable) -> None:
     pairs = [(fork(), Delivery(store, f"k{n}", ttl=600)) for n in range(5)]
     for child, delivery in pairs:
-        family.begin(child.pid, delivery)
+        family.assign(child.pid, delivery)
     pairs[2][0].kill()
     until(lambda: not is_held(store, "k2"))
     assert [is_held(store, f"k{n}") for n in range(5)] == [True, True, False, True, True]
@@ -159,9 +159,9 @@ def test_each_child_has_its_own(store: Store, family: Children, fork: Callable) 
 
 def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Children, fork: Callable) -> None:
     child, first, second = fork(), Delivery(store, "first", ttl=600), Delivery(store, "second", ttl=600)
-    family.begin(child.pid, first)
+    family.assign(child.pid, first)
     first.is_running = False
-    family.begin(child.pid, second)
+    family.assign(child.pid, second)
     child.kill()
     until(lambda: not is_held(store, "second"))
     assert is_held(store, "first"), "whoever holds it now is not the child's concern"
@@ -169,7 +169,7 @@ def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Childre
 
 def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store)
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     delivery.is_running = False
     until(lambda: not is_held(store))
     assert store.renewed == 0
@@ -178,7 +178,7 @@ def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Ch
 
 def test_forgotten_delivery_ends_by_itself(store: Store, family: Children, fork: Callable) -> None:
     delivery = Delivery(store)
-    family.begin(fork().pid, delivery)
+    family.assign(fork().pid, delivery)
     del delivery
     until(lambda: not is_held(store))
 
@@ -186,7 +186,7 @@ def test_forgotten_delivery_ends_by_itself(store: Store, family: Children, fork:
 def test_strangers_lock_is_neither_renewed_nor_freed(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store, holds=False)
     stranger = Delivery(store)
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     child.kill()
     clock.sleep(0.1)
     assert is_held(store)
@@ -194,40 +194,40 @@ def test_strangers_lock_is_neither_renewed_nor_freed(store: Store, family: Child
     del stranger
 
 
-def test_doomed_child_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
+def test_child_that_is_killed_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
     """Its end was reported already (a hard time limit), but it still cleans up."""
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     delivery.is_running = False
-    family.doomed(child.pid)
+    family.free_when_gone(child.pid)
     del delivery
     assert is_held(store)
     child.kill()
     until(lambda: not is_held(store))
 
 
-def test_bury_waits_for_the_end(store: Store, family: Children, fork: Callable) -> None:
+def test_forgetting_a_child_waits_for_its_end(store: Store, family: Children, fork: Callable) -> None:
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     threading.Timer(0.1, child.kill).start()
-    assert family.bury(child.pid, delivery)
+    assert family.forget(child.pid, delivery)
     assert child.poll() is not None
 
 
-def test_bury_does_not_wait_for_ever(
+def test_forgetting_a_child_does_not_wait_for_ever(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "DEATH", 0.05)
     child, delivery = fork(), Delivery(store, ttl=600)
-    family.begin(child.pid, delivery)
-    assert not family.bury(child.pid, delivery)
+    family.assign(child.pid, delivery)
+    assert not family.forget(child.pid, delivery)
     assert is_held(store)
     child.kill()
     until(lambda: not is_held(store))
 
 
 def test_unknown_child_is_gone(family: Children) -> None:
-    assert family.bury(1 << 22, Delivery(MemoryStore(), holds=False))
+    assert family.forget(1 << 22, Delivery(MemoryStore(), holds=False))
 
 
 def test_child_with_the_number_of_a_dead_one_is_another(
@@ -238,13 +238,13 @@ def test_child_with_the_number_of_a_dead_one_is_another(
     # The thread that watches stands still meanwhile: the old one's end was not noticed when its number comes again.
     open_pidfd = os.pidfd_open
     monkeypatch.setattr(Children, "_run", lambda self: None)
-    family.begin(old.pid, first)
+    family.assign(old.pid, first)
     old.kill()
     old.wait()
     monkeypatch.setattr(os, "pidfd_open", lambda pid: open_pidfd(new.pid if pid == old.pid else pid))
-    family.begin(old.pid, second)
+    family.assign(old.pid, second)
     monkeypatch.undo()
-    family.begin(fork().pid, Delivery(store, "other", ttl=600))
+    family.assign(fork().pid, Delivery(store, "other", ttl=600))
     until(lambda: not is_held(store, "first"))
     assert is_held(store, "second")
     new.kill()
@@ -255,8 +255,8 @@ def test_loss_of_a_delivery_does_not_wait_for_the_next_child_of_that_number(
     store: Store, family: Children, fork: Callable
 ) -> None:
     child, lost, running = fork(), Delivery(store, "lost", ttl=600), Delivery(store, "running", ttl=600)
-    family.begin(child.pid, running)
-    assert family.bury(child.pid, lost)
+    family.assign(child.pid, running)
+    assert family.forget(child.pid, lost)
     child.kill()
     until(lambda: not is_held(store, "running"))
 
@@ -271,7 +271,7 @@ def test_lease_that_is_told_late_is_renewed(store: Store, family: Children, fork
             return super().hold() if self.known else None
 
     delivery = Late(store, ttl=3.0)
-    family.begin(fork().pid, delivery)
+    family.assign(fork().pid, delivery)
     clock.sleep(0.5)
     delivery.known = True
     until(lambda: store.renewed)
@@ -285,7 +285,7 @@ def test_no_descriptor_is_left(store: Store, family: Children, fork: Callable) -
     before = pidfds()
     for _ in range(5):
         child, delivery = fork(), Delivery(store, ttl=600)
-        family.begin(child.pid, delivery)
+        family.assign(child.pid, delivery)
         child.kill()
         until(lambda: not is_held(store))
     until(lambda: pidfds() <= before)
@@ -296,9 +296,9 @@ def test_without_pidfds_the_pool_is_believed(
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     child, delivery = fork(), Delivery(store)
-    family.begin(child.pid, delivery)
+    family.assign(child.pid, delivery)
     until(lambda: store.renewed)
-    assert family.bury(child.pid, delivery)
+    assert family.forget(child.pid, delivery)
 
 
 def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Callable) -> None:
@@ -307,13 +307,13 @@ def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Cal
             raise RuntimeError("as told")
 
     broken, delivery = Broken(store, "broken"), Delivery(store)
-    family.begin(fork().pid, broken)
-    family.begin(fork().pid, delivery)
+    family.assign(fork().pid, broken)
+    family.assign(fork().pid, delivery)
     broken.is_running = True
     until(lambda: not is_held(store, "broken"))
     broken.is_running = False
     child, later = fork(), Delivery(store, "later", ttl=600)
-    family.begin(child.pid, later)
+    family.assign(child.pid, later)
     child.kill()
     until(lambda: not is_held(store, "later"))
 
@@ -321,7 +321,7 @@ def test_error_does_not_end_the_thread(store: Store, family: Children, fork: Cal
 def test_one_thread(store: Store, family: Children, fork: Callable) -> None:
     deliveries = [Delivery(store, f"k{n}") for n in range(5)]
     for delivery in deliveries:
-        family.begin(fork().pid, delivery)
+        family.assign(fork().pid, delivery)
     before = sum(thread.name == "singleton-lock-children" for thread in threading.enumerate())
-    family.begin(fork().pid, deliveries[0])
+    family.assign(fork().pid, deliveries[0])
     assert sum(thread.name == "singleton-lock-children" for thread in threading.enumerate()) == before

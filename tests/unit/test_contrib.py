@@ -37,11 +37,11 @@ def page_of(app: Celery) -> str:
 
 
 def test_prometheus_gets_every_metric(app: Celery) -> None:
-    tally = Runtime.of(app).tally
+    writer = Runtime.of(app).journal
     for kind in ("run", "skip", "stand-by", "free"):
         entry = Entry("run", "shop.report", "p:1:{shop.report:1}", "id", "node", 1, 0.0, 2.0, outcome="SUCCESS")
-        tally.add(entry._replace(kind=kind))
-    tally.write()
+        writer.add(entry._replace(kind=kind))
+    writer.write()
     page = page_of(app)
     assert 'singleton_lock_runs_total{outcome="SUCCESS",task="shop.report"} 1.0' in page
     assert 'singleton_lock_conflicts_total{policy="skip",task="shop.report"} 1.0' in page
@@ -65,7 +65,7 @@ def test_prometheus_is_told_that_the_server_does_not_answer(app: Celery, monkeyp
 
 
 def test_dashboard_shows_metrics_that_exist(app: Celery) -> None:
-    Runtime.of(app).tally.write()
+    Runtime.of(app).journal.write()
     known = set(re.findall(r"# TYPE (\w+)", page_of(app)))
     asked = set(re.findall(r"singleton_lock_\w+", DASHBOARD.read_text()))
     assert len(asked) > 8

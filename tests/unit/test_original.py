@@ -46,13 +46,13 @@ def receive(app: Celery, *, serializer: str = "json", protocol: int = 2, **parts
         **parts,
     )
     if protocol == 2:
-        return SingletonRequest(message, app=app, task=app.tasks["job"], hostname="worker@host")._context
+        return SingletonRequest(message, app=app, task=app.tasks["job"], hostname="worker@host").context
     from celery.worker.strategy import proto1_to_proto2
 
     decoded, headers, _, _ = proto1_to_proto2(message, message.decode())
     return SingletonRequest(
         message, app=app, task=app.tasks["job"], hostname="worker@host", body=decoded, headers=headers, decoded=True
-    )._context
+    ).context
 
 
 def copy(request: Any, *, expires: bool = True, eta: str | None = None) -> Copy:

@@ -67,7 +67,7 @@ def make(app: Celery, **options: Any) -> Any:
 
 def begin(request: SingletonRequest) -> Hold:
     """As the child does that carries it out: it says for which lock it is about to ask."""
-    options, key = request.task.lock_of(request._context, request.args, request.kwargs)
+    options, key = request.task.lock_of(request.context, request.args, request.kwargs)
     key_report.report(request.delivery_info[OWNER], key, ttl=options.ttl, limit=options.limit)
     hold = request.hold()
     assert hold is not None
@@ -83,7 +83,7 @@ def hold(app: Celery, request: SingletonRequest) -> None:
 
 
 def key_of(request: SingletonRequest) -> str:
-    return str(request.task.lock_of(request._context, request.args, request.kwargs)[1])
+    return str(request.task.lock_of(request.context, request.args, request.kwargs)[1])
 
 
 def is_held(app: Celery, request: SingletonRequest) -> bool:
@@ -93,7 +93,7 @@ def is_held(app: Celery, request: SingletonRequest) -> bool:
 
 def mark_of(app: Celery, request: SingletonRequest) -> bytes | None:
     found = Runtime.of(app).store.acquire(
-        LockRequest(key_of(request), new_owner(), ttl=1, holder=holder_of(request.task, request._context), once=True)
+        LockRequest(key_of(request), new_owner(), ttl=1, holder=holder_of(request.task, request.context), once=True)
     )
     return found.content if isinstance(found, Record) else None
 
@@ -215,7 +215,7 @@ def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable
     request = receive(make(app, lock_retain_on_retry=True), retries=1)
     store = Runtime.of(app).store
     first = store.acquire(LockRequest(key_of(request), new_owner(), ttl=60, holder=Holder()))
-    store.free(first, reservation=Reservation(holder_of(request.task, request._context), 60))
+    store.free(first, reservation=Reservation(holder_of(request.task, request.context), 60))
     assert not request.revoked()
     assert is_held(app, request)
     request._already_revoked = True

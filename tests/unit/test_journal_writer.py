@@ -15,8 +15,8 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal import writer
-from celery_singleton_lock.journal.alerts import Warner
-from celery_singleton_lock.journal.writer import MOST, Tally
+from celery_singleton_lock.journal.alerts import Alerts
+from celery_singleton_lock.journal.writer import MOST, JournalWriter
 from celery_singleton_lock.journal_entry import LOST, Entry
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -77,12 +77,12 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Book:
 
 
 @pytest.fixture
-def told(book: Book) -> Tally:
+def told(book: Book) -> JournalWriter:
     app = SimpleNamespace(tasks={"report": "the task"})
-    return Tally(book, Warner(lambda: app, 3))  # type: ignore[arg-type]
+    return JournalWriter(book, Alerts(lambda: app, 3))  # type: ignore[arg-type]
 
 
-def test_entries_are_written_once_with_the_servers_time(book: Book, told: Tally) -> None:
+def test_entries_are_written_once_with_the_servers_time(book: Book, told: JournalWriter) -> None:
     now = clock.now()
     told.add(run(now - 2.0, now - 1.0))
     assert told.write()
@@ -92,7 +92,7 @@ def test_entries_are_written_once_with_the_servers_time(book: Book, told: Tally)
     assert entry.ended == pytest.approx(clock.wall() + Book.ahead - 1.0, abs=0.5)
 
 
-def test_counts(book: Book, told: Tally) -> None:
+def test_counts(book: Book, told: JournalWriter) -> None:
     now = clock.now()
     told.add(run(now - 2.0, now, waited=0.3, renewals=4))
     told.add(run(now - 700.0, now, outcome=LOST))
@@ -114,7 +114,7 @@ def test_counts(book: Book, told: Tally) -> None:
     assert dict(metrics.buckets(metrics.WAITED, "report", counts))["0.5"] == 2
 
 
-def test_what_could_not_be_written_is_written_later(book: Book, told: Tally) -> None:
+def test_what_could_not_be_written_is_written_later(book: Book, told: JournalWriter) -> None:
     now = clock.now()
     told.add(run(now - 3, now - 2, fence=1))
     book.fails = True
@@ -127,7 +127,7 @@ def test_what_could_not_be_written_is_written_later(book: Book, told: Tally) -> 
     assert book.counts()["runs", "report", "SUCCESS"] == 2
 
 
-def test_many_are_all_counted_and_the_latest_kept(book: Book, told: Tally) -> None:
+def test_many_are_all_counted_and_the_latest_kept(book: Book, told: JournalWriter) -> None:
     now = clock.now()
     for fence in range(MOST + 250):
         told.add(run(now, now, fence=fence))
@@ -136,7 +136,7 @@ def test_many_are_all_counted_and_the_latest_kept(book: Book, told: Tally) -> No
     assert book.counts()["runs", "report", "SUCCESS"] == MOST + 250
 
 
-def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, told: Tally) -> None:
+def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, told: JournalWriter) -> None:
     book.fails = True
     for number in range(writer.MOST_COUNTS + 100):
         told.add(refusal()._replace(scheduled=f"entry {number}"))
@@ -150,7 +150,7 @@ def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, tol
     assert counts["refused_ticks", "report", metrics.OTHER] >= 100
 
 
-def test_threads_lose_nothing(book: Book, told: Tally) -> None:
+def test_threads_lose_nothing(book: Book, told: JournalWriter) -> None:
     def work() -> None:
         for _ in range(500):
             told.add(refusal())
@@ -166,7 +166,7 @@ def test_threads_lose_nothing(book: Book, told: Tally) -> None:
     assert book.counts()["conflicts", "report", "skip"] == 4000
 
 
-def test_thread_of_its_own_writes(book: Book, told: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_of_its_own_writes(book: Book, told: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ends when there is nothing to tell."""
     monkeypatch.setattr(writer, "WRITE_AFTER", 0.01)
     told.add(refusal())
@@ -181,7 +181,7 @@ def test_thread_of_its_own_writes(book: Book, told: Tally, monkeypatch: pytest.M
     assert book.counts()["conflicts", "report", "skip"] == 2
 
 
-def test_child_of_a_fork_tells_only_its_own(book: Book, told: Tally) -> None:
+def test_child_of_a_fork_tells_only_its_own(book: Book, told: JournalWriter) -> None:
     told.add(refusal())
     pid = os.fork()
     if pid == 0:
@@ -192,7 +192,7 @@ def test_child_of_a_fork_tells_only_its_own(book: Book, told: Tally) -> None:
 
 
 def test_without_a_journal_nothing_is_kept() -> None:
-    told = Tally(None, Warner(lambda: None, 3))  # type: ignore[arg-type]
+    told = JournalWriter(None, Alerts(lambda: None, 3))  # type: ignore[arg-type]
     told.add(refusal())
     assert told.write()
     assert not told._counts
@@ -208,7 +208,7 @@ class TestWarnings:
         yield from heard(signals.overlap_detected)
 
     def test_refused_again_and_again(
-        self, book: Book, told: Tally, blocked: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+        self, book: Book, told: JournalWriter, blocked: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
     ) -> None:
         """After three, six, twelve: not each time."""
         since = clock.wall() + Book.ahead - 3 * 3600
@@ -225,7 +225,7 @@ class TestWarnings:
         told.write()
         assert book.counts()["blocked", "report", ""] == 3
 
-    def test_run_in_between_starts_the_row_anew(self, told: Tally, blocked: list[dict[str, Any]]) -> None:
+    def test_run_in_between_starts_the_row_anew(self, told: JournalWriter, blocked: list[dict[str, Any]]) -> None:
         for _ in range(3):
             told.add(refusal())
             told.add(refusal())
@@ -234,14 +234,14 @@ class TestWarnings:
         assert blocked == []
 
     def test_never(self, book: Book, blocked: list[dict[str, Any]]) -> None:
-        told = Tally(book, Warner(lambda: None, 0))  # type: ignore[arg-type]
+        told = JournalWriter(book, Alerts(lambda: None, 0))  # type: ignore[arg-type]
         for _ in range(20):
             told.add(refusal())
         told.write()
         assert blocked == []
 
     def test_runs_that_overlap(
-        self, book: Book, told: Tally, overlaps: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+        self, book: Book, told: JournalWriter, overlaps: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
     ) -> None:
         now = clock.now()
         told.add(run(now - 20.0, now - 10.0, fence=1))
@@ -255,7 +255,9 @@ class TestWarnings:
         told.write()
         assert book.counts()["overlaps", "report", ""] == 1
 
-    def test_clock_that_was_set_is_no_overlap(self, book: Book, told: Tally, overlaps: list[dict[str, Any]]) -> None:
+    def test_clock_that_was_set_is_no_overlap(
+        self, book: Book, told: JournalWriter, overlaps: list[dict[str, Any]]
+    ) -> None:
         """Of the server: what was known of its clock before is not believed any more."""
         told.add(run(clock.now() - 1.0, clock.now(), fence=1))
         told.write()

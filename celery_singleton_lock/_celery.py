@@ -1,0 +1,332 @@
+"""Every private or undocumented part of Celery, kombu and billiard that this package touches, under the name of what it
+means. No other module touches one.
+
+Each says which promise hangs on it. `tests/unit/test_celery_private.py` looks for what stands behind "Touches" and
+asserts what is expected of it, so that a new version fails there first; `docs/celery-inside.md` is made from this.
+"""
+
+from __future__ import annotations
+
+import heapq
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from billiard.process import current_process
+from celery import Celery, _state
+from celery.app.control import Inspect
+from celery.app.task import Context
+from celery.worker import state as worker_state
+from kombu import serialization
+from kombu.utils import functional
+
+#: The versions that were read for this.
+LOOKED_AT = {
+    "celery": ("5.4.0", "5.5.3", "5.6.3", "5.7.0"),
+    "kombu": ("5.4.2", "5.5.4", "5.6.2", "5.7.0"),
+    "billiard": ("4.3.2",),
+}
+
+#: Their stubs leave these parts out.
+_internal_state: Any = _state
+_functional: Any = functional
+_serialization: Any = serialization
+
+if TYPE_CHECKING:
+
+    class ReceivedRequest:
+        """What we use of `celery.worker.request.Request`; its stubs are wrong about some of it."""
+
+        id: str
+        app: Celery
+        task: Any
+        args: Any
+        kwargs: Any
+        expires: Any
+        acknowledged: bool
+        time_start: float
+        worker_pid: int | None
+        delivery_info: dict[str, Any]
+        request_dict: dict[str, Any]
+        _context: Context
+        _already_cancelled: bool
+
+        def __init__(self, message: Any, **opts: Any) -> None: ...
+        def on_accepted(self, pid: int, time_accepted: float) -> None: ...
+        def on_timeout(self, soft: bool, timeout: float) -> None: ...
+        def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any: ...
+        def reject(self, requeue: bool = False) -> None: ...
+        def revoked(self) -> bool: ...
+        def info(self, safe: bool = False) -> dict[str, Any]: ...
+        def send_event(self, type: str, **fields: Any) -> None: ...
+        def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool: ...
+
+    class ScheduleEntry:
+        """What we use of `celery.beat.ScheduleEntry`; in its stubs everything may be None."""
+
+        name: str
+        task: str
+        schedule: Any
+        options: dict[str, Any]
+        last_run_at: datetime
+
+    class Scheduler:
+        """What we use of `celery.beat.Scheduler`."""
+
+        schedule: dict[str, ScheduleEntry]
+        max_interval: float
+        producer: Any
+        _heap: list[Any] | None
+
+        def __init__(self, app: Celery, **kwargs: Any) -> None: ...
+        def tick(self, *args: Any, **kwargs: Any) -> float: ...
+        def populate_heap(self, *args: Any, **kwargs: Any) -> None: ...
+        def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]: ...
+        def reserve(self, entry: ScheduleEntry) -> ScheduleEntry: ...
+        def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None: ...
+        def apply_async(
+            self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
+        ) -> Any: ...
+        def sync(self) -> None: ...
+        def close(self) -> None: ...
+        def _when(self, entry: ScheduleEntry, next_time_to_run: float) -> float: ...
+
+else:
+    from celery.worker.request import Request as ReceivedRequest
+
+
+class WorkerRequest(ReceivedRequest):
+    """A delivery in the worker's main process, which says more of itself.
+
+    Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
+    sends a message again whose child died (`_retry_worker_lost`); what runs as the connection is lost is cancelled.
+    Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._already_cancelled,
+    celery.worker.request.Request._context, celery.worker.request.Request.request_dict
+    """
+
+    @property
+    def context(self) -> Context:
+        """The request that the task will have."""
+        return self._context
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether it was stopped so that it runs elsewhere."""
+        return self._already_cancelled
+
+    def on_sent_again(self) -> None:
+        """Its child was lost, and Celery has sent it as a retry."""
+
+    def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
+        if sent := super()._retry_worker_lost(exc, exc_info):
+            self.on_sent_again()
+        return sent
+
+
+def active_requests() -> list[Any]:
+    """What the pool has begun with and not reported the end of.
+
+    Promise: `celery inspect locks` lists what runs; the main process renews for what runs, and for nothing else.
+    Touches: celery.worker.state.active_requests
+    """
+    return list(worker_state.active_requests)
+
+
+def is_active(request: WorkerRequest) -> bool:
+    """Whether the pool has begun with it and not reported its end: one of `active_requests`."""
+    return request in worker_state.active_requests
+
+
+def extend_every_app(extend: Callable[[Celery], None]) -> None:
+    """Call `extend`, a module's function, with each app of the process: those that are, and those that will be.
+
+    Promise: a worker checks its settings and frees what an earlier life left behind, in whatever order a program makes
+    its app and imports us.
+    Touches: celery.Celery.builtin_fixups
+    """
+    Celery.builtin_fixups.add(f"{extend.__module__}:{extend.__qualname__}")
+    for app in active_apps():
+        extend(app)
+
+
+def active_apps() -> list[Celery]:
+    """The apps of this process.
+
+    Promise: Django's checks look at each app; the worker's options are on an app that was made before we were imported.
+    Touches: celery._state._get_active_apps
+    """
+    return list(_internal_state._get_active_apps())
+
+
+def current_task() -> Any:
+    """The task that this thread carries out, the innermost of those that call each other; None outside of one.
+
+    Promise: `task.map`, `task.starmap` and `task.chunks` take the lock for each of their calls.
+    Touches: celery._state.get_current_task
+    """
+    return _internal_state.get_current_task()
+
+
+def current_worker_task() -> Any:
+    """The task that a worker carries out in this thread, the outermost of those that call each other; None elsewhere.
+
+    Promise: what a body sends is a new message, what Celery sends on for it is not: only copies of one message are
+    dropped as copies.
+    Touches: celery._state.get_current_worker_task
+    """
+    return _internal_state.get_current_worker_task()
+
+
+@contextmanager
+def carrying_out(task: Any, request: Context) -> Iterator[None]:
+    """Have `task` be what this thread carries out, with this request.
+
+    Promise: each call of a `task.map` has a lease of its own, in `self.request`.
+    Touches: celery._state.push_current_task, celery._state.pop_current_task, celery.Task.request_stack
+    """
+    _internal_state.push_current_task(task)
+    task.request_stack.push(request)
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
+        _internal_state.pop_current_task()
+
+
+def queue_taken_from(message: Any) -> Any:
+    """The queue that a message was taken from, on a broker that says for which consumer it is; None on others.
+
+    Celery's consumer knows its queues' tags, and py-amqp's channel whom to call for a tag; neither shows it.
+
+    Promise: a message that is put back goes to the queue that it came from, and to no other worker's.
+    Touches: kombu.messaging.Consumer._active_tags, kombu.messaging.Consumer._queues, amqp.channel.Channel.callbacks
+    """
+    tag = (message.delivery_info or {}).get("consumer_tag")
+    if tag is None:
+        return None
+    consumer = getattr((getattr(message.channel, "callbacks", None) or {}).get(tag), "__self__", None)
+    for name, its in getattr(consumer, "_active_tags", {}).items():
+        if its == tag:
+            return getattr(consumer, "_queues", {}).get(name)
+    return None
+
+
+def queues_reached(channel: Any, exchange: str, routing_key: str) -> set[str]:
+    """The queues that a message gets to by one of kombu's virtual transports.
+
+    Promise: as for `queue_taken_from`, where the broker does not say it.
+    Touches: kombu.transport.virtual.Channel._lookup
+    """
+    return set(channel._lookup(exchange, routing_key))
+
+
+def serializer_of(content_type: str) -> str:
+    """The name of the serializer that writes this content type.
+
+    Promise: a message of Celery's first protocol (`task_protocol = 1`) is put back with its delay.
+    Touches: kombu.serialization.SerializerRegistry.type_to_name
+    """
+    name: str = _serialization.registry.type_to_name[content_type]
+    return name
+
+
+def let_pauses_switch() -> None:
+    """Have kombu's pauses between two tries to reach the broker let other greenlets go on, the heartbeat's for one.
+
+    gevent, as it patches the threads, looks at every object there is, also at Celery's lazy ones, and so has kombu
+    imported before it patches `time` (gevent 26.9, Celery 5.7): kombu then stops the whole process for up to 32 s.
+
+    Promise: leases are renewed in a pool of greenlets while the broker is away.
+    Touches: kombu.utils.functional.sleep
+    """
+    if _functional.sleep is not time.sleep:
+        _functional.sleep = time.sleep
+
+
+def ask_each_worker(inspect: Inspect, command: str) -> Any:
+    """Send a command by `app.control.inspect()`, as its own methods do; an answer for each node name, None for none.
+
+    Promise: `app.control.inspect().locks()`, and a doctor that compares how all workers lock.
+    Touches: celery.app.control.Inspect._request
+    """
+    asking: Any = inspect
+    return asking._request(command)
+
+
+def is_child_of_a_pool() -> bool:
+    """Whether this process is a prefork pool's, which makes another for one that dies.
+
+    Promise: a body that goes on without its lock, whatever is raised in it, ends with its process.
+    Touches: billiard.process.current_process
+    """
+    return bool(current_process().daemon)
+
+
+def forget_heap(scheduler: Scheduler) -> None:
+    """Have beat's scheduler make its heap anew with its next tick.
+
+    Promise: no beat sends by what it knew before another beat sent.
+    Touches: celery.beat.Scheduler._heap
+    """
+    scheduler._heap = None
+
+
+def next_entries(scheduler: Scheduler, present: float) -> list[ScheduleEntry]:
+    """The entries that are to be looked at by now, the first ones first; none where there is no heap.
+
+    Promise: ticks that are due together are claimed in one round trip.
+    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
+    """
+    return [event.entry for event in sorted(event for event in scheduler._heap or () if event.time <= present)]
+
+
+def put_off(scheduler: Scheduler, entry: ScheduleEntry, following: ScheduleEntry, seconds: float) -> None:
+    """Have `following` take the place of `entry`, the next one to be looked at, in so many seconds.
+
+    Promise: a tick that another beat has sent is not sent here, and those behind it have their turn.
+    Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
+    """
+    heap = scheduler._heap
+    if heap and heap[0].entry is entry:
+        heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
+    else:
+        forget_heap(scheduler)
+
+
+def moment_of(scheduler: Scheduler, entry: ScheduleEntry) -> float:
+    """The present, as the heap counts it.
+
+    Promise: as for `next_entries`.
+    Touches: celery.beat.Scheduler._when
+    """
+    return scheduler._when(entry, 0)
+
+
+def close_connection(scheduler: Scheduler) -> None:
+    """Close the broker's connection of a scheduler that has made one.
+
+    Promise: a beat that leads no more keeps no connection for each term in which it led.
+    Touches: celery.beat.Scheduler.connection
+    """
+    if (connection := vars(scheduler).pop("connection", None)) is not None:
+        with suppress(Exception):
+            connection.release()
+
+
+def scheduler_of(service: Any) -> Any:
+    """The scheduler of beat's service; None where it has not been made, which asking it would do.
+
+    Promise: `celery worker -B` ends its beat so that another one leads at once.
+    Touches: celery.beat.Service.scheduler
+    """
+    return vars(service).get("scheduler")
+
+
+#: `signal.getsignal` without the look whether the handler is one of the constants, which takes ten times as long. Of
+#: Python, and another name for the public function where that has no such part.
+#: Promise: each task on the main thread is stopped by a signal when it has lost its lock, and pays little for that.
+#: Touches: signal.getsignal
+handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
