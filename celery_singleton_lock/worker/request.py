@@ -197,7 +197,7 @@ class SingletonRequest(_Request):  # type: ignore[misc]
         holder, runtime = holder_of(self.task, self._context), Runtime.of(self.app)
         runtime.store.remember(key, record_of(holder, outcome, seconds))
         if told:
-            runtime.settling.add(key, record_of(holder, Outcome(outcome.state, settled=True), seconds))
+            runtime.record_writer.replace(key, record_of(holder, Outcome(outcome.state, settled=True), seconds))
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""
