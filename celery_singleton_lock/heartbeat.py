@@ -18,7 +18,6 @@ has.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, clock, trust
+from celery_singleton_lock import chance, clock, forks, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.mutex import Mutex
@@ -82,7 +81,7 @@ class Heartbeat:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._closed = False
-        self.begin()
+        self.start_anew()
         _pulse.prepare()
 
     def start(self, lease: Lease, on_lost: Callable[[], None], *, linger: bool = True) -> None:
@@ -143,7 +142,7 @@ class Heartbeat:
                 watched.linger = 0.0
             _pulse.hurry()
 
-    def begin(self) -> None:
+    def start_anew(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose leases are the parent's."""
         #: Under watch, by their owners.
         self.watched: dict[str, _Watched] = {}
@@ -239,10 +238,10 @@ class _Pulse:
         """Begin when first needed: what patches threads (gevent's `patch_all`) may come after the import."""
         with self._preparing.lock:
             if not self._prepared:
-                self.begin()
+                self.start_anew()
                 self._prepared = True
 
-    def begin(self) -> None:
+    def start_anew(self) -> None:
         """Start with nothing: at first, and in the child of a fork."""
         #: Entered itself: a Condition's `with` is Python, and could be interrupted with the lock taken. Reentrant: a
         #: finalizer, or a signal's handler, may come at any line and release a lock of its own. So what is gone through
@@ -253,7 +252,7 @@ class _Pulse:
         #: A renewal has ended.
         self.given_back = threading.Condition(lock)
         for heartbeat in list(self._heartbeats):
-            heartbeat.begin()
+            heartbeat.start_anew()
         self._heartbeats = set()
         self._threads: set[threading.Thread] = set()
         #: Those of them that are in a round, or tell of a loss.
@@ -454,6 +453,4 @@ def _try_again_or_give_up(watched: _Watched, lease: Lease, error: Exception) -> 
 
 #: Of this process.
 _pulse = _Pulse()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pulse.begin)
+forks.start_anew_in_child(_pulse)

@@ -1,17 +1,16 @@
 """A mutex that a fork cannot leave locked for ever.
 
-The child of a fork has the forking thread only. A lock that another thread held at that moment stays locked there, and
-whoever asks for it hangs. What these mutexes guard is changed by single steps (an entry of a dict, an attribute), which
-a fork finds done or not done; so in the child each simply begins anew, unlocked.
+What these guard is changed by single steps (an entry of a dict, an attribute), which a fork finds done or not done; so
+in the child each simply starts anew, unlocked.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+
+from celery_singleton_lock import forks
 
 
 class Mutex:
@@ -28,18 +27,9 @@ class Mutex:
 
     def __init__(self, make: Callable[[], AbstractContextManager[bool]] = threading.Lock) -> None:
         self.make = make
-        self.lock = make()
-        _mutexes.add(self)
+        self.start_anew()
+        forks.start_anew_in_child(self)
 
-
-#: All of this process.
-_mutexes: weakref.WeakSet[Mutex] = weakref.WeakSet()
-
-
-def _begin_anew() -> None:
-    for mutex in _mutexes:
-        mutex.lock = mutex.make()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    def start_anew(self) -> None:
+        """Be unlocked."""
+        self.lock = self.make()

@@ -13,7 +13,7 @@ from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.settling import Settling
+from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -29,7 +29,7 @@ class Runtime:
     store: Store
     heartbeat: Heartbeat
     journal: JournalWriter
-    settling: Settling
+    record_writer: RecordWriter
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -40,6 +40,16 @@ class Runtime:
         """
         runtime = _places[-1].runtimes.get(app)
         return runtime if runtime is not None else _open(app)
+
+
+def write_all() -> None:
+    """Write what is still to be written of records, then of journals: the process ends."""
+    with _opening.lock:
+        runtimes = [runtime for place in _places for runtime in place.runtimes.values()]
+    for runtime in runtimes:
+        runtime.record_writer.write()
+    for runtime in runtimes:
+        runtime.journal.write()
 
 
 @contextmanager
@@ -72,7 +82,7 @@ class _Place:
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
         writer = JournalWriter(journal, Alerts(ref(app), settings.blocked_after))
-        return Runtime(settings, store, Heartbeat(store), writer, Settling(store))
+        return Runtime(settings, store, Heartbeat(store), writer, RecordWriter(store))
 
 
 #: Where the locks are: what the settings say, and what stands in for that; the last one counts.

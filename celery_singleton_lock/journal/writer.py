@@ -10,16 +10,14 @@ samples is taken.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.alerts import Alerts
@@ -65,10 +63,10 @@ class JournalWriter:
     def __init__(self, journal: Journal | None, alerts: Alerts) -> None:
         self._journal = journal
         self._alerts = alerts
-        self.reset()
-        _writers.add(self)
+        self.start_anew()
+        forks.start_anew_in_child(self)
 
-    def reset(self) -> None:
+    def start_anew(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose entries and thread are the parent's."""
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
@@ -181,22 +179,3 @@ class JournalWriter:
 def _at(entry: Entry, offset: float) -> Entry:
     # Cleaned here, and not in the way of the task: what of it is a sender's was bounded when the entry was made.
     return entry._replace(began=entry.began + offset, ended=entry.ended + offset).cleaned()
-
-
-#: All of this process, for the child of a fork to begin anew with.
-_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
-
-
-def write_all() -> None:
-    """Write what there is: the process ends."""
-    for writer in list(_writers):
-        writer.write()
-
-
-def _begin_anew() -> None:
-    for writer in _writers:
-        writer.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -103,7 +103,7 @@ class Execution:
         self._store = runtime.store
         self._heartbeat = runtime.heartbeat
         self._journal = runtime.journal
-        self._settling = runtime.settling
+        self._settling = runtime.record_writer
         self._done_ttl = runtime.settings.done_ttl
         self._options = options
         self._key = key
@@ -577,7 +577,7 @@ class Execution:
     def _settle(self, record: Record) -> None:
         """All that follows on the message was sent."""
         if redelivery.can_be_asked(self._task, self._request):
-            self._settling.add(self._key, record)
+            self._settling.replace(self._key, record)
             return
         with suppress(LockUnavailable):  # At once: nobody else could be asked.
             self._store.replace_records([(self._key, record)])

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from celery_singleton_lock import forks
+
 #: Bytes of a report at most: so many are written whole or not at all (POSIX asks for that of 512, Linux does 4096).
 MAX_SIZE = min(select.PIPE_BUF, 4096)
 
@@ -96,32 +98,42 @@ class _Channel:
         return [report for line in lines if (report := Report.loads(line)) is not None]
 
 
-#: By owner: the deliveries of this process that have not gone yet.
-_expected: WeakValueDictionary[str, Any] = WeakValueDictionary()
+class _Expected:
+    """What the main process waits for, which is no business of a child's."""
+
+    def __init__(self) -> None:
+        self.start_anew()
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        #: By owner: the deliveries of this process that have not gone yet.
+        self.deliveries: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        #: Held for moments, and while nothing of anybody else's runs.
+        self.mutex = threading.Lock()
+
+
+_expected = _Expected()
 
 _channel: _Channel | None = None
-
-#: Held for moments, and while nothing of anybody else's runs.
-_mutex = threading.Lock()
 
 
 def open_channel() -> None:
     """In the main process, before the pool forks; a second call changes nothing."""
     global _channel  # noqa: PLW0603 - there is one for the process
-    with _mutex:
+    with _expected.mutex:
         if _channel is None or _channel.pid != os.getpid():
             _channel = _Channel()
 
 
 def expect(owner: str, delivery: Delivery) -> None:
     """In the main process, before the pool gets the delivery."""
-    _expected[owner] = delivery
+    _expected.deliveries[owner] = delivery
 
 
 def report(owner: str, key: str, *, ttl: float, limit: int, asks_as: str | None = None) -> None:
     """Say which lock the delivery with this owner asks for next, under that owner or another."""
     channel, made = _channel, Report(owner, key, ttl, limit, asks_as or owner)
-    if (delivery := _expected.get(owner)) is not None and (channel is None or channel.pid == os.getpid()):
+    if (delivery := _expected.deliveries.get(owner)) is not None and (channel is None or channel.pid == os.getpid()):
         delivery.report = made
     elif channel is not None and channel.pid != os.getpid():
         channel.write(made)
@@ -129,18 +141,8 @@ def report(owner: str, key: str, *, ttl: float, limit: int, asks_as: str | None 
 
 def receive() -> None:
     """In the main process: give what has been reported to the deliveries that are still there."""
-    with _mutex:
+    with _expected.mutex:
         reports = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
     for each in reports:
-        if (delivery := _expected.get(each.owner)) is not None:
+        if (delivery := _expected.deliveries.get(each.owner)) is not None:
             delivery.report = each
-
-
-def _after_fork() -> None:
-    # Another thread may have held it; and what the main process waits for is no business of a child's.
-    global _mutex, _expected
-    _mutex, _expected = threading.Lock(), WeakValueDictionary()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

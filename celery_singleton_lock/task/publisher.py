@@ -14,7 +14,6 @@ anything, older servers; and for all other brokers.
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -24,7 +23,7 @@ from weakref import WeakKeyDictionary, ref
 from amqp import IrrecoverableChannelError, IrrecoverableConnectionError
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.task.original import DELAYED, Copy, Original
 
 logger = get_logger(__name__)
@@ -52,6 +51,13 @@ class Publisher:
         self._app_ref = ref(app)  # That keeps us.
         self._speaks_amqp = app.connection_for_write().transport.driver_type == "amqp"
         self._idle: list[_Line] = []
+        self.start_anew()
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        """Have no connection, at first and in the child of a fork."""
+        _inherited.extend(self._idle)
+        self._idle = []
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._eta_until = 0.0
 
@@ -269,13 +275,3 @@ _publishers: WeakKeyDictionary[Any, Publisher] = WeakKeyDictionary()
 
 #: Connections of the process that this one was forked off: to close one here would close it there.
 _inherited: list[_Line] = []
-
-
-def _begin_anew() -> None:
-    for publisher in _publishers.values():
-        _inherited.extend(publisher._idle)
-    _publishers.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from celery.utils.log import get_logger
+
+from celery_singleton_lock import forks
 
 logger = get_logger(__name__)
 
@@ -28,10 +28,10 @@ class Aside:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.reset()
-        _all.add(self)
+        self.start_anew()
+        forks.start_anew_in_child(self)
 
-    def reset(self) -> None:
+    def start_anew(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose work and thread are the parent's."""
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._mutex = threading.Lock()
@@ -65,16 +65,3 @@ class Aside:
                     self._thread = None
                     return None
         return self._next()
-
-
-#: All of this process, for the child of a fork to begin anew with.
-_all: weakref.WeakSet[Aside] = weakref.WeakSet()
-
-
-def _begin_anew() -> None:
-    for aside in _all:
-        aside.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -22,10 +22,8 @@ from celery_singleton_lock import process_identity
 from celery_singleton_lock._celery import extend_every_app, let_pauses_switch
 from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.journal.writer import write_all
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.settling import settle_all
+from celery_singleton_lock.runtime import Runtime, write_all
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
@@ -167,7 +165,6 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
 @worker_process_shutdown.connect
 @worker_shutdown.connect
 def _write_what_is_left(**_: Any) -> None:
-    settle_all()
     write_all()
 
 

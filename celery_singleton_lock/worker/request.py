@@ -186,7 +186,7 @@ class SingletonRequest(WorkerRequest):
         holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
         runtime.store.remember(key, record_of(holder, outcome, seconds))
         if settled:
-            runtime.settling.add(key, record_of(holder, Outcome(outcome.state, settled=True), seconds))
+            runtime.record_writer.replace(key, record_of(holder, Outcome(outcome.state, settled=True), seconds))
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""

@@ -286,7 +286,7 @@ class TestLeave:
         lease = taken(direct)
         own_redis.pause()
         direct.remember(KEY, Record(ME.message, b"killed", 60.0))
-        direct._debts.begin()  # As if it were said only after the next.
+        direct._debts.start_anew()  # As if it were said only after the next.
         owed = lock_commands.free(lease, record=Record(ME.message, b"killed", 60.0), repeated=True)
         own_redis.resume()
         direct.free(lease, record=Record(ME.message, b"settled", 60.0))

@@ -596,7 +596,7 @@ class TestFork:
         from celery import Celery
 
         from celery_singleton_lock import SingletonTask
-        from celery_singleton_lock.journal.writer import write_all
+        from celery_singleton_lock.runtime import write_all
 
         app = Celery(set_as_current=False)
         app.conf.update(singleton_lock_backend=f"redis://127.0.0.1:{port}/1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,8 +146,8 @@ def test_sentinels_without_a_replica() -> None:
 
 
 def test_each_command_of_the_scripts_is_tried() -> None:
-    folder = files("celery_singleton_lock.stores.redis").joinpath("scripts")
-    texts = [script.read_text() for script in folder.iterdir()]
+    folder = Path(str(files("celery_singleton_lock.stores.redis").joinpath("scripts")))
+    texts = [script.read_text() for script in folder.rglob("*.lua")]
     used = {name for text in texts for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(used) > 10
     assert used <= {command[0] for command in (*_probes("key"), *_EXTRAS)} | {"SET"}

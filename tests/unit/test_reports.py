@@ -103,4 +103,4 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
     del delivery
     in_child(lambda: key_report.report(owner, "k", ttl=30.0, limit=1))
     key_report.receive()
-    assert owner not in key_report._expected
+    assert owner not in key_report._expected.deliveries

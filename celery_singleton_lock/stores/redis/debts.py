@@ -6,9 +6,7 @@ may be carried out late, and more than once. The child of a fork owes nothing: t
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.stores.redis.script import Call
 
 logger = get_logger(__name__)
@@ -61,10 +59,10 @@ class Debts:
         self._mutex: threading.Lock
         self._debts: dict[Hashable, _Debt]
         self._thread: threading.Thread | None
-        self.begin()
-        _all.add(self)
+        self.start_anew()
+        forks.start_anew_in_child(self)
 
-    def begin(self) -> None:
+    def start_anew(self) -> None:
         """Owe nothing: at first, and in the child of a fork."""
         self._mutex = threading.Lock()
         self._debts = {}
@@ -133,16 +131,3 @@ class Debts:
             if not reached:
                 return False  # Nor will be the rest. Of a cluster some masters may answer.
         return not self.is_behind
-
-
-#: All of this process, for the child of a fork to begin anew with.
-_all: weakref.WeakSet[Debts] = weakref.WeakSet()
-
-
-def _begin_anew() -> None:
-    for debts in _all:
-        debts.begin()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

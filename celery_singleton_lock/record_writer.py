@@ -1,28 +1,27 @@
-"""What follows on a message was sent: told to the lock server, in bulk.
+"""Writes records anew, in bulk, when all that follows on their messages was sent.
 
-A release leaves a record of how its message ended, before Celery has stored the result and sent what follows. When all
-of that is done the record says so, and a later copy of the message is dropped without a look at the result backend,
-which may have forgotten: a result that was read and deleted is no reason to send everything again. Nobody waits for
-this, and a round trip for each message would be one too many: a thread of its own writes what came in a second.
+Whoever frees a lock leaves a record of how its message ended, before Celery has stored the result and sent what
+follows. When all of that is done the record says so, and a later copy of the message is dropped without a look at the
+result backend, which may have forgotten: a result that was read and deleted is no reason to send everything again.
+Nobody waits for this, and a round trip for each message would be one too many: a thread of its own writes what came in
+a second.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from contextlib import suppress
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
-#: Seconds until what came meanwhile is written: well below `done.SETTLING`, after which copies look again.
+#: Seconds until what came meanwhile is written: well below `redelivery.SETTLING`, after which copies look again.
 WRITE_AFTER = 1.0
 
 #: Writes without anything to write after which the thread ends.
@@ -36,28 +35,28 @@ MOST = 10_000
 BATCH = 200
 
 
-class Settling:
-    """Records of `store` that are to be overwritten."""
+class RecordWriter:
+    """Replaces records of `store`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.begin()
-        _all.add(self)
+        self.start_anew()
+        forks.start_anew_in_child(self)
 
-    def begin(self) -> None:
+    def start_anew(self) -> None:
         """Start with nothing: at first, and in the child of a fork, whose records and thread are the parent's."""
         self._mutex = threading.Lock()
         self._records: dict[tuple[str, str], Record] = {}
         self._thread: threading.Thread | None = None
 
-    def add(self, key: str, record: Record) -> None:
-        """Overwrite the record of this name under `key`, soon."""
+    def replace(self, key: str, record: Record) -> None:
+        """Have `record` in the place of the one of its message under `key`, soon."""
         with self._mutex:
             self._records[key, record.message] = record
             if len(self._records) > MOST:
                 del self._records[next(iter(self._records))]
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="singleton-lock-settling", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="singleton-lock-records", daemon=True)
                 with suppress(RuntimeError):  # No thread is to be had: the next record tries again.
                     self._thread.start()
 
@@ -71,7 +70,7 @@ class Settling:
             try:
                 self._store.replace_records([(key, record) for (key, _), record in batch])
             except LockUnavailable as error:
-                logger.debug("settling: not written, trying again: %s", error)
+                logger.debug("records: not written, trying again: %s", error)
                 return
             with self._mutex:
                 for place, record in batch:
@@ -90,23 +89,4 @@ class Settling:
             try:
                 self.write()
             except Exception:
-                logger.exception("settling: unexpected error; going on")
-
-
-#: All of this process, for the child of a fork to begin anew with.
-_all: weakref.WeakSet[Settling] = weakref.WeakSet()
-
-
-def settle_all() -> None:
-    """Write what there is: the process ends."""
-    for settling in list(_all):
-        settling.write()
-
-
-def _begin_anew() -> None:
-    for settling in _all:
-        settling.begin()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+                logger.exception("records: unexpected error; going on")
