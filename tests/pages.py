@@ -16,6 +16,7 @@ What is shown may differ in what is another one each time: ids, moments, seconds
 from __future__ import annotations
 
 import doctest
+import gc
 import io
 import itertools
 import os
@@ -219,7 +220,8 @@ def main(page: Path) -> int:
         os.chdir(directory)
         sys.path.insert(0, directory)
         reader = Reader(server, Path(directory), exits)
-        # Results unsubscribe when they are forgotten, which takes a server.
+        # Results unsubscribe when they are forgotten: once the server is gone, each tries to reach it for twenty seconds.
+        exits.callback(gc.collect)
         exits.callback(reader.namespace.clear)
         for block in blocks(text):
             try:
