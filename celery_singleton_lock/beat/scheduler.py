@@ -47,6 +47,9 @@ class ExclusiveScheduler(Scheduler):
     and the shared record of what was sent.
     """
 
+    #: For who looks at the settings, and for schedulers that are derived from this one.
+    is_exclusive = True
+
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
         """Raises `InvalidOption` for wrong settings; connects to nothing."""
         self._settings = BeatSettings.from_app(app)

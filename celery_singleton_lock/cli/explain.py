@@ -13,8 +13,8 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import arguments, command, target
-from celery_singleton_lock.diagnosis.explanation import Explanation, differences
-from celery_singleton_lock.diagnosis.explanation import explain as explained
+from celery_singleton_lock.diagnosis.explain import Explanation, differences
+from celery_singleton_lock.diagnosis.explain import explain as explained
 from celery_singleton_lock.errors import InvalidKey, InvalidOption, LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held

@@ -12,7 +12,7 @@ import click
 
 from celery_singleton_lock import keys
 from celery_singleton_lock.cli import arguments
-from celery_singleton_lock.diagnosis.audit import exclusive_tasks
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.task.singleton_task import SingletonTask
 

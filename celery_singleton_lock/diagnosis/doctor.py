@@ -1,6 +1,6 @@
-"""Whether the lock servers, what is on them, and the workers are as the promises need them; and what to do if not.
+"""The rules put to everything that an app's locks depend on: servers, keys, settings, beat, the broker, workers.
 
-What servers and workers say is collected elsewhere (`stores.checkup`, `remote`); here it is judged.
+`stores.redis.probe` and `peers` collect what servers and workers say; here it is brought before the rules.
 """
 
 from __future__ import annotations
@@ -8,21 +8,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.diagnosis import peers as remote
-from celery_singleton_lock.diagnosis.audit import exclusive_tasks, has_exclusive_beat, warnings
-from celery_singleton_lock.diagnosis.finding import Finding, worst_first
+from celery_singleton_lock.diagnosis import peers, workers
+from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
+from celery_singleton_lock.diagnosis.finding import Finding, judged, note, problem, warning, worst_first
 from celery_singleton_lock.diagnosis.keys import of_keys
-from celery_singleton_lock.diagnosis.servers import (
-    described,
-    of_servers,
-    of_watchers,
-    unreachable,
-)
-from celery_singleton_lock.diagnosis.workers import of_workers
+from celery_singleton_lock.diagnosis.servers import in_words, of_servers, of_watchers, unreachable
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
+from celery_singleton_lock.diagnosis.workers import WorkerContext
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys import key_of_beat, key_of_text
@@ -39,12 +35,12 @@ from celery_singleton_lock.task.original import DELAYED
 from celery_singleton_lock.task.publisher import Publisher
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Diagnosis:
     """What was looked at, in words, and what was found, worst first."""
 
-    seen: Sequence[str]
-    findings: Sequence[Finding]
+    seen: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
@@ -58,34 +54,49 @@ def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
     Raises:
         InvalidOption: a setting is wrong.
     """
-    runtime = Runtime.of(app)
-    settings, seen, findings = runtime.settings, [], []
+    runtime, found = Runtime.of(app), Diagnosis()
+    leaders = None
+    if _look_at_servers(found, runtime):
+        found.findings += _tried_out(runtime.store, runtime.settings)
+        leaders = _look_at_beat(found, app, runtime)
+    found.findings += audit_app(app, runtime.settings, leaders=leaders)
+    found.findings += task_warnings(app, runtime.settings, pool=pool)
+    found.findings += _broker_without_delays(app)
+    _ask_workers(found, app, timeout)
+    found.findings = worst_first(found.findings)
+    return found
+
+
+def _look_at_servers(found: Diagnosis, runtime: Runtime) -> bool:
+    """Whether one of them answers."""
+    settings = runtime.settings
     try:
         servers = Servers(settings)
     except no_answer as error:
-        findings.append(unreachable(settings.backend.masked, told(error)))
-    else:
-        checkups = servers.checkups()
-        seen += [described(checkup) for checkup in checkups]
-        findings += of_servers(checkups, settings)
-        findings += of_watchers(servers.watchers())
-        for checkup in checkups:
-            if checkup.error is None:
-                number, found = _of_keys(servers, checkup.name, runtime.store)
-                seen.append(f"{checkup.name}: {number} keys under {settings.prefix}:")
-                findings += found
-        servers.close()
-        if any(checkup.error is None for checkup in checkups):
-            findings += _tried_out(runtime.store, settings)
-            leaders, found = _of_beat(app, settings, runtime.store)
-            seen += leaders
-            findings += found
-    findings += warnings(app, settings, pool=pool)
-    findings += _of_broker(app)
-    peers, found = _asked(app, timeout)
-    seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in peers]
-    findings += found
-    return Diagnosis(seen, worst_first(findings))
+        found.findings.append(unreachable(settings.backend.masked, told(error)))
+        return False
+    checkups = servers.checkups()
+    found.seen += map(in_words, checkups)
+    found.findings += of_servers(checkups, settings)
+    found.findings += of_watchers(servers.watchers())
+    answering = [checkup.name for checkup in checkups if checkup.error is None]
+    for name in answering:
+        _look_at_keys(found, servers, name, runtime)
+    servers.close()
+    return bool(answering)
+
+
+def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtime) -> None:
+    keys = []
+    try:
+        keys = list(servers.keys(name))
+        found.findings += of_keys(name, keys, runtime.store)
+    except (*no_answer, LockUnavailable) as error:
+        found.findings.append(unreachable(name, told(error)))
+    found.seen.append(f"{name}: {len(keys)} keys under {runtime.settings.prefix}:")
+    if len(keys) == MAX_KEYS:
+        text = f"it has more than {MAX_KEYS:,} keys under the prefix; no more were looked at"
+        found.findings.append(note(name, text, "a shorter singleton_lock_done_ttl keeps fewer"))
 
 
 def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
@@ -96,66 +107,54 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
         lease = store.acquire(LockRequest(key, new_owner(), ttl=settings.defaults["ttl"], holder=holder))
         kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and store.free(lease)
     except LockUnavailable as error:
-        yield Finding(
-            *("problem", settings.backend.masked),
+        yield problem(
+            settings.backend.masked,
             f"no lock can be taken: {error}",
             "see what is said of the servers; nodes of a Redlock that are new or came back empty need one lock_ttl",
         )
         return
     if not kept:
-        yield Finding(
-            *("problem", settings.backend.masked),
+        yield problem(
+            settings.backend.masked,
             "a lock was taken and was gone at once",
             "see what else deletes keys there: eviction, FLUSHALL, a failover",
         )
 
 
-def _of_beat(app: Any, settings: Settings, store: Store) -> tuple[list[str], list[Finding]]:
-    """Who leads beat, and what is wrong if nobody does."""
-    beat = BeatSettings.from_app(app)
+def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
+    """How many beats lead the schedule; None where that is not known."""
+    name = BeatSettings.from_app(app).name
     try:
-        leaders = [held.holder for held in store.held(key_of_beat(settings.prefix, beat.name)) if held.holder]
+        held = runtime.store.held(key_of_beat(runtime.settings.prefix, name))
     except LockUnavailable as error:
-        return [], [unreachable(settings.backend.masked, told(error))]
-    if not leaders and has_exclusive_beat(app.conf) and beat.mode == "leader":
-        text = f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent"
-        return [], [Finding("warning", "beat", text, "start one: celery beat -S exclusive")]
-    return [f"beat: {leader.node} (pid {leader.pid}) leads the schedule {beat.name}" for leader in leaders], []
+        found.findings.append(unreachable(runtime.settings.backend.masked, told(error)))
+        return None
+    leaders = [it.holder for it in held if it.holder]
+    found.seen += [f"beat: {leader.node} (pid {leader.pid}) leads the schedule {name}" for leader in leaders]
+    return len(leaders)
 
 
-def _of_broker(app: Any) -> Iterator[Finding]:
+def _broker_without_delays(app: Any) -> Iterator[Finding]:
     """Whether RabbitMQ lets messages wait that are put back."""
     if is_rabbitmq(app.conf) and (why := Publisher.of(app).prepare()) is not None:
-        yield Finding(
-            *("warning", "broker"),
+        yield warning(
+            "broker",
             f"RabbitMQ gives no queue {DELAYED}.* to wait in ({why}): workers hold the messages that are put back, "
             "each in a place that another task could have",
             f"let the workers' user configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
         )
 
 
-def _asked(app: Any, timeout: float) -> tuple[list[remote.Peer], list[Finding]]:
-    """The workers that answered, and what was found about them."""
-    exclusive = [task.name for task in exclusive_tasks(app)]
+def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:
+    answering: Sequence[peers.Peer] = ()
     try:
-        peers = remote.ask(app, timeout=timeout)
+        answering = peers.ask(app, timeout=timeout)
+        if not answering:
+            text = f"no worker answered within {timeout:g} s"
+            found.findings.append(note("workers", text, "start one, or ask again with a longer --timeout"))
     except Exception as error:  # noqa: BLE001 - every transport has its own, and some know no remote control
         text = f"workers cannot be asked: {type(error).__name__}: {error}"
-        return [], [Finding("warning", "broker", text, "see that the broker can be reached from here")]
-    if not peers:
-        text = f"no worker answered within {timeout:g} s"
-        return [], [Finding("note", "workers", text, "start one, or ask again with a longer --timeout")]
-    return peers, [*of_workers(peers, exclusive, remote.standing(app))]
-
-
-def _of_keys(servers: Servers, name: str, store: Store) -> tuple[int, list[Finding]]:
-    """How many keys of ours a server has, and what was found about them."""
-    try:
-        found_keys = list(servers.keys(name))
-        found = [*of_keys(name, found_keys, store)]
-    except (*no_answer, LockUnavailable) as error:
-        return 0, [unreachable(name, told(error))]
-    if len(found_keys) == MAX_KEYS:
-        text = f"it has more than {MAX_KEYS:,} keys under the prefix; no more were looked at"
-        found.append(Finding("note", name, text, "a shorter singleton_lock_done_ttl keeps fewer"))
-    return len(found_keys), found
+        found.findings.append(warning("broker", text, "see that the broker can be reached from here"))
+    exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.standing(app)
+    found.seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in answering]
+    found.findings += judged(workers.RULES, *(WorkerContext(peer, exclusive, own) for peer in answering))

@@ -1,15 +1,19 @@
-"""What an audit or the doctor has to say: how bad it is, what it is about, and what to do."""
+"""What a rule yields: how bad it is, what it is about, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 #: "problem": a promise does not hold, or nothing works. "warning": not as somebody meant it. "note": good to know.
 Severity = Literal["problem", "warning", "note"]
 
 _ORDER: tuple[Severity, ...] = ("problem", "warning", "note")
+
+#: Names that are written out of many.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,48 @@ class Finding:
         return f"{self.subject}: {self.text}; {self.remedy}"
 
 
+def problem(subject: str, text: str, remedy: str) -> Finding:
+    """A promise does not hold, or nothing works."""
+    return Finding("problem", subject, text, remedy)
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    """It is not as somebody meant it."""
+    return Finding("warning", subject, text, remedy)
+
+
+def note(subject: str, text: str, remedy: str) -> Finding:
+    """It is good to know."""
+    return Finding("note", subject, text, remedy)
+
+
+Context = TypeVar("Context")
+
+
+def judged(rules: Iterable[Callable[[Context], Iterator[Finding]]], *contexts: Context) -> list[Finding]:
+    """What the rules find in each context."""
+    return [finding for context in contexts for rule in rules for finding in rule(context)]
+
+
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """The findings, those that matter most first, else in the order in which they were found."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def serious(findings: Iterable[Finding]) -> list[Finding]:
+    """All that is more than a note."""
+    return [finding for finding in findings if finding.severity != "note"]
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that differ in their subjects only as one."""
+    subjects: defaultdict[Finding, list[str]] = defaultdict(list)
+    for finding in findings:
+        subjects[replace(finding, subject="")].append(finding.subject)
+    return [replace(finding, subject=some(names)) for finding, names in subjects.items()]
+
+
+def some(names: Sequence[str]) -> str:
+    """A few names of many."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -80,7 +80,7 @@ def ask(app: Any, *, timeout: float) -> list[Peer]:
         control = app.control.inspect(timeout=timeout, connection=connection)
         tasks = control.registered(_OURS) or {}
         # Whoever reaches the broker can answer as well, with anything.
-        peers = {str(node): _sorted_out(told) for node, told in tasks.items() if isinstance(told, list)}
+        peers = {str(node): _sorted_out(names) for node, names in tasks.items() if isinstance(names, list)}
         ours = [node for node, (exclusive, _) in peers.items() if exclusive]
         # Only those: a worker logs an error when it is asked for what it does not know.
         answers = _standings(app, connection, ours, timeout) if ours else {}
@@ -92,25 +92,26 @@ def ask(app: Any, *, timeout: float) -> list[Peer]:
 
 def _standings(app: Any, connection: Any, nodes: Sequence[str], timeout: float) -> dict[str, Any]:
     answers = app.control.broadcast(
-        *("singleton_lock",),
+        "singleton_lock",
         destination=nodes,
         connection=connection,
         reply=True,
         timeout=timeout,
         limit=len(nodes),
     )
-    return {str(node): told for answer in answers or [] if isinstance(answer, Mapping) for node, told in answer.items()}
+    return {str(node): its for answer in answers or [] if isinstance(answer, Mapping) for node, its in answer.items()}
 
 
-def _sorted_out(told: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Which of a worker's tasks are exclusive, and which are not; each is told as "name [attribute=value]"."""
-    named = [cleaned.text(each).partition(" [") for each in told]
+def _sorted_out(tasks: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Which of a worker's tasks are exclusive, and which are not; each is a "name [attribute=value]"."""
+    named = [cleaned.text(each).partition(" [") for each in tasks]
     exclusive = frozenset(name for name, _, attributes in named if attributes)
     return exclusive, frozenset(name for name, _, _ in named) - exclusive
 
 
-def _known(told: Any) -> Standing | None:
-    """What a worker said, unless it was that it does not know the question."""
-    if not isinstance(told, Mapping) or not told.keys() >= {"version", "enabled", "backend", "prefix"}:
+def _known(answer: Any) -> Standing | None:
+    """How a worker locks, unless its answer was that it does not know the question."""
+    texts = ("version", "backend", "prefix")
+    if not isinstance(answer, Mapping) or not answer.keys() >= {*texts, "enabled"}:
         return None
-    return {**{name: cleaned.text(told[name]) for name in ("version", "backend", "prefix")}, "enabled": told["enabled"]}
+    return {**{name: cleaned.text(answer[name]) for name in texts}, "enabled": answer["enabled"]}

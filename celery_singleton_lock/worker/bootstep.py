@@ -134,7 +134,7 @@ class LockStep(bootsteps.StartStopStep):
             "singleton lock: %s, ttl %g s, on_conflict %s",
             *(settings.backend.masked, settings.defaults["ttl"], settings.defaults["on_conflict"]),
         )
-        for finding in audit.warnings(parent.app, settings, pool=audit.pool_name(parent.pool_cls)):
+        for finding in audit.warnings_at_start(parent.app, settings, pool=audit.pool_name(parent.pool_cls)):
             logger.warning("singleton lock: %s", finding)
 
     def start(self, parent: Any) -> None:

@@ -16,7 +16,7 @@ from celery_singleton_lock.diagnosis.audit import (
     audit_app,
     audit_tasks,
     pool_name,
-    warnings,
+    warnings_at_start,
 )
 from celery_singleton_lock.diagnosis.finding import Finding, worst_first
 from celery_singleton_lock.options.app import Settings
@@ -65,7 +65,7 @@ def pool_warnings(options: dict[str, Any], pool: str) -> list[Finding]:
 def test_nothing_is_said_about_the_defaults(pool: str, broker: str) -> None:
     app = with_task({}, {"broker_url": broker, "singleton_lock_backend": "redis://localhost"})
     app.conf.worker_enable_prefetch_count_reduction = False  # See the next test.
-    assert warnings(app, Settings.from_app(app), pool=pool) == []
+    assert warnings_at_start(app, Settings.from_app(app), pool=pool) == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity
 )
 def test_no_warning_where_it_is_meant(options: dict[str, Any], conf: dict[str, Any]) -> None:
     app = with_task(options, conf)
-    assert warnings(app, Settings.from_app(app), pool="prefork") == []
+    assert warnings_at_start(app, Settings.from_app(app), pool="prefork") == []
 
 
 def test_time_limits_that_a_pool_has_not_are_told() -> None:
@@ -163,7 +163,7 @@ def test_what_is_true_of_many_tasks_is_said_once() -> None:
     app = make_app(task_time_limit=60)
     for number in range(7):
         app.task(shared=False, base=SingletonTask, name=f"bill{number}")(bill)
-    (only,) = warnings(app, Settings.from_app(app), pool="threads")
+    (only,) = warnings_at_start(app, Settings.from_app(app), pool="threads")
     assert only.subject == "bill0, bill1, bill2 and 4 more"
 
 

@@ -14,11 +14,11 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.diagnosis.finding import Finding
-from celery_singleton_lock.diagnosis.keys import MAX_TOLD, of_keys
+from celery_singleton_lock.diagnosis.finding import Finding, judged
+from celery_singleton_lock.diagnosis.keys import MAX_NAMED, of_keys
 from celery_singleton_lock.diagnosis.peers import Peer
-from celery_singleton_lock.diagnosis.servers import described, of_servers, of_watchers
-from celery_singleton_lock.diagnosis.workers import of_workers
+from celery_singleton_lock.diagnosis.servers import in_words, of_servers, of_watchers
+from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
@@ -230,8 +230,8 @@ class TestKeys:
         assert (finding.severity, "there is a list" in finding.text) == ("problem", True)
 
     def test_only_some_of_many_are_told_one_by_one(self) -> None:
-        findings = self._found(*(Key(f"{self.KEY}:fence{number}", None) for number in range(MAX_TOLD + 3)))
-        assert len(findings) == MAX_TOLD + 1
+        findings = self._found(*(Key(f"{self.KEY}:fence{number}", None) for number in range(MAX_NAMED + 3)))
+        assert len(findings) == MAX_NAMED + 1
         assert "and 3 more keys like" in findings[-1].text
 
 
@@ -243,13 +243,14 @@ class TestWorkers:
     def _found(self, *, plain: str = "", **its: Any) -> list[Finding]:
         standing = None if its.get("standing", 1) is None else {**self.OWN, **its}
         peer = Peer("one@host", frozenset({"bill"}), frozenset(plain.split()), standing)
-        return list(of_workers([peer], ["bill", "refund"], self.OWN))
+        return judged(RULES, WorkerContext(peer, frozenset({"bill", "refund"}), self.OWN))
 
     def test_nothing_is_said_about_one_that_locks_as_we_do(self) -> None:
         assert self._found(plain="mail") == []
 
     def test_nothing_is_said_about_one_that_has_other_tasks(self) -> None:
-        assert list(of_workers([Peer("mails@host", frozenset(), frozenset({"mail"}), None)], ["bill"], self.OWN)) == []
+        mails = Peer("mails@host", frozenset(), frozenset({"mail"}), None)
+        assert judged(RULES, WorkerContext(mails, frozenset({"bill"}), self.OWN)) == []
 
     @pytest.mark.parametrize(
         ("its", "severity", "words"),
@@ -269,12 +270,12 @@ class TestWorkers:
 
     def test_one_without_the_extension_is_a_problem(self) -> None:
         bare = Peer("old@host", frozenset(), frozenset({"bill", "mail"}), None)
-        (finding,) = of_workers([bare], ["bill"], self.OWN)
+        (finding,) = judged(RULES, WorkerContext(bare, frozenset({"bill"}), self.OWN))
         assert (finding.severity, "runs bill without a lock" in finding.text) == ("problem", True)
 
 
 def test_server_is_described_in_a_line() -> None:
-    line = described(replace(server(server_name="valkey", connected_slaves="2"), ahead=0.25))
+    line = in_words(replace(server(server_name="valkey", connected_slaves="2"), ahead=0.25))
     assert line == "a:6379/0: valkey 7.2.4, master, 2 replicas, maxmemory-policy noeviction, clock +0.250 s"
 
 

@@ -1,33 +1,54 @@
 """What `manage.py check` says about the locks. No server is asked.
 
-A worker refuses to start for what is an error here. `check --deploy` looks at the tasks as well, and at what is right
-on a desk and wrong in production. Settings are called here as in a project with `namespace="CELERY"`.
+A worker refuses to start for what is an error here. `check --deploy` puts the rules of `diagnosis` to each app, for
+what is right on a desk and wrong in production. Settings are called here as in a project with `namespace="CELERY"`.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from celery import _state
-from celery.beat import PersistentScheduler
-from celery.utils.imports import load_extension_class_names, qualname, symbol_by_name
+from celery.app.defaults import SETTING_KEYS
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import CheckMessage, Error, Info, Warning
 from django.utils.module_loading import autodiscover_modules
 
 from celery_singleton_lock.beat import ExclusiveScheduler
+from celery_singleton_lock.diagnosis.audit import pool_name, task_warnings
+from celery_singleton_lock.diagnosis.beat import RULES as BEAT_RULES
+from celery_singleton_lock.diagnosis.beat import sent_by_two_beats
+from celery_singleton_lock.diagnosis.finding import Finding
+from celery_singleton_lock.diagnosis.settings import (
+    RULES,
+    AppContext,
+    forgotten_too_soon,
+    kept_in_memory,
+    switched_off,
+)
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, problems
-from celery_singleton_lock.options.delivery import visibility_timeout
 from celery_singleton_lock.options.rules import SETTINGS
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
 #: How alike a name and one of ours are that was probably meant: `get_close_matches` counts from 0 to 1.
 ALIKE = 0.85
+
+#: The rules whose findings can be silenced one by one; those of all others have one number.
+_NUMBERS: Mapping[Callable[[AppContext], Iterator[Finding]], str] = {
+    kept_in_memory: "W003",
+    sent_by_two_beats: "W004",
+    forgotten_too_soon: "W005",
+    switched_off: "W006",
+}
+_OTHERS = "W007"
+
+#: What may be the name of a setting.
+_SETTING = re.compile(r"\b[a-z]+_\w+")
 
 
 def check_settings(*_: Any, **__: Any) -> list[CheckMessage]:
@@ -52,33 +73,27 @@ def check_production(*_: Any, **__: Any) -> list[CheckMessage]:
 def of_settings(app: Any, names: Iterable[str] = ()) -> Iterator[CheckMessage]:
     """What is wrong with an app's settings; `names` are those of Django's, to look for what nobody reads."""
     for problem in [*problems(app)] or [*_only_seen_in_use(app)]:
-        yield Error(_as_in_django(app, problem), obj=_shown(app), id="celery_singleton_lock.E001")
+        yield _message(Error, app, "E001", str(problem))
     yield from _unread(app, names)
 
 
 def of_production(app: Any) -> Iterator[CheckMessage]:
     """What is wrong with an app's tasks, and with its settings in production."""
+    autodiscover_modules("tasks")  # A worker has imported them where this is asked; `manage.py` has not.
     try:
-        exclusive = _exclusive_tasks(app)
+        exclusive_tasks(app)
     except InvalidOption as error:
-        yield Error(str(error), obj=_shown(app), id="celery_singleton_lock.E002")
+        yield _message(Error, app, "E002", str(error))
         return
     try:
         of_app = Settings.from_app(app)
     except InvalidOption:
         return  # `of_settings` says so.
-    if not of_app.enabled:
-        yield _warning(
-            *(app, "W006", "CELERY_SINGLETON_LOCK_ENABLED is False: exclusive tasks run without a lock"),
-            "Leave it out.",
-        )
-    elif of_app.backend.in_memory:
-        yield _warning(
-            *(app, "W003", "the locks are in memory, which processes do not share: each has its own"),
-            "Set CELERY_SINGLETON_LOCK_BACKEND to the URL of a Redis.",
-        )
-    yield from _beat_that_sends_twice(app, exclusive)
-    yield from _forgetful(app, of_app)
+    for rule in (*RULES, *BEAT_RULES):
+        for finding in rule(AppContext(app, of_app)):
+            yield _found(app, _NUMBERS.get(rule, _OTHERS), finding)
+    for finding in task_warnings(app, of_app, pool=pool_name(app.conf.worker_pool)):
+        yield _found(app, _OTHERS, finding)
 
 
 def _only_seen_in_use(app: Any) -> Iterator[InvalidOption]:
@@ -103,61 +118,30 @@ def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
         elif name.startswith(namespace) and not bare.startswith("singleton_lock_"):
             meant = next(iter(difflib.get_close_matches(bare, SETTINGS, n=1, cutoff=ALIKE)), None)
         if meant is not None:
-            yield _warning(app, "W002", f"nobody reads the setting {name}", f"Call it CELERY_{meant.upper()}.")
-
-
-def _beat_that_sends_twice(app: Any, exclusive: Mapping[str, Any]) -> Iterator[CheckMessage]:
-    aliases: dict[str, str] = dict(load_extension_class_names("celery.beat_schedulers"))  # type: ignore[arg-type]
-    scheduler = symbol_by_name(app.conf.beat_scheduler, aliases=aliases)
-    scheduled = {name for name in map(_task_of, app.conf.beat_schedule.values()) if name in exclusive}
-    # Another scheduler than Celery's has its schedule elsewhere, in a database for one.
-    may_send = scheduled or (exclusive and not issubclass(scheduler, PersistentScheduler))
-    if not may_send or issubclass(scheduler, ExclusiveScheduler):
-        return
-    sent = ", ".join(sorted(scheduled)) or "all that its schedule says"
-    yield _warning(
-        *(app, "W004", f"beat is not exclusive: started on two hosts it sends {sent} twice"),
-        "Set CELERY_BEAT_SCHEDULER = 'exclusive' and "
-        f"CELERY_SINGLETON_LOCK_BEAT_SCHEDULER = {qualname(scheduler)!r}. If there is one beat only, or it is started "
-        "with -S exclusive, silence this.",
-    )
-
-
-def _forgetful(app: Any, of_app: Settings) -> Iterator[CheckMessage]:
-    """Records of finished messages that end before the broker may deliver a copy."""
-    timeout = visibility_timeout(app.conf)
-    if timeout is not None and 0 < of_app.done_ttl < timeout:
-        yield _warning(
-            *(app, "W005", f"CELERY_SINGLETON_LOCK_DONE_TTL is {of_app.done_ttl:g}"),
-            f"The broker delivers a message again after its visibility_timeout of {timeout:g} seconds, and that it was "
-            "carried out is forgotten by then: leave CELERY_SINGLETON_LOCK_DONE_TTL out, or make it longer than that.",
-        )
+            yield _message(Warning, app, "W002", f"nobody reads the setting {name}", f"Call it {meant}.")
 
 
 def _apps() -> list[Any]:
     """The Celery apps that were made here; the one that stands in where there is none has no fix-ups."""
     active: Iterable[Any] = _state._get_active_apps()  # type: ignore[attr-defined]
-    return sorted((app for app in active if app.fixups), key=_shown)
+    return sorted((app for app in active if app.fixups), key=_name)
 
 
-def _exclusive_tasks(app: Any) -> Mapping[str, Any]:
-    """By name; a worker has imported them where this is asked for, `manage.py` has not."""
-    autodiscover_modules("tasks")
-    return {name: it for name, it in app.tasks.items() if isinstance(it, SingletonTask) and not is_builtin(name)}
+def _found(app: Any, number: str, finding: Finding) -> CheckMessage:
+    hint = f"{finding.remedy[:1].upper()}{finding.remedy[1:]}."
+    level = Info if finding.severity == "note" else Warning
+    return _message(level, app, number, f"{finding.subject}: {finding.text}", hint)
 
 
-def _task_of(entry: Any) -> Any:
-    return entry.get("task") if isinstance(entry, Mapping) else getattr(entry, "task", None)
+def _message(level: Any, app: Any, number: str, text: str, hint: str | None = None) -> CheckMessage:
+    """A message of Django's, with the names that the settings have there."""
 
+    def in_django(name: re.Match[str]) -> str:
+        is_setting = name[0] in SETTING_KEYS or name[0].startswith("singleton_lock_")
+        return f"{_namespace(app)}{name[0].upper()}" if is_setting else name[0]
 
-def _warning(app: Any, number: str, message: str, hint: str) -> CheckMessage:
-    message, hint = (text.replace("CELERY_", _namespace(app)) for text in (message, hint))
-    return Warning(message, hint=hint, obj=_shown(app), id=f"celery_singleton_lock.{number}")
-
-
-def _as_in_django(app: Any, error: Exception) -> str:
-    """The message, with the names that the settings have in Django's."""
-    return re.sub(r"\bsingleton_lock_\w+", lambda name: f"{_namespace(app)}{name[0].upper()}", str(error))
+    text, hint = re.sub(_SETTING, in_django, text), hint and re.sub(_SETTING, in_django, hint)
+    return level(text, hint=hint, obj=_name(app), id=f"celery_singleton_lock.{number}")
 
 
 def _namespace(app: Any) -> str:
@@ -165,5 +149,5 @@ def _namespace(app: Any) -> str:
     return (getattr(app.conf, "prefix", None) or "").upper()
 
 
-def _shown(app: Any) -> str:
+def _name(app: Any) -> str:
     return f"Celery app {app.main or 'without a name'}"

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from celery_singleton_lock import InvalidKey, SingletonTask
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.diagnosis.explanation import Explanation, differences, explain
+from celery_singleton_lock.diagnosis.explain import Explanation, differences, explain
 from celery_singleton_lock.options.app import Settings
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock import keys
-from celery_singleton_lock.diagnosis.audit import shown_lock_key
+from celery_singleton_lock.diagnosis.tasks import lock_key_in_words
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import OPTIONS
 from celery_singleton_lock.options.task import options_for, raw_attribute
@@ -74,11 +74,11 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
         task=task.name,
         key=key,
         lock_name=task.lock_name or task.name,
-        lock_key=shown_lock_key(task) if arguments is not None else "all arguments, as they do not fit the signature",
-        arguments={name: _shown(value) for name, value in (arguments or {}).items()},
+        lock_key="all arguments, as they do not fit the signature" if arguments is None else lock_key_in_words(task),
+        arguments={name: repr(value) for name, value in (arguments or {}).items()},
         defaults=_left_out(task.run, args, kwargs) if arguments is not None else [],
         counts={
-            name: Part(_shown(value), keys.encode(value).decode(errors="backslashreplace"))
+            name: Part(repr(value), keys.encode(value).decode(errors="backslashreplace"))
             for name, value in _counting(task, arguments, args, kwargs).items()
         },
         options=[*_options(task, settings)],
@@ -128,8 +128,8 @@ def _options(task: Any, settings: Settings) -> Iterator[Setting]:
     values = options_for(task, settings)
     for name, option in OPTIONS.items():
         value = getattr(values, name)
-        shown = getattr(value, "__qualname__", value)
-        yield Setting(option.attribute, shown, _source(task, option.attribute, option.setting))
+        in_words = getattr(value, "__qualname__", value)
+        yield Setting(option.attribute, in_words, _source(task, option.attribute, option.setting))
 
 
 def _source(task: Any, attribute: str, setting: str) -> str:
@@ -146,7 +146,3 @@ def _source(task: Any, attribute: str, setting: str) -> str:
 
 def _of(explanation: Explanation, name: str) -> str:
     return explanation.arguments.get(name, "nothing")
-
-
-def _shown(value: Any) -> str:
-    return repr(value)

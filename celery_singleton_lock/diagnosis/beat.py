@@ -1,0 +1,66 @@
+"""Rules for beat: does only one of several send each tick, and does one send at all. A worker knows nothing of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from celery.beat import PersistentScheduler
+from celery.utils.imports import load_extension_class_names, qualname, symbol_by_name
+
+from celery_singleton_lock.diagnosis.finding import Finding, note, some, warning
+from celery_singleton_lock.diagnosis.settings import AppContext
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
+from celery_singleton_lock.options.beat import BeatSettings
+
+
+def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
+    """A beat that is not exclusive, for tasks that are.
+
+    A note only: what `celery beat -S` says is not known here, nor how many beats there are.
+    """
+    scheduler, exclusive = _scheduler(it.app), {task.name for task in exclusive_tasks(it.app)}
+    entries = [
+        f"{name} ({task})"
+        for name, task in ((name, _task_of(entry)) for name, entry in (it.app.conf.beat_schedule or {}).items())
+        if task in exclusive
+    ]
+    # Another scheduler than Celery's has its schedule elsewhere, in a database for one.
+    is_celerys = isinstance(scheduler, type) and issubclass(scheduler, PersistentScheduler)
+    may_send = entries or (exclusive and not is_celerys)
+    if may_send and not getattr(scheduler, "is_exclusive", False) and not it.leaders:
+        name = qualname(scheduler) if isinstance(scheduler, type) else str(scheduler)
+        yield note(
+            "beat_scheduler",
+            f"it is {name}, which is not exclusive: started on two hosts it sends "
+            f"{some(entries) or 'all that its schedule says'} twice, and the second run follows the first",
+            f"set beat_scheduler to 'exclusive' and singleton_lock_beat_scheduler to {name!r}, or start beat with "
+            "-S exclusive",
+        )
+
+
+def led_by_nobody(it: AppContext) -> Iterator[Finding]:
+    """A schedule of which nothing is sent."""
+    beat = BeatSettings.from_app(it.app)
+    if it.leaders == 0 and getattr(_scheduler(it.app), "is_exclusive", False) and beat.mode == "leader":
+        yield warning(
+            "beat",
+            f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent",
+            "start one: celery beat -S exclusive",
+        )
+
+
+def _scheduler(app: Any) -> Any:
+    """Beat's scheduler as the settings have it; its name where there is no such class."""
+    aliases: dict[str, str] = dict(load_extension_class_names("celery.beat_schedulers"))  # type: ignore[arg-type]
+    try:
+        return symbol_by_name(app.conf.beat_scheduler, aliases=aliases)
+    except Exception:  # noqa: BLE001 - whatever the module does that is imported, such as a model of Django's
+        return app.conf.beat_scheduler
+
+
+def _task_of(entry: Any) -> Any:
+    return entry.get("task") if isinstance(entry, Mapping) else getattr(entry, "task", None)
+
+
+RULES = (sent_by_two_beats, led_by_nobody)

@@ -1,0 +1,154 @@
+"""Rules for the settings of an app, and for what its tasks make of them together."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_singleton_lock.backend import Kind
+from celery_singleton_lock.diagnosis.finding import Finding, problem, some, warning
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
+from celery_singleton_lock.options.task import options_for, raw_attribute
+
+
+@dataclass(frozen=True, slots=True)
+class AppContext:
+    """An app whose modules of tasks have been imported.
+
+    Attributes:
+        app: the app.
+        settings: of its locks.
+        leaders: how many beats lead its schedule; None where no server was asked.
+    """
+
+    app: Any
+    settings: Settings
+    leaders: int | None = None
+
+
+def switched_off(it: AppContext) -> Iterator[Finding]:
+    """Exclusive tasks that are not."""
+    if not it.settings.enabled:
+        yield warning(
+            "singleton_lock_enabled",
+            "it is False: exclusive tasks run without a lock",
+            "remove it, unless that is meant",
+        )
+
+
+def kept_in_memory(it: AppContext) -> Iterator[Finding]:
+    """Locks that no other process sees."""
+    if it.settings.enabled and it.settings.backend.in_memory:
+        yield warning(
+            "singleton_lock_backend",
+            "the locks are in memory, which processes do not share: each has its own",
+            "set singleton_lock_backend to the URL of a Redis",
+        )
+
+
+def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
+    """Records of finished messages that end before the broker may deliver a copy."""
+    visibility, remembered = visibility_timeout(it.app.conf), it.settings.done_ttl
+    if visibility is not None and remembered < visibility:
+        yield problem(
+            "singleton_lock_done_ttl",
+            f"finished messages are remembered for {remembered:g} s, and the broker delivers one again that was "
+            f"not acknowledged after {visibility:g} s (its visibility timeout): a copy that comes then runs again",
+            f"remove the setting, or set it to {visibility:g} or more",
+        )
+
+
+def _pickled_results(it: AppContext) -> Iterator[Finding]:
+    if it.app.conf.result_serializer == "pickle":
+        yield warning(
+            "result_serializer",
+            "it is 'pickle', and so are the return values that the lock server keeps for copies of finished messages: "
+            "who may write there can run code in the workers",
+            "set result_serializer='json'",
+        )
+
+
+def _broadcasts(it: AppContext) -> Iterator[Finding]:
+    """Queues whose messages every worker gets, on a broker that does not say which queue a message comes from."""
+    queues = it.app.amqp.queues.consume_from
+    fanout = [name for name, queue in queues.items() if queue.exchange is not None and queue.exchange.type == "fanout"]
+    if fanout and not is_rabbitmq(it.app.conf):
+        others = sorted(name for name in queues if name not in fanout) or [str(it.app.conf.task_default_queue)]
+        yield warning(
+            f"task_queues {some(fanout)}",
+            "every worker gets what is sent there; a message that has to wait for its lock cannot go back to one "
+            f"worker alone on this broker, and goes to the queue {others[0]}, where any worker may take it",
+            "send exclusive tasks to other queues, or use RabbitMQ",
+        )
+
+
+def _shared_names(it: AppContext) -> Iterator[Finding]:
+    by_name: defaultdict[str, list[Any]] = defaultdict(list)
+    for task in exclusive_tasks(it.app):
+        by_name[task.lock_name or task.name].append(task)
+    for name, tasks in by_name.items():
+        yield from _of_one_name(f"lock_name {name}", tasks, it.settings)
+
+
+def _of_one_name(subject: str, tasks: Sequence[Any], settings: Settings) -> Iterator[Finding]:
+    if forms := _where_they_differ((task.name, form) for task in tasks if (form := _form(task)) is not None):
+        yield problem(
+            subject,
+            f"tasks share it whose keys are made in different ways, and so never exclude each other: {forms}",
+            "give them one lock_key of the same argument names, or templates such as 'tenant:{tenant_id}'",
+        )
+    options = {task.name: options_for(task, settings) for task in tasks}
+    if limits := _where_they_differ((name, str(of.limit)) for name, of in options.items()):
+        yield warning(
+            subject,
+            f"tasks share it with different lock_limit, and each counts to its own: {limits}",
+            "give them one lock_limit",
+        )
+    ttls = _where_they_differ((name, f"{of.ttl:g} s") for name, of in options.items())
+    if ttls and settings.backend.kind is Kind.REDLOCK:
+        yield problem(
+            subject,
+            f"tasks share it with different lock_ttl on a Redlock, where a node that came back empty has no vote for "
+            f"the ttl of the lock that is asked for: {ttls}",
+            "give them one lock_ttl",
+        )
+
+
+def _where_they_differ(values: Iterable[tuple[str, str]]) -> str:
+    """Each value, with some of the names that have it; nothing where all have the same."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for name, value in values:
+        names[value].append(name)
+    return "; ".join(f"{value} for {some(having)}" for value, having in names.items()) if len(names) > 1 else ""
+
+
+def _form(task: Any) -> str | None:
+    """In which way a task's key is made, so that two tasks can be compared; None where nobody can say."""
+    lock_key = raw_attribute(task, "lock_key")
+    if callable(lock_key):
+        return None
+    if isinstance(lock_key, str):
+        return "a template"
+    try:
+        names = inspect.signature(task.run).parameters if lock_key is None else lock_key
+    except (TypeError, ValueError):
+        return None  # A function in C.
+    return f"({', '.join(sorted(names))})"
+
+
+RULES = (
+    switched_off,
+    kept_in_memory,
+    forgotten_too_soon,
+    _pickled_results,
+    _shared_names,
+    _broadcasts,
+)
+
+#: For a worker that starts: it knows its pool, and refuses locks in memory where its processes would not share them.
+AT_START = tuple(rule for rule in RULES if rule is not kept_in_memory)
