@@ -7,7 +7,8 @@ lead for ever. The others wait, and are woken when it resigns.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Callable
+from dataclasses import replace
 
 from celery.utils.log import get_logger
 
@@ -16,7 +17,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Bell, Held, LockRequest
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
@@ -55,13 +56,11 @@ class Leadership:
         self._lease: Lease | None = None
         #: How often it has become the leader.
         self.term = 0
-        self._leader: Held | None = None
         self._renews_at = 0.0
-        self._looks_at = 0.0
-        #: Whether the leader has resigned since the last look.
-        self._woken = False
-        self._waiting = ExitStack()
-        self._bell: Bell | None = None
+        #: Who leads, and when that lease ends unless it is renewed.
+        self._leader: Held | None = None
+        self._ends_at = 0.0
+        self._waiter: Waiter | None = None
 
     @property
     def holds(self) -> bool:
@@ -81,8 +80,8 @@ class Leadership:
         """
         if self._lease is not None:
             self._keep(self._lease)
-        if self._lease is None and not self._try():
-            self._wait(patience)
+        if self._lease is None:
+            self._stand(patience)
         return self.holds
 
     def resign(self) -> None:
@@ -127,40 +126,42 @@ class Leadership:
             if self._store.abandon(Hold(self._key, self._given_up.pop(), ttl=self._ttl)) is None:
                 return
 
-    def _try(self) -> bool:
-        """Try to become the leader, unless it is known that another one is."""
-        if clock.now() < self._looks_at:
-            return False
-        found, why = self._ask(), "resigned" if self._woken else "let its lease end"
+    def _stand(self, patience: float) -> None:
+        """Ask to lead; while another one does, wait for that."""
+        request = LockRequest(self._key, self._owner, ttl=self._ttl, holder=self._holder, waiting=True)
+        if self._waiter is None:
+            asked = replace(request, given_up=tuple(self._given_up))
+            if self._leads_by(lambda: self._store.acquire(asked)):
+                return
+            self._waiter = self._store.waiter(request).__enter__()
+        waiter, seconds = self._waiter, trust.seconds_until_over(self._ends_at - clock.now())
+        self._leads_by(lambda: waiter.wait(max(min(patience, seconds, LOOK_AFTER), 0.001)))
+
+    def _leads_by(self, ask: Callable[[], Lease | Held | Record]) -> bool:
+        """Whether this one leads now, by what is found."""
+        found, why = self._found(ask), "resigned" if clock.now() < self._ends_at else "let its lease end"
         if isinstance(found, Held) and found.holder is not None and process_identity.is_over(found.holder.process):
             # It ran on this host: no need to wait for the end of its lease.
             self._store.free(found.hold(self._key, ttl=self._ttl))
-            found, why = self._ask(), "was killed"
+            found, why = self._found(ask if self._waiter is None else self._waiter.ask), "was killed"
         if isinstance(found, Held):
             self._look_up_to(found)
             return False
         self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
         self._stop_waiting()
         self.term += 1
-        after = f", after {_shown(self._leader)} {why}" if self._leader else ""
+        after = f", after {_in_words(self._leader)} {why}" if self._leader else ""
         logger.info("beat: leads schedule %s (fence %d)%s", self._name, found.fence, after)
         self._leader = None
         return True
 
-    def _ask(self) -> Lease | Held:
+    def _found(self, ask: Callable[[], Lease | Held | Record]) -> Lease | Held:
         try:
-            found = self._store.acquire(
-                LockRequest(
-                    *(self._key, self._owner),
-                    ttl=self._ttl,
-                    holder=self._holder,
-                    waiting=True,
-                    given_up=tuple(self._given_up),
-                ),
-            )
-        except BaseException:
+            found = ask()
+        except BaseException as error:
             self._given_up.append(self._owner)
             self._owner = new_owner()
+            self._stop_waiting(error)
             raise
         self._given_up.clear()
         assert isinstance(found, (Lease, Held))  # noqa: S101 - it did not ask for records
@@ -168,25 +169,15 @@ class Leadership:
 
     def _look_up_to(self, leader: Held) -> None:
         if self._leader is None or self._leader.owner != leader.owner:
-            logger.info("beat: stands by; %s leads schedule %s", _shown(leader), self._name)
-        self._leader = leader
-        self._looks_at, self._woken = clock.now() + min(trust.seconds_until_over(leader.remaining), LOOK_AFTER), False
+            logger.info("beat: stands by; %s leads schedule %s", _in_words(leader), self._name)
+        self._leader, self._ends_at = leader, clock.now() + leader.remaining
 
-    def _wait(self, patience: float) -> None:
-        """Until the leader resigns, or it is time to look again."""
-        if self._bell is None:
-            self._bell = self._waiting.enter_context(self._store.bell(self._key))
-        seconds = max(min(patience, self._looks_at - clock.now()), 0.001)
-        began = clock.now()
-        self._bell.wait(seconds)
-        if clock.now() - began < seconds:
-            self._looks_at, self._woken = 0.0, True
-
-    def _stop_waiting(self) -> None:
-        self._bell = None
-        self._waiting.close()
+    def _stop_waiting(self, error: BaseException | None = None) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.__exit__(type(error) if error else None, error, None)
 
 
-def _shown(leader: Held) -> str:
+def _in_words(leader: Held) -> str:
     holder = leader.holder
     return "another beat" if holder is None else f"{holder.node} (pid {holder.pid})"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, parse_backend
-from celery_singleton_lock.stores.base import Bell, Held, LockRequest, LockStore, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record, Reservation, Waiter
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = [
-    "Bell",
     "Held",
     "LockRequest",
     "LockStore",

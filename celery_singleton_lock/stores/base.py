@@ -151,25 +151,6 @@ class Waiter(Protocol):
         """
 
 
-class Bell(Protocol):
-    """Wakes one waiter each time that the lock is freed, the one that has waited longest first."""
-
-    def __enter__(self) -> Bell: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
-    ) -> None: ...
-
-    def wait(self, timeout: float) -> None:
-        """Return when the lock may be free: woken, or after `timeout` seconds, or now and then.
-
-        The place in the queue is kept until this waiter was woken.
-
-        Raises:
-            LockUnavailable: no answer, or an error.
-        """
-
-
 class LockStore(Protocol):
     """Keeps locks. Safe to share between threads, and to use on both sides of a fork."""
 
@@ -258,9 +239,6 @@ class LockStore(Protocol):
 
     def waiter(self, request: LockRequest) -> Waiter:
         """A place in the queue, for an acquire that found the lock held."""
-
-    def bell(self, key: str) -> Bell:
-        """A place in the queue of those who wait for the lock, for whoever acquires it in a way of its own."""
 
     def close(self) -> None:
         """Give back what the store holds of the machine (connections); it opens them again when used."""

@@ -15,11 +15,11 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.asking_waiter import AskingWaiter
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.ledger import MEMORY, Refused
+from celery_singleton_lock.stores.waiters import AskingWaiter
 
 #: Seconds at least for which it is known that an owner was given up.
 OVER = 60.0
@@ -128,11 +128,9 @@ class MemoryStore:
                 if self._record(key, record.message) is not None:
                     self._remember(key, record)
 
-    def bell(self, key: str) -> _MemoryBell:
-        return _MemoryBell(self, key)
-
     def waiter(self, request: LockRequest) -> AskingWaiter:
-        return AskingWaiter.of(self, request)
+        waiting = replace(request, waiting=True)
+        return AskingWaiter(_MemoryBell(self, request.key), lambda: self.acquire(waiting))
 
     def queue(self, bell: _MemoryBell) -> None:
         """Put a waiter at the end, if it is not in the queue."""
@@ -256,9 +254,6 @@ class _MemoryBell:
         self._store = store
         self.key = key
         self.woken = threading.Event()
-
-    def __enter__(self) -> _MemoryBell:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._store.leave(self)

@@ -34,13 +34,13 @@ def taken(store: Store, *, ttl: float = TTL) -> Lease:
 
 def until_free(store: Store) -> Lease:
     """Wait as an execution does, and take the lock."""
-    owner = new_owner()
-    with store.bell(KEY) as bell:
-        while True:
-            found = acquire(store, owner=owner, waiting=True)
-            if isinstance(found, Lease):
-                return found
-            bell.wait(found.remaining + 0.002)
+    request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
+    with store.waiter(request) as waiter:
+        found = store.acquire(request)
+        while isinstance(found, Held):
+            found = waiter.wait(found.remaining + 0.002)
+    assert isinstance(found, Lease)
+    return found
 
 
 def test_free_lock_is_taken(store: Store) -> None:
@@ -288,14 +288,21 @@ class TestHeir:
         assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=self.NEXT)), Held)
 
     def test_waiting_heir_is_woken(self, store: Store) -> None:
-        lease = taken(store)
-        assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=self.NEXT, waiting=True)), Held)
-        waited = threading.Thread(target=store.bell(KEY).wait, args=(60.0,))
+        lease, found = taken(store, ttl=60.0), []
+        request = LockRequest(KEY, new_owner(), ttl=60.0, holder=self.NEXT, waiting=True)
+        assert isinstance(store.acquire(request), Held)
+
+        def wait() -> None:
+            with store.waiter(request) as waiter:
+                while not found or isinstance(found[-1], Held):
+                    found.append(waiter.wait(60.0))
+
+        waited = threading.Thread(target=wait)
         waited.start()
         clock.sleep(SHORT / 2)
-        store.free(lease, reservation=Reservation(self.NEXT, TTL))
+        store.free(lease, reservation=Reservation(self.NEXT, 60.0))
         waited.join(30)
-        assert not waited.is_alive()
+        assert isinstance(found[-1], Lease)
 
 
 def test_holds_are_found_by_prefix(store: Store) -> None:

@@ -16,11 +16,11 @@ from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.asking_waiter import AskingWaiter
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.redis import lock_commands
-from celery_singleton_lock.stores.redis.piped_waiter import PipedWaiter
+from celery_singleton_lock.stores.redis.waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 

@@ -584,7 +584,7 @@ class TestFrozenWaiters:
                 assert isinstance(store, RedisStore)
                 ask(store, owner, holder=holder, waiting=True)
                 if bell:
-                    store.bell(KEY).wait(60)
+                    store._bell(KEY).wait(60)
                 with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
                     while isinstance(turn.wait(60), Held):
                         pass

@@ -175,7 +175,8 @@ class TestServer:
 
     def test_waiter_that_leaves_throws_no_wake_up_of_others_away(self, store: RedisStore, client: Redis) -> None:
         """Of a semaphore several are there at once; the one that came for it goes back."""
-        with store.bell(KEY) as bell:
+        with ExitStack() as exits:
+            bell = exits.push(store._bell(KEY))
             bell.wait(0.01)
             client.rpush(keyspace.wake_key(KEY), 1, 1, 1)
             assert client.llen(keyspace.wake_key(KEY)) == 2, "it was woken"
@@ -214,10 +215,10 @@ class TestServer:
         assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)), Held)
         assert store.renew([lease], timeout=1) == [True]
         assert dict(store.all_held("probe")).keys() == {KEY}
+        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)) as waiter:
+            assert isinstance(waiter.wait(0.1), Held)
         assert store.free(lease, record=Record(ME.message, b"record", 60), reservation=Reservation(ME, 60))
         assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True)), Record)
-        with store.bell(KEY) as bell:
-            bell.wait(0.1)
         with pytest.raises(LockUnavailable, match=r"NoPermission|permission"):
             store.acquire(LockRequest("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME))
         store.close()

@@ -224,8 +224,8 @@ class TestReach:
         store = open_url(";".join(f"redis://locks:secret@127.0.0.1:{server.port}/0" for server in nodes.servers))
         lease = taken(store, waiting=True, once=True)
         assert isinstance(acquire(store, waiting=True), Held)
-        with store.bell(KEY) as bell:
-            bell.wait(0.1)
+        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)) as waiter:
+            assert isinstance(waiter.wait(0.1), Held)
         assert store.renew([lease], timeout=0.5) == [True]
         assert [held.holder for held in store.held(KEY)] == [ME]
         assert store.free(lease, record=Record(ME.message, b"record", 60))
@@ -606,9 +606,11 @@ class TestWaiting:
         got: list[float] = []
 
         def wait() -> None:
-            with store.bell(KEY) as bell:
-                while not isinstance(found := acquire(store, waiting=True), Lease):
-                    bell.wait(found.remaining + 0.002)
+            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+            with store.waiter(request) as waiter:
+                found = store.acquire(replace(request, waiting=True))
+                while isinstance(found, Held):
+                    found = waiter.wait(found.remaining + 0.002)
             got.append(clock.now())
             store.free(found)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
@@ -154,16 +156,13 @@ class TestFailover:
         lease, got = taken(store), []
 
         def wait() -> None:
-            with store.bell(KEY) as bell:
-                while True:
-                    try:
-                        found = acquire(store, waiting=True)
-                        if isinstance(found, Lease):
-                            got.append(found)
-                            return
-                        bell.wait(found.remaining)
-                    except LockUnavailable:
-                        clock.sleep(0.1)
+            while not got:
+                request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+                with suppress(LockUnavailable), store.waiter(request) as waiter:
+                    found = store.acquire(replace(request, waiting=True))
+                    while isinstance(found, Held):
+                        found = waiter.wait(found.remaining)
+                    got.append(found)
 
         thread = threading.Thread(target=wait)
         thread.start()
@@ -264,9 +263,11 @@ class TestCluster:
         lease, got = taken(store), []
 
         def wait() -> None:
-            with store.bell(KEY) as bell:
-                while not isinstance(found := acquire(store, waiting=True), Lease):
-                    bell.wait(found.remaining)
+            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+            with store.waiter(request) as waiter:
+                found = store.acquire(replace(request, waiting=True))
+                while isinstance(found, Held):
+                    found = waiter.wait(found.remaining)
             got.append(clock.now())
             store.free(found)
 
@@ -345,19 +346,19 @@ class TestCluster:
         assert [[held.holder for held in holds] for holds in seen] == [[ME], [], [ME]]
         assert store.free(lease)
 
-    @pytest.mark.parametrize("way", ["bell", "turn"])
+    @pytest.mark.parametrize("way", ["asking", "piped"])
     def test_waiter_follows_a_slot_that_moves(self, cluster: Cluster, store: Store, way: str) -> None:
         key = f"{KEY}:waited-for:{way}"
         lease, got, looks = taken(store, key), [], threading.Semaphore(0)
 
         def wait() -> None:
-            place = store.bell(key) if way == "bell" else store.waiter(LockRequest(key, owner, ttl=TTL, holder=other))
-            with place:
+            request = LockRequest(key, owner, ttl=TTL, holder=other)
+            asking = AskingWaiter(store._bell(key), lambda: acquire_by(store, key, owner, other))
+            with asking if way == "asking" else store.waiter(request) as waiter:
                 found = acquire_by(store, key, owner, other)
                 while not isinstance(found, Lease):
                     looks.release()
-                    woken = place.wait(30.0)
-                    found = woken if way == "turn" else acquire_by(store, key, owner, other)
+                    found = waiter.wait(30.0)
                 got.append(found)
 
         owner, other = new_owner(), Holder("another task")

@@ -31,11 +31,9 @@ from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.asking_waiter import AskingWaiter
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands, vote_commands
-from celery_singleton_lock.stores.redis.bell import RedisBell
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
@@ -48,6 +46,8 @@ from celery_singleton_lock.stores.redis.quorum_io import (
 )
 from celery_singleton_lock.stores.redis.script import BATCH, Call
 from celery_singleton_lock.stores.redis.server import Reader, Server, told
+from celery_singleton_lock.stores.redis.waiter import RedisBell
+from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)
 
@@ -253,11 +253,9 @@ class RedlockStore:
         for start in range(0, len(records), BATCH):
             self._majority(lock_commands.replace_records(records[start : start + BATCH]))
 
-    def bell(self, key: str) -> RedisBell:
-        return _NodesBell(key, self._nodes, self.server)
-
     def waiter(self, request: LockRequest) -> AskingWaiter:
-        return AskingWaiter.of(self, request)
+        bell, waiting = _NodesBell(request.key, self._nodes, self.server), replace(request, waiting=True)
+        return AskingWaiter(bell, lambda: self.acquire(waiting))
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         found = self._reachable(

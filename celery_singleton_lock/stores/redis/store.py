@@ -30,17 +30,14 @@ from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.asking_waiter import AskingWaiter
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
-from celery_singleton_lock.stores.redis.bell import RedisBell
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.debts import Debts
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.piped_waiter import PipedWaiter
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import BATCH, OVER_TTL, Call
 from celery_singleton_lock.stores.redis.server import (
@@ -49,6 +46,8 @@ from celery_singleton_lock.stores.redis.server import (
     Server,
     told,
 )
+from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
+from celery_singleton_lock.stores.waiters import AskingWaiter
 
 T = TypeVar("T")
 
@@ -175,9 +174,6 @@ class RedisStore:
 
         self._patiently(attempt)
 
-    def bell(self, key: str) -> RedisBell:
-        return RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server)
-
     def waiter(self, request: LockRequest) -> Waiter:
         question = Question(self._run, replace(request, waiting=True), replicas=self._replicas)
         key, place = request.key, new_owner()
@@ -198,10 +194,9 @@ class RedisStore:
             self._end(("waiter", key, place), lambda _: question.undone(place, free=free), request.ttl, at_once=True)
 
         if self._replicas is not None:
-            return AskingWaiter(self.bell(key), ask, leave)
-        behind = lock_commands.hand_over(request, place)
-        bell = RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
-        return PipedWaiter(bell, ask, request, confirm=confirm, leave=leave)
+            return AskingWaiter(self._bell(key), ask, leave)
+        bell = self._bell(key, lock_commands.hand_over(request, place))
+        return PipedWaiter(bell, ask, leave, request=request, confirm=confirm)
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key, limit))
@@ -233,6 +228,9 @@ class RedisStore:
 
     def close(self) -> None:
         self._servers.close()
+
+    def _bell(self, key: str, behind: Call | None = None) -> RedisBell:
+        return RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
 
     def _end(self, name: tuple[str, str, str], make: Callable[[float], Call], seconds: float, *, at_once: bool) -> Any:
         """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an

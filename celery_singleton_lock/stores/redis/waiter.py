@@ -1,7 +1,13 @@
-"""How a waiter is woken: it blocks on a list to which a release pushes.
+"""How a waiter waits on Redis: it blocks on a list to which whoever frees the lock pushes.
 
 Redis gives each element to the one that has blocked longest, and forgets those whose connection is gone. The command
-stays open over several looks at the lock, so that nobody loses its place in the queue by looking.
+stays open over several questions, so that nobody loses its place in the queue by asking.
+
+On one server, or in a cluster, the question stands behind that command, on the same connection: the server carries it
+out as it wakes the waiter, so that nobody else can take the lock in between. It is the waiter's for a second
+(`lock_commands.PROVISIONAL`), and for its ttl when the waiter has said that it is there: one that is frozen, or cannot
+be reached, is passed over. A waiter that leaves says so first (`:over:<place>`), or what it has left behind would take
+the lock for nobody; who is killed closes the connection.
 """
 
 from __future__ import annotations
@@ -11,33 +17,68 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
 from typing import Any, Protocol
 
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    MovedError,
-    RedisError,
-    TimeoutError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TimeoutError, TryAgainError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.connection import Stream
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import told
+from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
-#: Seconds that a waiter sleeps at most before it looks again: a wake-up that goes to a waiter which is dead, frozen, or
+#: Seconds that a waiter sleeps at most before it asks again: a wake-up that goes to a waiter which is dead, frozen, or
 #: cannot be reached, costs the others no more.
 SLICE = 1.0
 
-
-#: Seconds until the next look when the key is about to move to another server, or has moved.
+#: Seconds until the next question when the key is about to move to another server, or has moved.
 MOVING = 0.1
 
 
-class Pole(Protocol):
-    """What a bell can hang on: a server, or what a cluster shows of a key."""
+class PipedWaiter(AskingWaiter):
+    """A `Waiter` whose question stands behind its bell.
+
+    Args:
+        bell: wakes it.
+        ask: acquires the lock, where the bell brought no answer.
+        leave: sees to it that nothing is left of the questions; and frees the lock, if told to.
+        request: what it asks for.
+        confirm: gives it its whole ttl; whether it is still ours.
+    """
+
+    def __init__(
+        self,
+        bell: RedisBell,
+        ask: Ask,
+        leave: Callable[[bool], None],
+        *,
+        request: LockRequest,
+        confirm: Callable[[Lease], bool],
+    ) -> None:
+        super().__init__(bell, ask, leave)
+        self._redis_bell = bell
+        self._request = request
+        self._confirm = confirm
+
+    def _may_be_given_more(self) -> bool:
+        return self._breaks.seen or self._redis_bell.is_open
+
+    def _woken(self, timeout: float) -> Lease | Held | Record | None:
+        answer = self._redis_bell.wait(timeout)
+        if answer is None:
+            return None
+        found = lock_answers.handed_over(answer, self._granted, self._request.holder.message)
+        return None if isinstance(found, Lease) and not self._confirm(found) else found
+
+    def _granted(self, fence: int, slot: int) -> Lease:
+        """The lease that was given to it, to be confirmed: nobody knows when that was sent."""
+        return self._request.lease(fence=fence, sent_at=0.0, slot=slot)
+
+
+class Master(Protocol):
+    """Where the list is: a server, or what a cluster shows of a key."""
 
     def run(self, call: Call) -> Any:
         """Run a script."""
@@ -47,25 +88,22 @@ class Pole(Protocol):
 
 
 class RedisBell:
-    """A place in the queue of a lock; see `Bell`.
+    """A place in the queue of a lock: a `Bell`.
 
     Args:
         key: of the lock.
-        server_of: which server the bell hangs on; asked again after an error.
+        server_of: which server the list is on; asked again after an error.
         shown: the server's name, for messages.
         behind: what the server is to do when it wakes the waiter.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Pole], shown: str, behind: Call | None = None) -> None:
+    def __init__(self, key: str, server_of: Callable[[], Master], shown: str, behind: Call | None = None) -> None:
         self._key = key
         self._behind = behind
         self._server_of = server_of
         self._shown = shown
         self._exits = ExitStack()
         self._stream: Stream | None = None
-
-    def __enter__(self) -> RedisBell:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         stream, self._stream = self._stream, None

@@ -1,4 +1,4 @@
-"""How a waiter gets its turn: woken by its bell, it asks for the lock again."""
+"""How a waiter gets the lock: it asks for it again when it is woken, or now and then where nobody can wake it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
+from typing import Protocol
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Bell, Held, LockRequest, LockStore, Record
+from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record
 
+#: Acquires the lock, for the same owner each time.
 Ask = Callable[[], Lease | Held | Record]
-
 
 #: Seconds to wait after a break: at first, and at most when one follows the other.
 PAUSE, MAX_PAUSE = 0.01, 1.0
+
+
+class Bell(Protocol):
+    """Wakes one waiter each time that the lock is freed, the one that has waited longest first."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> None: ...
+
+    def wait(self, timeout: float) -> object:
+        """Return when the lock may be free: woken, or after `timeout` seconds, or now and then.
+
+        The place in the queue is kept until this waiter was woken.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
 
 
 class Breaks:
@@ -58,28 +76,59 @@ class AskingWaiter:
         self._found: Lease | Held | Record | None = None
         self._breaks = Breaks()
 
-    @classmethod
-    def of(cls, store: LockStore, request: LockRequest) -> AskingWaiter:
-        """One that asks this store; see `LockStore.waiter`."""
-        waiting = replace(request, waiting=True)
-        return cls(store.bell(request.key), lambda: store.acquire(waiting))
-
     def __enter__(self) -> AskingWaiter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None or self._breaks.seen:
+        if error is not None or self._may_be_given_more():
+            # Interrupted between reading and returning, the lock may be ours, and nobody knows.
             self._leave(error is not None or not isinstance(self._found, Lease))
         self._bell.__exit__(kind, error, tb)
 
     def wait(self, timeout: float) -> Lease | Held | Record:
         """See `Waiter.wait`."""
+        self._found = None
         with self._breaks.survived(timeout):
-            self._bell.wait(timeout)
-        return self.ask()
+            self._found = self._woken(timeout)
+        return self.ask() if self._found is None else self._found
 
     def ask(self) -> Lease | Held | Record:
         """See `Waiter.ask`."""
         self._found = None
         self._found = self._ask()
         return self._found
+
+    def _woken(self, timeout: float) -> Lease | Held | Record | None:
+        """What was brought along by who woke it; None if that is nothing."""
+        self._bell.wait(timeout)
+        return None
+
+    def _may_be_given_more(self) -> bool:
+        """Whether the server may still carry out something for it."""
+        return self._breaks.seen
+
+
+class PollingWaiter(AskingWaiter):
+    """A `Waiter` that asks now and then, for stores that cannot wake anybody: nobody is sure to come first.
+
+    Args:
+        store: what to ask.
+        request: for what.
+        every: seconds between two questions.
+    """
+
+    def __init__(self, store: LockStore, request: LockRequest, *, every: float = 0.1) -> None:
+        waiting = replace(request, waiting=True)
+        super().__init__(_Clock(every), lambda: store.acquire(waiting))
+
+
+class _Clock:
+    """A bell that rings every so many seconds."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self, timeout: float) -> None:
+        clock.sleep(min(timeout, chance.spread(self._every)))
