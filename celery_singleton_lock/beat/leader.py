@@ -27,9 +27,9 @@ RETRY_AFTER = 1.0
 #: Owners that are known as given up, the last ones; the store undoes what each has asked for.
 GIVEN_UP = 8
 
-#: Seconds after which one that waits looks again, whatever it was told: less than a wake-up is waited for. The program
+#: Seconds after which one that waits asks again, whatever it knows: less than a wake-up is waited for. The program
 #: around it sees in between whether it is to stop.
-LOOK_AFTER = 4.0
+ASK_AFTER = 4.0
 
 
 class Leadership:
@@ -57,8 +57,8 @@ class Leadership:
         self.term = 0
         self._leader: Held | None = None
         self._renews_at = 0.0
-        self._looks_at = 0.0
-        #: Whether the leader has resigned since the last look.
+        self._asks_at = 0.0
+        #: Whether the leader has resigned since it was asked last.
         self._woken = False
         self._waiting = ExitStack()
         self._bell: Bell | None = None
@@ -129,7 +129,7 @@ class Leadership:
 
     def _try(self) -> bool:
         """Try to become the leader, unless it is known that another one is."""
-        if clock.now() < self._looks_at:
+        if clock.now() < self._asks_at:
             return False
         found, why = self._ask(), "resigned" if self._woken else "let its lease end"
         if isinstance(found, Held) and found.holder is not None and process_identity.is_over(found.holder.process):
@@ -137,12 +137,12 @@ class Leadership:
             self._store.free(found.hold(self._key, ttl=self._ttl))
             found, why = self._ask(), "was killed"
         if isinstance(found, Held):
-            self._look_up_to(found)
+            self._stand_by(found)
             return False
         self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
         self._stop_waiting()
         self.term += 1
-        after = f", after {_shown(self._leader)} {why}" if self._leader else ""
+        after = f", after {_in_words(self._leader)} {why}" if self._leader else ""
         logger.info("beat: leads schedule %s (fence %d)%s", self._name, found.fence, after)
         self._leader = None
         return True
@@ -151,12 +151,13 @@ class Leadership:
         try:
             found = self._store.acquire(
                 LockRequest(
-                    *(self._key, self._owner),
+                    self._key,
+                    self._owner,
                     ttl=self._ttl,
                     holder=self._holder,
                     waiting=True,
                     given_up=tuple(self._given_up),
-                ),
+                )
             )
         except BaseException:
             self._given_up.append(self._owner)
@@ -166,27 +167,27 @@ class Leadership:
         assert isinstance(found, (Lease, Held))  # noqa: S101 - it did not ask for records
         return found
 
-    def _look_up_to(self, leader: Held) -> None:
+    def _stand_by(self, leader: Held) -> None:
         if self._leader is None or self._leader.owner != leader.owner:
-            logger.info("beat: stands by; %s leads schedule %s", _shown(leader), self._name)
+            logger.info("beat: stands by; %s leads schedule %s", _in_words(leader), self._name)
         self._leader = leader
-        self._looks_at, self._woken = clock.now() + min(trust.seconds_until_over(leader.remaining), LOOK_AFTER), False
+        self._asks_at, self._woken = clock.now() + min(trust.seconds_until_over(leader.remaining), ASK_AFTER), False
 
     def _wait(self, patience: float) -> None:
-        """Until the leader resigns, or it is time to look again."""
+        """Until the leader resigns, or it is time to ask again."""
         if self._bell is None:
             self._bell = self._waiting.enter_context(self._store.bell(self._key))
-        seconds = max(min(patience, self._looks_at - clock.now()), 0.001)
+        seconds = max(min(patience, self._asks_at - clock.now()), 0.001)
         began = clock.now()
         self._bell.wait(seconds)
         if clock.now() - began < seconds:
-            self._looks_at, self._woken = 0.0, True
+            self._asks_at, self._woken = 0.0, True
 
     def _stop_waiting(self) -> None:
         self._bell = None
         self._waiting.close()
 
 
-def _shown(leader: Held) -> str:
+def _in_words(leader: Held) -> str:
     holder = leader.holder
     return "another beat" if holder is None else f"{holder.node} (pid {holder.pid})"

@@ -397,7 +397,7 @@ def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pyte
     lease.trusted_until = clock.now() - 1
     store._entries.clear()
     clock.sleep(0.01)
-    other._looks_at = 0.0
+    other._asks_at = 0.0
     assert other.lead(0)
     assert not leadership.lead(0.001)
     leadership.resign()
