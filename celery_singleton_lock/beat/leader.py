@@ -13,11 +13,11 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Bell, Held, LockRequest
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.watched import GONE
 
 logger = get_logger(__name__)
 
