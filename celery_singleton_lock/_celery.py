@@ -274,32 +274,39 @@ def forget_heap(scheduler: Scheduler) -> None:
     scheduler._heap = None
 
 
-def next_entries(scheduler: Scheduler, present: float) -> list[ScheduleEntry]:
-    """The entries that are to be looked at by now, the first ones first; none where there is no heap.
+def entries_by(scheduler: Scheduler, moment: float) -> list[ScheduleEntry]:
+    """The entries that are to be looked at by then, the first ones first; none where there is no heap.
 
     Promise: ticks that are due together are claimed in one round trip.
     Touches: celery.beat.Scheduler._heap, celery.beat.event_t
     """
-    return [event.entry for event in sorted(event for event in scheduler._heap or () if event.time <= present)]
+    return [event.entry for event in sorted(event for event in scheduler._heap or () if event.time <= moment)]
 
 
-def put_off(scheduler: Scheduler, entry: ScheduleEntry, following: ScheduleEntry, seconds: float) -> None:
-    """Have `following` take the place of `entry`, the next one to be looked at, in so many seconds.
+def is_next(scheduler: Scheduler, entry: ScheduleEntry) -> bool:
+    """Whether this entry is the next one to be looked at.
+
+    Promise: as for `put_off`.
+    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
+    """
+    heap = scheduler._heap
+    return bool(heap and heap[0].entry is entry)
+
+
+def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
+    """Have `following` take the place of the next entry, in so many seconds.
 
     Promise: a tick that another beat has sent is not sent here, and those behind it have their turn.
     Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
     """
-    heap = scheduler._heap
-    if heap and heap[0].entry is entry:
-        heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
-    else:
-        forget_heap(scheduler)
+    heap = scheduler._heap or []
+    heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
 
 
 def moment_of(scheduler: Scheduler, entry: ScheduleEntry) -> float:
     """The present, as the heap counts it.
 
-    Promise: as for `next_entries`.
+    Promise: as for `entries_by`.
     Touches: celery.beat.Scheduler._when
     """
     return scheduler._when(entry, 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock import cleaned
@@ -26,26 +27,63 @@ REFUSALS: tuple[Kind, ...] = ("skip", "raise", "reject")
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-class Entry(NamedTuple):
-    """What became of one copy. Seconds everywhere.
+class Place(NamedTuple):
+    """Where a copy was: the worker's node name, and the process."""
+
+    node: str | None
+    pid: int
+
+
+class Times(NamedTuple):
+    """When the body ran; of a copy that did not run, when it asked for the lock and when it had its answer.
+
+    Attributes:
+        began, ended: seconds on one clock: of this host until it is written, then the server's.
+        waited: seconds for the lock.
+    """
+
+    began: float
+    ended: float
+    waited: float = 0.0
+
+    def moved(self, offset: float) -> Times:
+        """The same on a clock that is ahead by so much."""
+        return self._replace(began=self.began + offset, ended=self.ended + offset)
+
+
+class Run(NamedTuple):
+    """How a run ended: Celery's state for it, LOST or STOPPED; the fence and the renewals of its lease."""
+
+    outcome: str = ""
+    fence: int = 0
+    renewals: int = 0
+
+
+class Blocker(NamedTuple):
+    """The task that had the lock meanwhile, the node on which it ran, and since when."""
+
+    task_id: str | None = None
+    node: str | None = None
+    since: float = 0.0
+
+
+NO_RUN, NOBODY = Run(), Blocker()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What became of one copy. What is in the groups can be read without them, too: `entry.began`.
 
     Attributes:
         kind: see `Kind`.
         task: the task's name.
         key: of the lock.
         task_id: of the copy.
-        node: the worker that had it.
-        pid: the process.
-        began: when the body began; of a copy that did not run, when it asked for the lock.
-        ended: when the body ended; of a copy that did not run, when that was clear.
-        waited: for the lock.
-        outcome: of a run: Celery's state for it, LOST or STOPPED.
-        fence: of a run.
-        renewals: of its lease.
+        place: the worker, and the process: `node` and `pid`.
+        times: `began`, `ended` and `waited`.
+        run: `outcome`, `fence` and `renewals`.
         limit: how many may hold the lock at once.
-        holder: the task that had the lock meanwhile.
-        holder_node: where that ran.
-        holder_since: since when.
+        blocker: who had the lock: `holder`, `holder_node` and `holder_since`.
         scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another beat than ours.
     """
 
@@ -53,46 +91,76 @@ class Entry(NamedTuple):
     task: str
     key: str
     task_id: str | None
-    node: str | None
-    pid: int
-    began: float
-    ended: float
-    waited: float = 0.0
-    outcome: str = ""
-    fence: int = 0
-    renewals: int = 0
+    place: Place
+    times: Times
+    run: Run = NO_RUN
     limit: int = 1
-    holder: str | None = None
-    holder_node: str | None = None
-    holder_since: float = 0.0
+    blocker: Blocker = NOBODY
     scheduled: str = ""
+
+    # As the receivers of `overlap_detected` know them.
+    node, pid = property(lambda self: self.place.node), property(lambda self: self.place.pid)
+    began, ended = property(lambda self: self.times.began), property(lambda self: self.times.ended)
+    waited, outcome = property(lambda self: self.times.waited), property(lambda self: self.run.outcome)
+    fence, renewals = property(lambda self: self.run.fence), property(lambda self: self.run.renewals)
+    holder, holder_node = property(lambda self: self.blocker.task_id), property(lambda self: self.blocker.node)
+    holder_since = property(lambda self: self.blocker.since)
 
     def cleaned(self) -> Entry:
         """The same, whatever is in it, as it may be kept and shown."""
-        own = {name: clean(getattr(self, name)) for name, clean in _CLEAN.items()}
-        return self._replace(**own)
+        return _made_of(self._fields())
 
     def dumps(self) -> str:
         """As it stands in the journal."""
-        return _encode(self)
+        return _encode(self._fields())
 
     @classmethod
     def loads(cls, text: str | bytes) -> Entry | None:
-        """The entry as written by `dumps`; None when somebody else wrote it, or a later version of this package."""
+        """The entry as written by `dumps`, also by a later version, which may have more fields.
+
+        None when somebody else wrote it, or when a later version did of a kind that is unknown here.
+        """
         fields = cleaned.array(text)
         if fields is None or len(fields) < _REQUIRED or fields[0] not in KINDS:
             return None
-        return cls(*fields[: len(cls._fields)]).cleaned()
+        return _made_of([*fields, *_LEAST[len(fields) :]])
+
+    def _fields(self) -> list[Any]:
+        """As they stand in the journal, one behind the other."""
+        copy = (self.kind, self.task, self.key, self.task_id, *self.place, *self.times)
+        return [*copy, *self.run, self.limit, *self.blocker, self.scheduled]
 
 
-#: How each field is cleaned; what kind of entry it is need not be.
-_CLEAN: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("task", "outcome", "scheduled"), cleaned.text),
-    "key": cleaned.key,
-    **dict.fromkeys(("task_id", "node", "holder", "holder_node"), cleaned.text_or_none),
-    **dict.fromkeys(("pid", "fence", "renewals", "limit"), cleaned.count),
-    **dict.fromkeys(("began", "ended", "waited", "holder_since"), cleaned.seconds),
-}
+def _made_of(fields: Sequence[Any]) -> Entry:
+    """The entry of these fields; of what comes behind those that are known here, a later version knows more."""
+    values = [clean(value) for clean, value in zip(_CLEAN, fields, strict=False)]
+    kind, task, key, task_id, node, pid, began, ended, waited, outcome, fence, renewals, limit, *blocker, scheduled = (
+        values
+    )
+    place, times, run = Place(node, pid), Times(began, ended, waited), Run(outcome, fence, renewals)
+    return Entry(kind, task, key, task_id, place, times, run, limit, Blocker(*blocker), scheduled)
 
-#: Fields that every entry has.
-_REQUIRED = len(Entry._fields) - len(Entry._field_defaults)
+
+#: How each field is cleaned; of the kind it is known that it is one.
+_CLEAN: Sequence[Callable[[Any], Any]] = [
+    str,
+    cleaned.text,
+    cleaned.key,
+    cleaned.text_or_none,
+    cleaned.text_or_none,
+    cleaned.count,
+    cleaned.seconds,
+    cleaned.seconds,
+    cleaned.seconds,
+    cleaned.text,
+    cleaned.count,
+    cleaned.count,
+    cleaned.count,
+    cleaned.text_or_none,
+    cleaned.text_or_none,
+    cleaned.seconds,
+    cleaned.text,
+]
+
+#: What an entry has at least, and the fields that it has for those that an earlier version did not write.
+_REQUIRED, _LEAST = 8, Entry("run", "", "", None, Place(None, 0), Times(0.0, 0.0))._fields()

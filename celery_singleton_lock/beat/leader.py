@@ -14,11 +14,11 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.watched import GONE
 
 logger = get_logger(__name__)
 
@@ -28,9 +28,9 @@ RETRY_AFTER = 1.0
 #: Owners that are known as given up, the last ones; the store undoes what each has asked for.
 GIVEN_UP = 8
 
-#: Seconds after which one that waits looks again, whatever it was told: less than a wake-up is waited for. The program
+#: Seconds after which one that waits asks again, whatever it knows: less than a wake-up is waited for. The program
 #: around it sees in between whether it is to stop.
-LOOK_AFTER = 4.0
+ASK_AFTER = 4.0
 
 
 class Leadership:
@@ -135,7 +135,7 @@ class Leadership:
                 return
             self._waiter = self._store.waiter(request).__enter__()
         waiter, seconds = self._waiter, trust.seconds_until_over(self._ends_at - clock.now())
-        self._leads_by(lambda: waiter.wait(max(min(patience, seconds, LOOK_AFTER), 0.001)))
+        self._leads_by(lambda: waiter.wait(max(min(patience, seconds, ASK_AFTER), 0.001)))
 
     def _leads_by(self, ask: Callable[[], Lease | Held | Record]) -> bool:
         """Whether this one leads now, by what is found."""
@@ -145,7 +145,7 @@ class Leadership:
             self._store.free(found.hold(self._key, ttl=self._ttl))
             found, why = self._found(ask if self._waiter is None else self._waiter.ask), "was killed"
         if isinstance(found, Held):
-            self._look_up_to(found)
+            self._stand_by(found)
             return False
         self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
         self._stop_waiting()
@@ -167,7 +167,7 @@ class Leadership:
         assert isinstance(found, (Lease, Held))  # noqa: S101 - it did not ask for records
         return found
 
-    def _look_up_to(self, leader: Held) -> None:
+    def _stand_by(self, leader: Held) -> None:
         if self._leader is None or self._leader.owner != leader.owner:
             logger.info("beat: stands by; %s leads schedule %s", _in_words(leader), self._name)
         self._leader, self._ends_at = leader, clock.now() + leader.remaining

@@ -5,7 +5,7 @@ all see it, so that the next leader neither repeats nor skips. And a tick's task
 time, so that should two beats send one tick all the same, the workers see one message twice, and carry it out once.
 
 It wraps any scheduler that ticks as Celery's do: `singleton_lock_beat_scheduler`, by default Celery's own. What that
-sends is claimed and recorded (`sending.py`).
+sends is claimed and recorded (`claiming.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
 from typing import Any
 
 from celery.beat import Scheduler
@@ -23,9 +22,10 @@ from celery.utils.imports import qualname, symbol_by_name
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, keys, process_identity
-from celery_singleton_lock.beat.claiming import NotNow, claiming
+from celery_singleton_lock._celery import close_connection, forget_heap, scheduler_of
+from celery_singleton_lock.beat.claiming import Claiming, NotNow, claiming
 from celery_singleton_lock.beat.claims import Claims
-from celery_singleton_lock.beat.leader import LOOK_AFTER, RETRY_AFTER, Leadership
+from celery_singleton_lock.beat.leader import ASK_AFTER, RETRY_AFTER, Leadership
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.beat import BeatSettings
@@ -55,7 +55,7 @@ class ExclusiveScheduler(Scheduler):
         self._settings = BeatSettings.from_app(app)
         self._wrapped = _class_of(self._settings.scheduler)
         self._arguments = kwargs
-        self._inner: Any = None
+        self._inner: Claiming | None = None
         self._ticking = False
         self._silent_since: float | None = None
         super().__init__(app, lazy=True, **kwargs)
@@ -111,7 +111,7 @@ class ExclusiveScheduler(Scheduler):
         if self._ticking:
             return  # A signal's handler has interrupted a tick; the service closes again when that has unwound.
         if self._inner is not None:
-            self._retire()
+            self._retire(self._inner)
         if self._leadership is not None:
             self._leadership.resign()
 
@@ -120,12 +120,11 @@ class ExclusiveScheduler(Scheduler):
         self._claims.settle()
         if not self._leads():
             return 0.0
-        if self._inner is None:
-            self._take_over()
+        inner = self._take_over() if self._inner is None else self._inner
         try:
-            seconds: float = self._inner.tick(*args, **kwargs)
+            seconds = inner.tick(*args, **kwargs)
         except NotNow as stopped:
-            self._inner._heap = None
+            forget_heap(inner)
             if stopped.__cause__ is not None:
                 raise stopped.__cause__ from None
             return 0.0
@@ -137,25 +136,26 @@ class ExclusiveScheduler(Scheduler):
             return True
         term, leads = self._leadership.term, False
         try:
-            leads = self._leadership.lead(float(self.max_interval or LOOK_AFTER))
+            leads = self._leadership.lead(float(self.max_interval or ASK_AFTER))
         finally:
             if self._inner is not None and not (self._leadership.holds and self._leadership.term == term):
-                self._retire()
+                self._retire(self._inner)
         return leads
 
-    def _take_over(self) -> None:
+    def _take_over(self) -> Claiming:
         try:
-            self._inner = claiming(self._wrapped)(self.app, **self._arguments)
+            self._inner = inner = claiming(self._wrapped)(self.app, **self._arguments)
         except BaseException:
             # A wrong schedule, or its database is not there: perhaps another host fares better.
             if self._leadership is not None:
                 self._leadership.resign()
             raise
-        self._inner.take_part(self._claims, self._settings)
+        inner.take_part(self._claims, self._settings)
+        return inner
 
-    def _retire(self) -> None:
+    def _retire(self, inner: Claiming) -> None:
         """Give up the wrapped scheduler, and with it the broker's connection."""
-        inner, self._inner = self._inner, None
+        self._inner = None
         try:
             self._claims.give_up()
         except LockUnavailable as error:
@@ -164,20 +164,14 @@ class ExclusiveScheduler(Scheduler):
             inner.close()
         except Exception:
             logger.exception("beat: the schedule could not be closed")
-        if (connection := vars(inner).pop("connection", None)) is not None:
-            with suppress(Exception):
-                connection.release()
+        close_connection(inner)
 
     def _may_send(self) -> bool:
         return self._leadership is None or self._leadership.holds
 
     def _candidacy(self, store: Store, key: str) -> Leadership:
-        holder = Holder(
-            node=f"beat@{socket.gethostname()}",
-            pid=os.getpid(),
-            since=clock.wall(),
-            process=process_identity.own(),
-        )
+        node, process = f"beat@{socket.gethostname()}", process_identity.own()
+        holder = Holder(node=node, pid=os.getpid(), since=clock.wall(), process=process)
         return Leadership(store, key, self._settings.name, ttl=self._settings.ttl, holder=holder)
 
     def _heard(self) -> None:
@@ -192,7 +186,7 @@ class ExclusiveScheduler(Scheduler):
         return RETRY_AFTER
 
 
-def _class_of(scheduler: str | type) -> type:
+def _class_of(scheduler: str | type) -> Any:
     try:
         found: Any = symbol_by_name(scheduler) if isinstance(scheduler, str) else scheduler
     except (ImportError, AttributeError, ValueError) as error:
@@ -208,5 +202,5 @@ def _class_of(scheduler: str | type) -> type:
 @beat_embedded_init.connect
 def _unwind_when_terminated(sender: Any = None, **_: Any) -> None:
     """`celery worker -B` ends its beat by SIGTERM, which by default leaves no time to resign."""
-    if isinstance(vars(sender).get("scheduler"), ExclusiveScheduler):
+    if isinstance(scheduler_of(sender), ExclusiveScheduler):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -106,6 +106,13 @@ def stored(entry: Any) -> int | None:
     return None if last is None else micros(last)
 
 
+def set_last(entry: Any, last: int) -> None:
+    """Have an entry know its last run, and its row if it is kept in a database."""
+    entry.last_run_at = moment(last, entry.last_run_at)
+    if stored(entry) is not None:
+        entry.model.last_run_at = entry.last_run_at
+
+
 def micros(time: datetime) -> int:
     """A point in time; one without a time zone is UTC, as Celery takes it."""
     return (maybe_make_aware(time) - _EPOCH) // _MICROSECOND

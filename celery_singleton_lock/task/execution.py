@@ -36,10 +36,15 @@ from celery_singleton_lock.errors import Aborted, LockConflict, LockLost, LockUn
 from celery_singleton_lock.holder import FIRST, Holder, new_owner, stem
 from celery_singleton_lock.journal_entry import (
     LOST,
+    NOBODY,
     SCHEDULED_HEADER,
     STOPPED,
+    Blocker,
     Entry,
     Kind,
+    Place,
+    Run,
+    Times,
 )
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.rules import ConflictPolicy
@@ -526,41 +531,28 @@ class Execution:
         if lease.pid != os.getpid():
             return
         state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
-        place = (own.task_id, own.node, own.pid)
-        began, waited, limit = self._ran_at, self._ran_at - self._began, lease.limit
+        times, run = Times(self._ran_at, ended, self._ran_at - self._began), Run(state, lease.fence, lease.renewals)
         self._journal.add(
-            Entry(
-                *("run", self._task.name, lease.key, *place, began, ended),
-                *(waited, state, lease.fence, lease.renewals, limit),
-            ),
+            Entry("run", self._task.name, lease.key, own.task_id, Place(own.node, own.pid), times, run, lease.limit),
             at_once=self._request.is_eager,
         )
 
     def _tell(self, kind: Kind, holder: Holder | None) -> None:
         """Have the journal know of an execution that does not run; `holder`: who has the lock."""
         own = self._holder
-        its = (holder.task_id, holder.node, holder.since) if holder is not None else (None, None, 0.0)
-        times = (self._began, clock.now(), clock.now() - self._began)
-        limit, entry = self._options.limit, cleaned.headers(self._request).get(SCHEDULED_HEADER)
-        scheduled = cleaned.text(entry) if entry else ""
-        self._journal.add(
-            Entry(
-                kind,
-                self._task.name,
-                self._key,
-                own.task_id,
-                own.node,
-                own.pid,
-                *times,
-                "",
-                0,
-                0,
-                limit,
-                *its,
-                scheduled,
-            ),
-            at_once=self._request.is_eager,
+        scheduled = cleaned.headers(self._request).get(SCHEDULED_HEADER)
+        entry = Entry(
+            kind,
+            self._task.name,
+            self._key,
+            own.task_id,
+            Place(own.node, own.pid),
+            Times(self._began, clock.now(), clock.now() - self._began),
+            limit=self._options.limit,
+            blocker=NOBODY if holder is None else Blocker(holder.task_id, holder.node, holder.since),
+            scheduled=cleaned.text(scheduled) if scheduled else "",
         )
+        self._journal.add(entry, at_once=self._request.is_eager)
 
     def _record(self, outcome: Outcome | None) -> Record | None:
         if outcome is None or not self._is_remembered:

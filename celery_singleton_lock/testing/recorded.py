@@ -192,20 +192,12 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     if isinstance(lease, Held):
         raise lease.conflict(key)
     assert isinstance(lease, Lease)  # noqa: S101 - it did not ask for records
-    other = _OtherTask()
-    locks.heartbeat.start(lease, other.when_lost, linger=False)
+    locks.heartbeat.start(lease, lambda: None, linger=False)
     try:
         yield lease
     finally:
         locks.heartbeat.stop(lease)
         locks.store.free(lease)
-
-
-class _OtherTask:
-    """What seems to run under a lock that a test holds."""
-
-    def when_lost(self) -> None:
-        """There is nothing to stop."""
 
 
 @contextmanager

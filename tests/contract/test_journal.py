@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.journal_entry import Blocker, Entry, Place, Run, Times
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.journal import MAX_LABELS, Journal
 from celery_singleton_lock.stores.store import Store
@@ -23,11 +25,13 @@ def journal(store: Store) -> Journal:
 
 
 def run(began: float, ended: float, *, fence: int = 1, key: str = KEY, limit: int = 1) -> Entry:
-    return Entry("run", "report", key, "id", "node", 7, NOW + began, NOW + ended, fence=fence, limit=limit)
+    times = Times(NOW + began, NOW + ended)
+    return Entry("run", "report", key, "id", Place("node", 7), times, Run(fence=fence), limit)
 
 
 def refusal(key: str = KEY) -> Entry:
-    return Entry("skip", "report", key, "id", "node", 7, NOW, NOW, holder="other", holder_since=NOW - 60)
+    blocker = Blocker("other", since=NOW - 60)
+    return Entry("skip", "report", key, "id", Place("node", 7), Times(NOW, NOW), blocker=blocker)
 
 
 def test_counts_add_up(journal: Journal) -> None:
@@ -62,7 +66,7 @@ def test_tells_the_servers_time(journal: Journal) -> None:
 
 
 def test_entries_come_back_as_they_were_written(journal: Journal) -> None:
-    written = [run(-2.0, -1.0), refusal()._replace(task="ünï {}*", task_id=None, node=None), run(-1.0, 0.0)]
+    written = [run(-2.0, -1.0), replace(refusal(), task="ünï {}*", task_id=None, place=Place(None, 7)), run(-1.0, 0.0)]
     journal.write({}, written, slack=0.0)
     assert list(journal.entries(since=0.0)) == written
     assert list(journal.entries(since=clock.wall() + 60)) == []
@@ -85,7 +89,7 @@ def test_many_entries_are_read(journal: Journal) -> None:
 
 
 def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
-    other = refusal()._replace(key="contract:1:{report:2}")
+    other = replace(refusal(), key="contract:1:{report:2}")
     assert [*journal.write({}, [refusal(), other, refusal()], slack=0.0).in_a_row] == [1, 1, 2]
     assert [*journal.write({}, [refusal()], slack=0.0).in_a_row] == [3]
     assert journal.refused() == {KEY: 3, other.key: 1}
@@ -95,7 +99,7 @@ def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
 
 def test_what_will_still_be_carried_out_is_no_refusal(journal: Journal) -> None:
     kinds = ("retry", "stand-by", "drop", "repeat", "free")
-    assert not any(journal.write({}, [refusal()._replace(kind=kind) for kind in kinds], slack=0.0).in_a_row)
+    assert not any(journal.write({}, [replace(refusal(), kind=kind) for kind in kinds], slack=0.0).in_a_row)
 
 
 class TestOverlaps:

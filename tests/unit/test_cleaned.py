@@ -14,7 +14,7 @@ from celery_singleton_lock.errors import LockConflict, ResultLost
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.timeline import Window, page
-from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.journal_entry import Entry, Place, Times
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import redelivery
 
@@ -104,6 +104,12 @@ class TestHolder:
     def test_any_bytes_are_none(self, content: bytes) -> None:
         assert Holder.loads(content) is None
 
+    def test_what_a_later_version_adds_is_left_out(self) -> None:
+        holder = Holder("id", 1, "node", 7, 5.0, process="here", sending="first")
+        found = Holder.loads(json.dumps([*json.loads(holder.dumps(3.0)), "more"]))
+        assert found == holder
+        assert found.ttl == 3.0
+
 
 class TestEntry:
     @given(st.sampled_from(["run", "skip", "free", "stand-by"]), st.lists(anything, min_size=7, max_size=20))
@@ -135,8 +141,25 @@ class TestEntry:
         assert "<script>alert" not in page("Locks", [entry], Window(0.0, 10.0))
 
     def test_what_a_later_version_adds_is_left_out(self) -> None:
-        entry = Entry("run", "t", "k", "id", "node", 1, 2.0, 3.0)
-        assert Entry.loads(json.dumps([*entry, "more"])) == entry
+        entry = Entry("run", "t", "k", "id", Place("node", 1), Times(2.0, 3.0))
+        assert Entry.loads(json.dumps([*json.loads(entry.dumps()), "more"])) == entry
+
+    def test_kind_of_a_later_version_is_left_out(self) -> None:
+        entry = Entry("run", "t", "k", "id", Place("node", 1), Times(2.0, 3.0))
+        assert Entry.loads(json.dumps(["paused", *json.loads(entry.dumps())[1:]])) is None
+
+    def test_what_an_earlier_version_did_not_write_is_left_as_it_is_without(self) -> None:
+        entry = Entry("run", "t", "k", "id", Place("node", 1), Times(2.0, 3.0))
+        assert Entry.loads(json.dumps(["run", "t", "k", "id", "node", 1, 2.0, 3.0])) == entry
+
+    def test_what_is_in_a_group_can_be_read_without_it(self) -> None:
+        fields = ["run", "t", "k", "id", "node", 7, 5.0, 6.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "nightly"]
+        entry = Entry.loads(json.dumps(fields))
+        assert entry is not None
+        names = ["kind", "task", "key", "task_id", "node", "pid", "began", "ended", "waited"]
+        names += ["outcome", "fence", "renewals", "limit", "holder", "holder_node", "holder_since", "scheduled"]
+        assert [getattr(entry, name) for name in names] == fields
+        assert json.loads(entry.dumps()) == fields
 
 
 @given(st.dictionaries(st.text() | anything.map(json.dumps), st.integers()))
@@ -159,6 +182,13 @@ def test_any_record_is_an_outcome(record: bytes) -> None:
     outcome, age = redelivery.loads(Record("message", record, 1.0))
     assert is_clean(outcome.state)
     assert 0 <= age <= cleaned.MAX_SECONDS
+
+
+def test_what_a_later_version_adds_to_a_record_is_left_out() -> None:
+    outcome = redelivery.Outcome("FAILURE", b"content", settled=True)
+    head, _, content = outcome.dumps(60.0).partition(b"\n")
+    later = b"\n".join((json.dumps([*json.loads(head), "more"]).encode(), content))
+    assert redelivery.loads(Record("message", later, 45.0)) == (outcome, 15.0)
 
 
 @pytest.mark.parametrize("task_id", ["\x1b[2J\x1b]0;owned\x07", "x" * 100_000, 7, {"a": 1}, "\ud800"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts
-from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.journal_entry import Entry, Place, Run, Times
 from celery_singleton_lock.runtime import Runtime
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
@@ -39,8 +40,10 @@ def page_of(app: Celery) -> str:
 def test_prometheus_gets_every_metric(app: Celery) -> None:
     writer = Runtime.of(app).journal
     for kind in ("run", "skip", "stand-by", "free"):
-        entry = Entry("run", "shop.report", "p:1:{shop.report:1}", "id", "node", 1, 0.0, 2.0, outcome="SUCCESS")
-        writer.add(entry._replace(kind=kind))
+        entry = Entry(
+            "run", "shop.report", "p:1:{shop.report:1}", "id", Place("node", 1), Times(0.0, 2.0), Run("SUCCESS")
+        )
+        writer.add(replace(entry, kind=kind))
     writer.write()
     page = page_of(app)
     assert 'singleton_lock_runs_total{outcome="SUCCESS",task="shop.report"} 1.0' in page

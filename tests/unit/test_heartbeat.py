@@ -11,12 +11,13 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, clock
-from celery_singleton_lock import heartbeat as module
-from celery_singleton_lock.heartbeat import WATCHERS, Heartbeat
+from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.pulse import WATCHERS, Pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.watched import Watched
 from tests.patience import LIMIT
 from tests.servers import until
 
@@ -224,7 +225,7 @@ def test_lease_that_is_stopped_while_the_due_ones_are_chosen_harms_no_other(
 ) -> None:
     """A finalizer may come at any line, and release a lock of its own."""
     leases, execution = [store.take(f"k{number}") for number in range(5)], Execution()
-    is_due = module._is_due
+    is_due = Watched.is_due
     chosen = threading.Event()
 
     def interrupted(watched: Any, now: float) -> bool:
@@ -232,7 +233,7 @@ def test_lease_that_is_stopped_while_the_due_ones_are_chosen_harms_no_other(
         chosen.set()
         return is_due(watched, now)
 
-    monkeypatch.setattr(module, "_is_due", interrupted)
+    monkeypatch.setattr(Watched, "is_due", interrupted)
     for lease in leases:
         heartbeat.start(lease, execution.when_lost)
     assert chosen.wait(LIMIT)
@@ -248,7 +249,7 @@ def test_error_in_choosing_what_is_due_does_not_end_the_thread(
     lease, execution = store.take(ttl=3.0), Execution()
     heartbeat.start(lease, execution.when_lost)
     raised = threading.Event()
-    chosen = getattr(module._Pulse, what)
+    chosen = getattr(Pulse, what)
 
     def explode(*arguments: Any) -> Any:
         if threading.current_thread().name == "singleton-lock-heartbeat" and not raised.is_set():
@@ -257,10 +258,19 @@ def test_error_in_choosing_what_is_due_does_not_end_the_thread(
             raise ZeroDivisionError("no such thing")
         return chosen(*arguments)
 
-    monkeypatch.setattr(module._Pulse, what, explode)
+    monkeypatch.setattr(Pulse, what, explode)
     assert raised.wait(LIMIT)
     assert store.renewed.wait(LIMIT)
     assert execution.told == 0
+    heartbeat.stop(lease)
+
+
+def test_any_callable_learns_of_the_loss(store: Store, heartbeat: Heartbeat) -> None:
+    lost = threading.Event()
+    lease = store.take()
+    heartbeat.start(lease, lambda: lost.set())
+    store.fail = True
+    assert lost.wait(LIMIT)
     heartbeat.stop(lease)
 
 

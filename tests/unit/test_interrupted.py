@@ -12,10 +12,11 @@ from contextlib import suppress
 
 import pytest
 
-from celery_singleton_lock import clock, heartbeat
+from celery_singleton_lock import clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.stores.memory import MemoryStore
 
 #: How often it is interrupted.
@@ -59,8 +60,8 @@ def test_heartbeat_is_never_left_locked(interrupt: Callable[[Callable[[], object
     for _ in range(TIMES):
         interrupt(lambda: beating.stop(other))
     with ThreadPoolExecutor(1) as another:  # This thread may enter what it holds.
-        assert another.submit(heartbeat._pulse.mutex.acquire, timeout=10).result()
-        another.submit(heartbeat._pulse.mutex.release).result()
+        assert another.submit(pulse.mutex.acquire, timeout=10).result()
+        another.submit(pulse.mutex.release).result()
     beating.stop(kept)
     beating.close()
 

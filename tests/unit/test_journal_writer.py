@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,20 +18,23 @@ from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal import writer
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import MOST, JournalWriter
-from celery_singleton_lock.journal_entry import LOST, Entry
+from celery_singleton_lock.journal_entry import LOST, Blocker, Entry, Place, Run, Times
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
 
 KEY = "p:1:{report:1}"
 
 
-def run(began: float, ended: float, *, fence: int = 1, **more: Any) -> Entry:
-    return Entry("run", "report", KEY, "id", "node", 7, began, ended, outcome="SUCCESS", fence=fence)._replace(**more)
+def run(
+    began: float, ended: float, *, waited: float = 0.0, outcome: str = "SUCCESS", fence: int = 1, renewals: int = 0
+) -> Entry:
+    times = Times(began, ended, waited)
+    return Entry("run", "report", KEY, "id", Place("node", 7), times, Run(outcome, fence, renewals))
 
 
 def refusal() -> Entry:
     now = clock.now()
-    return Entry("skip", "report", KEY, "id", "node", 7, now, now, holder="other", holder_node="there")
+    return Entry("skip", "report", KEY, "id", Place("node", 7), Times(now, now), blocker=Blocker("other", "there"))
 
 
 class Book:
@@ -97,8 +101,8 @@ def test_counts(book: Book, told: JournalWriter) -> None:
     told.add(run(now - 2.0, now, waited=0.3, renewals=4))
     told.add(run(now - 700.0, now, outcome=LOST))
     for kind in ("skip", "skip", "raise", "retry", "stand-by", "repeat", "free"):
-        told.add(refusal()._replace(kind=kind))
-    told.add(refusal()._replace(scheduled="every night"))
+        told.add(replace(refusal(), kind=kind))
+    told.add(replace(refusal(), scheduled="every night"))
     told.write()
     counts = book.counts()
     assert counts["runs", "report", "SUCCESS"] == counts["runs", "report", LOST] == 1
@@ -139,7 +143,7 @@ def test_many_are_all_counted_and_the_latest_kept(book: Book, told: JournalWrite
 def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, told: JournalWriter) -> None:
     book.fails = True
     for number in range(writer.MOST_COUNTS + 100):
-        told.add(refusal()._replace(scheduled=f"entry {number}"))
+        told.add(replace(refusal(), scheduled=f"entry {number}"))
     assert len(told._counts) <= writer.MOST_COUNTS + 2
     book.fails = False
     told.write()
@@ -214,7 +218,7 @@ class TestWarnings:
         since = clock.wall() + Book.ahead - 3 * 3600
         with caplog.at_level(logging.WARNING):
             for _ in range(14):
-                told.add(refusal()._replace(holder_since=since))
+                told.add(replace(refusal(), blocker=Blocker("other", "there", since)))
                 told.write()
         assert [it["in_a_row"] for it in blocked] == [3, 6, 12]
         assert blocked[0]["sender"] == "the task"

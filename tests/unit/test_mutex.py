@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.heartbeat import _pulse
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock.clients import _making
 from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.runtime import _opening
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.worker.background import Aside
@@ -32,9 +32,9 @@ def test_mutex_is_free(mutex: Mutex) -> None:
 
 
 def test_heartbeat_is_free() -> None:
-    _pulse.prepare()
+    pulse.prepare()
 
-    assert child_ends(lambda: _pulse.changed, lambda: _pulse.changed.acquire())
+    assert child_ends(lambda: pulse.changed, lambda: pulse.changed.acquire())
 
 
 def test_what_is_done_aside_is_free() -> None:

@@ -1,0 +1,242 @@
+"""The threads that see to the renewals of this process: when they start, what each does next, and when they end.
+
+There is one, whatever the number of leases. A round of renewals may wait for a silent server, and leases in other
+stores must not wait for it: so where there are leases in several stores, another thread watches the one that makes the
+rounds, goes on with the other stores when that is held up, and is then watched in turn. There are as many threads as
+servers are silent at this moment, and at most two more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock, forks, trust
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.watched import Watched
+
+logger = get_logger(__name__)
+
+#: Seconds that the thread sleeps at most while there are leases: sleeping does not count the time in which the host is
+#: suspended, and a lease does.
+MAX_SLEEP = 1.0
+
+#: Seconds after which a round is held up: far more than a healthy server takes, far less than a lease can spare.
+PATIENCE = 0.02
+
+#: Threads that wait for what is due next, where there are leases in several stores.
+WATCHERS = 2
+
+
+class Renews(Protocol):
+    """Renews the leases of one store; a `Heartbeat`. What it has is written under the pulse's mutex."""
+
+    #: Under watch, by their owners.
+    watched: dict[str, Watched]
+    #: Owners of the leases of which a renewal is under way.
+    taken: set[str]
+    #: Whether a thread is in a round.
+    in_round: bool
+
+    def is_under_way(self, owner: str) -> bool:
+        """Whether a renewal of this owner's lease is."""
+
+    def round(self, due: Sequence[Watched]) -> None:
+        """Renew what is due."""
+
+    def start_anew(self) -> None:
+        """Watch nothing."""
+
+
+class Pulse:
+    """The threads of this process, and the heartbeats that have leases.
+
+    Everything here is written under the mutex, as are the heartbeats' own `watched`, `taken` and `in_round`.
+    """
+
+    def __init__(self) -> None:
+        self._heartbeats: set[Renews] = set()
+        self._preparing = Mutex()
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Begin when first needed: what patches threads (gevent's `patch_all`) may come after the import."""
+        with self._preparing.lock:
+            if not self._prepared:
+                self.start_anew()
+                self._prepared = True
+
+    def start_anew(self) -> None:
+        """Start with nothing: at first, and in the child of a fork."""
+        #: Entered itself: a Condition's `with` is Python, and could be interrupted with the lock taken. Reentrant: a
+        #: finalizer, or a signal's handler, may come at any line and release a lock of its own. So what is gone through
+        #: here is a copy.
+        self.mutex = lock = threading.RLock()
+        #: Something is due sooner, or the last lease has left.
+        self.changed = threading.Condition(lock)
+        #: A renewal has ended.
+        self.given_back = threading.Condition(lock)
+        for heartbeat in list(self._heartbeats):
+            heartbeat.start_anew()
+        self._heartbeats = set()
+        self._threads: set[threading.Thread] = set()
+        #: Those of them that are in a round, or tell of a loss.
+        self._working: set[threading.Thread] = set()
+        #: Who makes the rounds, and since when that is in one.
+        self._in_round: threading.Thread | None = None
+        self._in_round_since: float | None = None
+        #: When a thread goes on, unless it is notified.
+        self._wakes_at = 0.0
+        #: Until when a thread waits without leases.
+        self._lingers_until = 0.0
+
+    def follow(self, heartbeat: Renews, due_at: float) -> None:
+        """See to it that somebody looks at this heartbeat when it is due."""
+        self._heartbeats.add(heartbeat)
+        if not self._add_thread() and due_at < self._wakes_at:
+            self.changed.notify()
+
+    def left(self, heartbeat: Renews, linger: float) -> list[threading.Thread]:
+        """A lease is under watch no more; the threads that end now for lack of others."""
+        if heartbeat.watched:
+            return []
+        if not heartbeat.in_round:
+            self._heartbeats.discard(heartbeat)
+        self._lingers_until = max(self._lingers_until, clock.now() + linger)
+        if self._heartbeats or self._lingers_until > clock.now():
+            return []
+        self.changed.notify_all()
+        return list(self._threads - self._working - {threading.current_thread()})
+
+    def hurry(self) -> None:
+        """Linger no longer."""
+        self._lingers_until = 0.0
+        self.changed.notify_all()
+
+    def _add_thread(self) -> bool:
+        """Start a thread if somebody is missing to watch; whether one was."""
+        self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
+        self._working &= self._threads
+        missing = self._threads == self._working and (not self._working or len(self._heartbeats) > 1)
+        if missing:
+            thread = threading.Thread(target=self._run, name="singleton-lock-heartbeat", daemon=True)
+            thread.start()
+            self._threads.add(thread)
+        return missing
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            try:
+                if (work := self._next(me)) is None:
+                    return
+                work()
+            except Exception:
+                # Also of choosing what to do: without this thread all leases would be lost.
+                logger.exception("heartbeat: unexpected error; going on")
+                clock.sleep(PATIENCE)
+            finally:
+                with self.mutex:
+                    self._working.discard(me)
+                    if self._in_round is me:
+                        self._in_round_since = None
+
+    def _next(self, me: threading.Thread) -> Callable[[], None] | None:
+        """What this thread is to do, waited for; None when it may end."""
+        with self.mutex:
+            while True:
+                now = clock.now()
+                if (work := self._work(now, me)) is not None:
+                    self._working.add(me)
+                    with suppress(Exception):  # No more threads can be had: this one will have to do.
+                        self._add_thread()
+                    return work
+                sleep = self._seconds_to_sleep(now)
+                watchers = len(self._threads - self._working)
+                if sleep <= 0 or watchers > (WATCHERS if len(self._heartbeats) > 1 else 1):
+                    self._threads.discard(me)
+                    return None
+                self._wakes_at = now + sleep
+                self.changed.wait(sleep)
+
+    def _seconds_to_sleep(self, now: float) -> float:
+        """Until something is due; 0 or less when there has been no lease for some time."""
+        if not self._heartbeats:
+            return min(self._lingers_until - now, MAX_SLEEP)
+        next_at = min(
+            (
+                watched.next_at(under_way=heartbeat.is_under_way(owner))
+                for heartbeat in list(self._heartbeats)
+                for owner, watched in list(heartbeat.watched.items())
+            ),
+            default=now + MAX_SLEEP,
+        )
+        if self._in_round_since is not None:
+            next_at = max(next_at, self._in_round_since + PATIENCE)
+        return min(max(next_at - now, 0.001), MAX_SLEEP)
+
+    def _work(self, now: float, me: threading.Thread) -> Callable[[], None] | None:
+        lost: list[tuple[Renews, Watched]] = []
+        rounds: list[tuple[float, Renews]] = []
+        for heartbeat in list(self._heartbeats):
+            for owner, watched in list(heartbeat.watched.items()):
+                lease = watched.lease()
+                if lease is None:
+                    del heartbeat.watched[owner]
+                    self.left(heartbeat, watched.linger)
+                    continue
+                under_way = heartbeat.is_under_way(owner)
+                if now < watched.next_at(under_way=under_way):
+                    continue
+                if lease.reason is None and under_way:
+                    watched.lose(lease, "it could not be renewed in time: the store has not answered")
+                if lease.reason is None:
+                    rounds.append((watched.due_at, heartbeat))
+                else:
+                    watched.due_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
+                    lost.append((heartbeat, watched))
+            if not heartbeat.watched and not heartbeat.in_round:
+                self._heartbeats.discard(heartbeat)
+        if lost:
+            return partial(self._strike, lost)
+        if not rounds or (self._in_round_since is not None and now < self._in_round_since + PATIENCE):
+            return None
+        self._in_round, self._in_round_since = me, now
+        _, heartbeat = min(rounds, key=lambda found: found[0])
+        due = {
+            owner: watched
+            for owner, watched in list(heartbeat.watched.items())
+            if owner not in heartbeat.taken and watched.is_due(now)
+        }
+        heartbeat.in_round = True
+        heartbeat.taken.update(due)
+        return partial(self._go_round, heartbeat, due)
+
+    def _go_round(self, heartbeat: Renews, due: Mapping[str, Watched]) -> None:
+        try:
+            heartbeat.round([*due.values()])
+        finally:
+            with self.mutex:
+                heartbeat.in_round = False
+                heartbeat.taken.difference_update(due)
+                self.given_back.notify_all()
+
+    def _strike(self, lost: Sequence[tuple[Renews, Watched]]) -> None:
+        for heartbeat, watched in lost:
+            lease = watched.lease()
+            if lease is None or heartbeat.watched.get(lease.owner) is not watched:
+                continue
+            try:
+                watched.on_lost()
+            except Exception:
+                logger.exception("heartbeat: %s: could not be told that it is lost", lease.key)
+
+
+#: Of this process.
+pulse = Pulse()
+forks.start_anew_in_child(pulse)
