@@ -23,9 +23,10 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.task import Options
-from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import message_identity, requeue, synchronous
-from celery_singleton_lock.task.execution import Execution, is_nested
+from celery_singleton_lock.task.carry_out import carry_out
+from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.running import is_nested
 
 logger = get_logger(__name__)
 
@@ -42,7 +43,7 @@ def sender() -> Any:
     return task if task is not None and task.name in _SENDERS else None
 
 
-def carry_out(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the task's function for one item, under the lock of these arguments.
 
     Raises:
@@ -74,7 +75,7 @@ class _Call:
         failures = 0
         while True:
             try:
-                return Execution(self._task, Runtime.of(self._task.app), self._options, self._key).carry_out(self._run)
+                return carry_out(Execution.of(self._task, self._options, self._key), self._run)
             except LockUnavailable as error:
                 if self._has_begun or self._options.on_unavailable != "retry":
                     raise

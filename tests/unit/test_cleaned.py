@@ -16,7 +16,7 @@ from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.timeline import Window, page
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task import redelivery
+from celery_singleton_lock.task import outcome
 
 #: Whatever a message, or a value in Redis, can hold.
 anything = st.recursive(
@@ -156,8 +156,8 @@ def test_counts_that_look_the_same_are_added() -> None:
 @example(DEEP.encode())
 @example(b'["SUCCESS", 1e999, true]')
 def test_any_record_is_an_outcome(record: bytes) -> None:
-    outcome, age = redelivery.loads(Record("message", record, 1.0))
-    assert is_clean(outcome.state)
+    ended, age = outcome.read(Record("message", record, 1.0))
+    assert is_clean(ended.state)
     assert 0 <= age <= cleaned.MAX_SECONDS
 
 
