@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from celery_singleton_lock._celery import queue_taken_from
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.original import DELAYED, PUT_BACK_HEADER, Original
@@ -32,7 +33,7 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
         _forget_delays(request)
     exchange, routing_key = str(delivery.get("exchange") or ""), str(delivery.get("routing_key") or "")
     queue, lasts = (routing_key, True) if not exchange else ("", True)
-    if (known := _consumed(message, delivery.get("consumer_tag"))) is not None:
+    if (known := queue_taken_from(message)) is not None:
         queue, lasts = known.name, _lasts(known)
     if not exchange and (first := _sent_first(message.headers)) is not None:
         exchange, routing_key = way["exchange"], way["routing_key"] = first
@@ -68,20 +69,6 @@ def is_applied(request: RequestLike) -> bool:
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
     """What anybody else is shown of a delivery."""
     return {name: value for name, value in delivery_info.items() if name != OWNER}
-
-
-def _consumed(message: Any, tag: Any) -> Any:
-    """The queue that a message was taken from, on a broker that says for which consumer it is.
-
-    Celery's consumer knows its queues' tags, and py-amqp's channel whom to call for a tag; neither shows it.
-    """
-    if tag is None:
-        return None
-    consumer = getattr((getattr(message.channel, "callbacks", None) or {}).get(tag), "__self__", None)
-    for name, its in getattr(consumer, "_active_tags", {}).items():
-        if its == tag:
-            return getattr(consumer, "_queues", {}).get(name)
-    return None
 
 
 def _lasts(queue: Any) -> bool:

@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from celery import _state
 from celery.app.task import Context
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
+from celery_singleton_lock._celery import carrying_out, current_task
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.task import message_identity, requeue, synchronous
@@ -39,7 +39,7 @@ def sender() -> Any:
 
     What an item's own function calls is called by that: Celery notes what runs, one inside the other.
     """
-    task = _state.get_current_task()
+    task = current_task()
     return task if task is not None and task.name in _SENDERS else None
 
 
@@ -53,17 +53,11 @@ def call(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs
     """
     request = _request(sender.request, args, kwargs)
     lock = task.lock_of(request, args, kwargs)
-    stack = _state._task_stack  # type: ignore[attr-defined]
-    stack.push(task)
-    task.request_stack.push(request)
-    try:
+    with carrying_out(task, request):
         if lock is None:
             return synchronous.value_of(task.name, function(*args, **kwargs))
         options, key = lock
         return _Call(task, _for_item(options), key, partial(function, *args, **kwargs)).carry_out()
-    finally:
-        task.request_stack.pop()
-        stack.pop()
 
 
 class _Call:

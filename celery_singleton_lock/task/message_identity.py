@@ -19,9 +19,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from celery._state import get_current_worker_task
-
 from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import current_worker_task
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.running import progress_of
 
@@ -65,7 +64,7 @@ def header_for(options: Mapping[str, Any]) -> str | None:
     given = headers.get(SENT_HEADER) if isinstance(headers, Mapping) else None
     if isinstance(given, _Fixed):
         return str(given)
-    sender = get_current_worker_task()
+    sender = current_worker_task()
     if sender is None:
         return secrets.token_hex(16)
     request = sender.request

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 from kombu import serialization
 from kombu.compression import compress
 
+from celery_singleton_lock._celery import serializer_of
+
 #: The header of a copy that says what we know of it: see `requeue`.
 PUT_BACK_HEADER = "singleton_lock_put_back"
 
@@ -110,8 +112,7 @@ class Original(NamedTuple):
         task["eta"] = eta
         if not expires:
             task["expires"] = None
-        name = serialization.registry.type_to_name[self.content_type]  # type: ignore[attr-defined] # not in the stubs
-        return serialization.dumps(task, serializer=name)[2]
+        return serialization.dumps(task, serializer=serializer_of(self.content_type))[2]
 
 
 @dataclass(frozen=True, slots=True)
