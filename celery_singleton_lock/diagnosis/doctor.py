@@ -25,7 +25,7 @@ from celery_singleton_lock.diagnosis.servers import (
 from celery_singleton_lock.diagnosis.workers import of_workers
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys import key_of_beat, key_of_text
+from celery_singleton_lock.keys.key import key_of_beat, key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.beat import BeatSettings

@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Literal
 
 from celery import Task
 
-from celery_singleton_lock import cleaned, keys
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.keys.call import check_lock_key, key_of_call
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
 from celery_singleton_lock.options.rules import ConflictPolicy
@@ -111,7 +113,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return
         check_task(cls)
         synchronous.check(cls.name, object.__new__(cls).run)
-        keys.check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
+        check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
         if cls.track_started:
             cls.tracks_started, cls.track_started = True, False
 
@@ -227,9 +229,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> str:
         lock_name = self.lock_name or self.name
         if explicit is not None:
-            return keys.key_of_text(settings.prefix, lock_name, explicit)
+            return key_of_text(settings.prefix, lock_name, explicit)
         lock_key = raw_attribute(self, "lock_key")
-        return keys.key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
+        return key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
 
 
 def _with_header(headers: Any, name: str, value: Any) -> Any:
