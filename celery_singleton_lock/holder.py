@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from celery_singleton_lock import cleaned
 
@@ -24,12 +26,19 @@ NOBODY = -1
 #: Parts of a holder beside an owner token. What a later version may add stands behind them.
 _FIELDS = 9
 
+_OWNER = re.compile(rf"[0-9a-f]{{{OWNER_LENGTH}}}")
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def new_owner() -> str:
     """A random owner token: new for every delivery of a message, since a redelivery has the same task id."""
     return secrets.token_hex(OWNER_LENGTH // 2)
+
+
+def is_owner(text: object) -> TypeGuard[str]:
+    """Whether it is an owner token, as far as one can see."""
+    return isinstance(text, str) and _OWNER.fullmatch(text) is not None
 
 
 def stem(owner: str) -> str:

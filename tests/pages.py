@@ -220,7 +220,7 @@ def main(page: Path) -> int:
         os.chdir(directory)
         sys.path.insert(0, directory)
         reader = Reader(server, Path(directory), exits)
-        # Results unsubscribe when they are forgotten: once the server is gone, each tries to reach it for twenty seconds.
+        # Results unsubscribe when they are forgotten: once it is gone, each tries to reach it for twenty seconds.
         exits.callback(gc.collect)
         exits.callback(reader.namespace.clear)
         for block in blocks(text):

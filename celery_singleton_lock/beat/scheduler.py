@@ -21,13 +21,14 @@ from celery.signals import beat_embedded_init
 from celery.utils.imports import qualname, symbol_by_name
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, keys, process_identity
+from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock._celery import close_connection, forget_heap, scheduler_of
 from celery_singleton_lock.beat.claiming import Claiming, NotNow, claiming
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.leader import ASK_AFTER, RETRY_AFTER, Leadership
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -65,7 +66,7 @@ class ExclusiveScheduler(Scheduler):
         settings, store = Runtime.of(app).settings, Runtime.of(app).store
         if not settings.enabled:
             store = MemoryStore()
-        key = keys.key_of_beat(settings.prefix, self._settings.name)
+        key = key_of_beat(settings.prefix, self._settings.name)
         if self._settings.mode == "leader":
             self._leadership = self._candidacy(store, key)
         ttl = min(self._settings.ttl, MAX_CLAIM)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from celery_singleton_lock import clock, keys
+from celery_singleton_lock import clock
+from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 
 #: What the columns of a table are called.
@@ -52,7 +53,7 @@ class Line:
         holder = held.holder
         return cls(
             key,
-            keys.name_in(key),
+            name_in(key),
             *((holder.task_id, holder.node, holder.pid) if holder else (None, None, 0)),
             held_for=None if holder is None else round(max(clock.wall() - holder.since, 0.0), 3),
             expires_in=None if math.isinf(held.remaining) else round(held.remaining, 3),

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from celery_singleton_lock import keys
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.cli.line import Line
+from celery_singleton_lock.keys.key import shown_name
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
 
@@ -75,4 +75,4 @@ def _names(app: Any, task: str) -> tuple[str, ...]:
     """What the locks of a task are called: by its own name, unless it says otherwise."""
     app.loader.import_default_modules()
     lock_name = getattr(app.tasks.get(task), "lock_name", None)
-    return (task,) if lock_name is None else (task, keys.shown_name(lock_name))
+    return (task,) if lock_name is None else (task, shown_name(lock_name))

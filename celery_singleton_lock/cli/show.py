@@ -13,7 +13,7 @@ from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.cli.line import Line, duration
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS
-from celery_singleton_lock.task import redelivery
+from celery_singleton_lock.task import outcome
 
 #: Messages that people are shown.
 _SHOWN = 5
@@ -76,5 +76,5 @@ def _times(line: Line, held: Held) -> str:
 
 
 def _state(record: Record) -> str:
-    outcome, _ = redelivery.loads(record)
-    return outcome.state
+    ended, _ = outcome.read(record)
+    return ended.state

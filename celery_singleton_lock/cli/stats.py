@@ -12,7 +12,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal import counts as metrics
-from celery_singleton_lock.keys import name_in
+from celery_singleton_lock.keys.key import name_in
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from celery_singleton_lock import keys
 from celery_singleton_lock.cli import arguments
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
+from celery_singleton_lock.keys.key import VERSION, is_key
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
@@ -30,9 +30,9 @@ def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
     first, *rest = words
     if "{" in first or first.startswith(f"{settings.prefix}:"):
         key = _RUN.sub("", first)
-        if not keys.is_key(settings.prefix, key):
+        if not is_key(settings.prefix, key):
             raise click.UsageError(
-                f"{first!r} is no key of a lock of this app; its keys are {settings.prefix}:{keys.VERSION}:"
+                f"{first!r} is no key of a lock of this app; its keys are {settings.prefix}:{VERSION}:"
                 "{<name>:<32 hex digits>}, as `celery locks list` shows them (quote them for the shell)"
             )
         if rest:

@@ -12,7 +12,7 @@ from typing import Any
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
-from celery_singleton_lock.keys import name_in
+from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.runtime import Runtime
 
 try:

@@ -21,7 +21,7 @@ from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.diagnosis.workers import WorkerContext
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys import key_of_beat, key_of_text
+from celery_singleton_lock.keys.key import key_of_beat, key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.beat import BeatSettings

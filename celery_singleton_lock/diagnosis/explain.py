@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock import keys
 from celery_singleton_lock.diagnosis.tasks import lock_key_in_words
+from celery_singleton_lock.keys.arguments import bind, choose
+from celery_singleton_lock.keys.encoding import encode
+from celery_singleton_lock.keys.template import fill
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import OPTIONS
 from celery_singleton_lock.options.task import options_for, raw_attribute
@@ -68,7 +70,7 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
     Raises:
         InvalidKey: an argument has no stable form.
     """
-    arguments = keys.bind(task.run, args, kwargs)
+    arguments = bind(task.run, args, kwargs)
     key = task.lock_key_of(*args, **kwargs)
     return Explanation(
         task=task.name,
@@ -78,7 +80,7 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
         arguments={name: repr(value) for name, value in (arguments or {}).items()},
         defaults=_left_out(task.run, args, kwargs) if arguments is not None else [],
         counts={
-            name: Part(repr(value), keys.encode(value).decode(errors="backslashreplace"))
+            name: Part(repr(value), encode(value).decode(errors="backslashreplace"))
             for name, value in _counting(task, arguments, args, kwargs).items()
         },
         options=[*_options(task, settings)],
@@ -105,7 +107,7 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
 def _counting(
     task: Any, arguments: Mapping[str, Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """What `keys.key_of_call` takes into the key, by a name for it."""
+    """What `key_of_call` takes into the key, by a name for it."""
     lock_key = raw_attribute(task, "lock_key")
     if arguments is None:
         return {"args": args, "kwargs": kwargs}
@@ -114,8 +116,8 @@ def _counting(
     if callable(lock_key):
         return {"what lock_key returned": lock_key(dict(arguments))}
     if isinstance(lock_key, str):
-        return {"the filled template": keys.fill(task.name, lock_key, arguments)}
-    return keys.choose(task.run, lock_key, arguments)
+        return {"the filled template": fill(task.name, lock_key, arguments)}
+    return choose(task.run, lock_key, arguments)
 
 
 def _left_out(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from string import Template
 
 from celery_singleton_lock.journal_entry import REFUSALS, Entry, Place, Run, Times
-from celery_singleton_lock.keys import name_in
+from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 
 #: Rows up to which the table is shown at once.

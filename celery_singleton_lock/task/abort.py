@@ -21,10 +21,10 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from billiard.process import current_process
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
+from celery_singleton_lock._celery import handler_of, is_child_of_a_pool
 from celery_singleton_lock.errors import Aborted
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.mutex import Mutex
@@ -34,9 +34,6 @@ logger = get_logger(__name__)
 #: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before. 0 where
 #: there is no such signal.
 _SIGNAL: int = getattr(signal, "SIGUSR1", 0)
-
-#: `signal.getsignal` without the look whether the handler is one of the constants, which takes ten times as long.
-_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
 class Body:
@@ -111,7 +108,7 @@ class _BySignal:
         self._previous: Any = None
 
     def enter(self, body: Body) -> None:
-        current = _handler_of(_SIGNAL)
+        current = handler_of(_SIGNAL)
         if current != self._on_signal:
             self._previous = current
             signal.signal(_SIGNAL, self._on_signal)
@@ -215,7 +212,7 @@ def _is_patched(library: str) -> bool:
 
 
 def _kill_this_child(lease: Lease) -> None:
-    if current_process().daemon:
+    if is_child_of_a_pool():
         logger.critical("%s: the task does not end though its lock is lost; killing its process", lease.key)
         os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
     else:

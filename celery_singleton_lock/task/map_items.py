@@ -16,16 +16,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from celery import _state
 from celery.app.task import Context
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
+from celery_singleton_lock._celery import carrying_out, current_task
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.task import Options
-from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import message_identity, requeue, synchronous
-from celery_singleton_lock.task.execution import Execution, is_nested
+from celery_singleton_lock.task.carry_out import carry_out
+from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.running import is_nested
 
 logger = get_logger(__name__)
 
@@ -38,11 +39,11 @@ def sender() -> Any:
 
     What an item's own function calls is called by that: Celery notes what runs, one inside the other.
     """
-    task = _state.get_current_task()
+    task = current_task()
     return task if task is not None and task.name in _SENDERS else None
 
 
-def carry_out(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the task's function for one item, under the lock of these arguments.
 
     Raises:
@@ -52,17 +53,11 @@ def carry_out(task: Any, sender: Any, function: Callable[..., Any], args: Any, k
     """
     request = _request(sender.request, args, kwargs)
     lock = task.lock_of(request, args, kwargs)
-    stack = _state._task_stack  # type: ignore[attr-defined]
-    stack.push(task)
-    task.request_stack.push(request)
-    try:
+    with carrying_out(task, request):
         if lock is None:
             return synchronous.value_of(task.name, function(*args, **kwargs))
         options, key = lock
         return _Call(task, _for_item(options), key, partial(function, *args, **kwargs)).carry_out()
-    finally:
-        task.request_stack.pop()
-        stack.pop()
 
 
 class _Call:
@@ -74,7 +69,7 @@ class _Call:
         failures = 0
         while True:
             try:
-                return Execution(self._task, Runtime.of(self._task.app), self._options, self._key).carry_out(self._run)
+                return carry_out(Execution.of(self._task, self._options, self._key), self._run)
             except LockUnavailable as error:
                 if self._has_begun or self._options.on_unavailable != "retry":
                     raise

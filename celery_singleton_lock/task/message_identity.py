@@ -19,16 +19,14 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from celery._state import get_current_worker_task
-
 from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import current_worker_task
+from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.task.running import progress_of
 
 #: The message header with what is random about a sending: `<random>[/<replaced>/<sending>]`, the latter two where a
 #: task was replaced: its replacement belongs to the sending of the task itself.
 SENT_HEADER = "singleton_lock_sent"
-
-#: Set on a request while the body of its task runs; afterwards, what is sent follows from the message.
-IN_BODY = "singleton_in_body"
 
 _HEADER = re.compile(r"([0-9a-f]{32})(?:/([0-9]{1,4})/([0-9a-f]{32}))?", re.ASCII)
 
@@ -66,7 +64,7 @@ def header_for(options: Mapping[str, Any]) -> str | None:
     given = headers.get(SENT_HEADER) if isinstance(headers, Mapping) else None
     if isinstance(given, _Fixed):
         return str(given)
-    sender = get_current_worker_task()
+    sender = current_worker_task()
     if sender is None:
         return secrets.token_hex(16)
     request = sender.request
@@ -74,7 +72,7 @@ def header_for(options: Mapping[str, Any]) -> str | None:
     is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
     goes_on = nesting or (is_own_id and options.get("retries"))
     sent = _sent(request)
-    if getattr(request, IN_BODY, False) and not goes_on:
+    if progress_of(request).in_body and not goes_on:
         return secrets.token_hex(16)
     if nesting and is_own_id:
         random = sent.random if sent is not None else secrets.token_hex(16)
@@ -85,7 +83,7 @@ def header_for(options: Mapping[str, Any]) -> str | None:
     return None if sent is None else str(sent if is_own_id else _Sent(sent.random))
 
 
-def passed_on(request: Any) -> dict[str, str]:
+def passed_on(request: RequestLike) -> dict[str, str]:
     """The header as a copy of the message has it; an empty one, which counts as none, where the message has none.
 
     A header that is only left out would be made anew as the copy is sent, and name another sending.
@@ -99,7 +97,7 @@ def fixed(name: str) -> str:
     return _Fixed(_digest("fixed", name))
 
 
-def sending_of(request: Any) -> str:
+def sending_of(request: RequestLike) -> str:
     """The name of the sending that a message belongs to."""
     sent = _sent(request)
     if sent is not None and sent.sending is not None:
@@ -110,7 +108,7 @@ def sending_of(request: Any) -> str:
     return _digest(random, request.id, request.root_id or request.id, parent, _followers_of(request))
 
 
-def replaced(request: Any) -> int:
+def replaced(request: RequestLike) -> int:
     """How often the task was replaced before; message protocol 1 has no place of its own for that."""
     sent = _sent(request)
     return max(_count(getattr(request, "replaced_task_nesting", 0)), sent.replaced if sent is not None else 0)
@@ -122,7 +120,7 @@ def record_name(task: str, task_id: object, sending: str) -> str:
     return f"{shown}:{_digest(task, sending)[:16]}"
 
 
-def _followers_of(request: Any) -> list[str]:
+def _followers_of(request: RequestLike) -> list[str]:
     """The ids of the tasks that wait for this one's end."""
     if not (request.chain or request.chord or request.callbacks or request.errbacks):
         return []
@@ -141,7 +139,7 @@ def _ids_in(part: Any) -> Iterator[str]:
             yield from _ids_in(value)
 
 
-def _sent(request: Any) -> _Sent | None:
+def _sent(request: RequestLike) -> _Sent | None:
     """The header as it was written here; None where there is none, or others wrote it."""
     header = cleaned.headers(request).get(SENT_HEADER, getattr(request, SENT_HEADER, None))
     found = _HEADER.fullmatch(header) if isinstance(header, str) else None

@@ -7,7 +7,7 @@ the same id. A conflict never spends the task's own retries.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import celery
 from celery import states
@@ -19,8 +19,10 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_singleton_lock import cleaned, clock, signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
 from celery_singleton_lock.options.rules import POLICIES, ConflictPolicy
-from celery_singleton_lock.options.task import Options, raw_attribute
+from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.task import requeue
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.outcome import ignores_result
 
 logger = get_logger(__name__)
 
@@ -36,7 +38,7 @@ class Expired(Skipped):
     """Ends one that came too late."""
 
 
-def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
+def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
     """What to do with the execution that lost to another task, as its `on_conflict` says.
 
     Raises:
@@ -51,7 +53,7 @@ def policy_for(task: Any, conflict: LockConflict, options: Options) -> ConflictP
     return policy
 
 
-def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy, *, given_up: str | None) -> NoReturn:
+def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, *, given_up: str | None) -> NoReturn:
     """End the execution that lost to another task.
 
     Args:
@@ -76,7 +78,7 @@ def settle(task: Any, conflict: LockConflict, policy: ConflictPolicy, *, given_u
         _skip(task, conflict)
 
 
-def fail(task: Any, error: Exception, met: LockConflict | None) -> NoReturn:
+def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn:
     """End the execution with `error`; under a new id where the task that it `met` has its id, and so its result."""
     if met is None or not _shares_id(task, met):
         raise error
@@ -84,26 +86,26 @@ def fail(task: Any, error: Exception, met: LockConflict | None) -> NoReturn:
     raise Ignore(str(error))
 
 
-def expire(task: Any) -> NoReturn:
+def expire(task: TaskLike) -> NoReturn:
     """End the execution as one that came too late, as the worker would have done."""
     revoke(task, Expired("expired"))
 
 
-def revoke(task: Any, end: Ignore) -> NoReturn:
-    """End the execution as a revoked one, with `end`, which says why."""
+def revoke(task: TaskLike, why: Ignore) -> NoReturn:
+    """End the execution as a revoked one."""
     if not task.request.is_eager:
         # A bare Ignore would leave chains and chords waiting for ever.
-        _record(task, TaskRevokedError(str(end)), states.REVOKED)
-    raise end
+        _record(task, TaskRevokedError(str(why)), states.REVOKED)
+    raise why
 
 
-def has_expired(request: Any) -> bool:
+def has_expired(request: RequestLike) -> bool:
     """Whether the message's time to be begun is over."""
     expires = maybe_iso8601(request.expires)
     return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 
 
-def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPolicy:
+def _policy(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
     policy = options.on_conflict
     if not callable(policy):
         return policy
@@ -115,25 +117,25 @@ def _policy(task: Any, conflict: LockConflict, options: Options) -> ConflictPoli
     return cast("ConflictPolicy", answer)
 
 
-def _reject(task: Any, conflict: LockConflict) -> NoReturn:
+def _reject(task: TaskLike, conflict: LockConflict) -> NoReturn:
     if not _RECORDS_REJECTED and not task.request.is_eager:
         _record(task, conflict, states.FAILURE)
     raise Reject(str(conflict), requeue=False)
 
 
-def _skip(task: Any, conflict: LockConflict) -> NoReturn:
+def _skip(task: TaskLike, conflict: LockConflict) -> NoReturn:
     if not _shares_id(task, conflict):
         revoke(task, Skipped(f"skipped: {conflict}"))
     _record(task, TaskRevokedError(f"skipped: {conflict}"), states.REVOKED, task_id=uuid())
     raise Ignore(f"skipped: {conflict}")
 
 
-def _shares_id(task: Any, conflict: LockConflict) -> bool:
+def _shares_id(task: TaskLike, conflict: LockConflict) -> bool:
     """Whether the task that holds the lock has this one's id, and so its result: that is the holder's to write."""
     return conflict.task_id is not None and conflict.task_id == task.request.id and not task.request.is_eager
 
 
-def _record(task: Any, error: Exception, state: str, *, task_id: str | None = None) -> None:
+def _record(task: TaskLike, error: Exception, state: str, *, task_id: str | None = None) -> None:
     """Give the execution a final state, and with it the rest of its chain, and its part in a chord.
 
     Args:
@@ -153,9 +155,3 @@ def _record(task: Any, error: Exception, state: str, *, task_id: str | None = No
         call_errbacks=state == states.FAILURE,
         state=state,
     )
-
-
-def ignores_result(task: Any, request: Any) -> bool:
-    """Whether nobody wants this execution's result: the call's own word, else the task's."""
-    of_call = vars(request).get("ignore_result")
-    return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)

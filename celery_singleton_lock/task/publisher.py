@@ -24,6 +24,7 @@ from amqp import IrrecoverableChannelError, IrrecoverableConnectionError
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
+from celery_singleton_lock._celery import queues_reached
 from celery_singleton_lock.task.original import DELAYED, Copy, Original
 
 logger = get_logger(__name__)
@@ -174,7 +175,7 @@ class Publisher:
         queues = self._app.amqp.queues.consume_from
         if channel is not None:
             # As kombu finds the queues of a message that it gives back.
-            reached = set(channel._lookup(original.exchange, original.routing_key))
+            reached = queues_reached(channel, original.exchange, original.routing_key)
         else:
             reached = {name for name, queue in queues.items() if queue.exchange.name == original.exchange}
         own = sorted(name for name, queue in queues.items() if queue.exchange.type != "fanout")

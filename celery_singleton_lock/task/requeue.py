@@ -8,7 +8,6 @@ sent it. Its header says how often it was put back, and which owners earlier del
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
@@ -16,10 +15,13 @@ from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, cleaned, clock
+from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.rules import MAX_TTL
 from celery_singleton_lock.task import message_identity
-from celery_singleton_lock.task.original import PUT_BACK_HEADER, original_of
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.delivery import original_of
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.publisher import Publisher
 
 logger = get_logger(__name__)
@@ -37,10 +39,8 @@ MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy
 #: How many given up owners a message names: the latest.
 MAX_GIVEN_UP = 16
 
-_OWNER = re.compile(r"[0-9a-f]{32}")
 
-
-def put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> NoReturn:
+def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
     While the broker does not take it, the message is kept here and sent again.
@@ -61,7 +61,7 @@ def put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up:
         failures += 1
 
 
-def try_to_put_back(task: Any, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> None:
+def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> None:
     """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
 
     The copy may be on its way. It takes for free what the owner holds that was given up, so this delivery must not ask
@@ -79,7 +79,7 @@ def try_to_put_back(task: Any, *, reason: Reason, delay: float | None = None, gi
     raise Ignore(f"put back, due in {delay:.1f} s")
 
 
-def put_back_count(request: Any, reason: Reason) -> int:
+def put_back_count(request: RequestLike, reason: Reason) -> int:
     """How often this attempt of the message was put back for `reason`.
 
     What others wrote into the header, or what an earlier attempt left there, counts as never.
@@ -87,14 +87,14 @@ def put_back_count(request: Any, reason: Reason) -> int:
     return _count(_header_of(request).get(reason)) or 0
 
 
-def given_up(request: Any) -> tuple[str, ...]:
+def given_up(request: RequestLike) -> tuple[str, ...]:
     """The owners under which earlier deliveries of this attempt have asked for the lock without an answer; the latest
     sixteen.
     """
     owners = _header_of(request).get("given_up")
     if not isinstance(owners, (list, tuple)):
         return ()
-    return tuple(owner for owner in owners if isinstance(owner, str) and _OWNER.fullmatch(owner))[-MAX_GIVEN_UP:]
+    return tuple(owner for owner in owners if is_owner(owner))[-MAX_GIVEN_UP:]
 
 
 def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
@@ -102,7 +102,7 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
     return chance.spread(min(FIRST_DELAY * 2.0 ** min(count, 16), at_most))
 
 
-def _send(task: Any, reason: Reason, delay: float, header: dict[str, Any]) -> None:
+def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:
     request = task.request
     expires = reason != "copy"
     if (original := original_of(request)) is not None:
@@ -116,7 +116,7 @@ def _send(task: Any, reason: Reason, delay: float, header: dict[str, Any]) -> No
     copy.set(headers=headers).apply_async()
 
 
-def _header(request: Any, reason: Reason, owner: str | None) -> dict[str, Any]:
+def _header(request: RequestLike, reason: Reason, owner: str | None) -> dict[str, Any]:
     """The header of the next copy."""
     counts: dict[str, Any] = {other: put_back_count(request, other) for other in ("conflict", "unavailable")}
     if reason != "copy":
@@ -125,7 +125,7 @@ def _header(request: Any, reason: Reason, owner: str | None) -> dict[str, Any]:
     return {"retries": request.retries or 0, **counts, "given_up": owners[-MAX_GIVEN_UP:]}
 
 
-def _header_of(request: Any) -> dict[str, Any]:
+def _header_of(request: RequestLike) -> dict[str, Any]:
     """The header, if it is of this attempt; what others wrote counts as none."""
     header = cleaned.headers(request).get(PUT_BACK_HEADER)
     if not isinstance(header, dict) or _count(header.get("retries")) != (request.retries or 0):

@@ -1,6 +1,6 @@
 """SingletonTask: the way of one message.
 
-`__call__` → options → key → `store.acquire` → `Lease` → heartbeat → `self.run` → `store.release`.
+`__call__` → options → key → `carry_out`: `acquisition` → `run`.
 
 The lock is taken in `__call__`, in the process that runs the body, right before it and freed right after it: what was
 sent by name or by another program is covered as well, and a caller that sees the result finds the lock free. What
@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Literal
 
 from celery import Task
 
-from celery_singleton_lock import cleaned, keys
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.keys.call import check_lock_key, key_of_call
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
 from celery_singleton_lock.options.rules import ConflictPolicy
@@ -28,13 +30,11 @@ from celery_singleton_lock.options.task import (
     raw_attribute,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import (
-    key_report,
-    map_items,
-    message_identity,
-    synchronous,
-)
-from celery_singleton_lock.task.execution import OWNER, Execution, record_started
+from celery_singleton_lock.task import map_items, message_identity, synchronous
+from celery_singleton_lock.task.carry_out import carry_out
+from celery_singleton_lock.task.delivery import is_applied
+from celery_singleton_lock.task.execution import Execution, record_started
+from celery_singleton_lock.task.running import progress_of
 
 #: The message header that carries the options of a call.
 CALL_HEADER = "singleton_lock"
@@ -113,14 +113,14 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return
         check_task(cls)
         synchronous.check(cls.name, object.__new__(cls).run)
-        keys.check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
+        check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
         if cls.track_started:
             cls.tracks_started, cls.track_started = True, False
 
     @property
     def lock(self) -> Lease:
         """The lease of the execution that asks; one that is not `held`, with fence 0, where there is no lock."""
-        return _lease_of(self.request) or unheld()
+        return progress_of(self.request).lease or unheld()
 
     def lock_key_of(self, *args: Any, **kwargs: Any) -> str:
         """The key of the lock that a call with these arguments takes, as logs and errors show it.
@@ -160,26 +160,25 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if is_builtin(self.name):
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
         if (sender := map_items.sender()) is not None:
-            return map_items.carry_out(self, sender, self._body(), args, kwargs)
-        if request.called_directly or _lease_of(request) is not None:
+            return map_items.call(self, sender, self._body(), args, kwargs)
+        progress = progress_of(request)
+        if request.called_directly or progress.lease is not None:
             return super().__call__(*args, **kwargs)
         following = self._body()
 
         def body() -> Any:
-            request.singleton_in_body = True
+            progress.in_body = True
             try:
                 return synchronous.value_of(self.name, following(*args, **kwargs))
             finally:
-                request.singleton_in_body = False
+                progress.in_body = False
 
         lock = self.lock_of(request, args, kwargs)
         if lock is None:
             record_started(self)
             return body()
         options, key = lock
-        if (owner := (request.delivery_info or {}).get(OWNER)) is not None:
-            key_report.report(owner, key, ttl=options.ttl, limit=options.limit)
-        return Execution(self, Runtime.of(self.app), options, key).carry_out(body)
+        return carry_out(Execution.of(self, options, key), body)
 
     def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)
@@ -209,7 +208,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         settings = Runtime.of(self.app).settings
         headers = cleaned.headers(request)
         call = check_call(headers.get(CALL_HEADER, getattr(request, CALL_HEADER, None)), self.name)
-        if call is not None and not _is_applied(request):
+        if call is not None and not is_applied(request):
             check_accepted(call, settings.accept, self)
         if call is False or not settings.enabled or is_builtin(self.name):
             return None
@@ -230,14 +229,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> str:
         lock_name = self.lock_name or self.name
         if explicit is not None:
-            return keys.key_of_text(settings.prefix, lock_name, explicit)
+            return key_of_text(settings.prefix, lock_name, explicit)
         lock_key = raw_attribute(self, "lock_key")
-        return keys.key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
-
-
-def _is_applied(request: Any) -> bool:
-    """Whether it is called by `apply` in this process: the delivery's own word, which no sender can write."""
-    return (request.delivery_info or {}).get("is_eager") is True
+        return key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
 
 
 def _with_header(headers: Any, name: str, value: Any) -> Any:
@@ -246,12 +240,6 @@ def _with_header(headers: Any, name: str, value: Any) -> Any:
         return {**dict(headers or {}), name: value}
     except (TypeError, ValueError):
         return headers
-
-
-def _lease_of(request: Any) -> Lease | None:
-    """The lease of an execution; a message may say that it has one, but cannot carry it."""
-    lease = getattr(request, "singleton_lease", None)
-    return lease if isinstance(lease, Lease) else None
 
 
 def is_builtin(name: str) -> bool:

@@ -21,7 +21,7 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.journal_entry import Entry, Place, Times
-from celery_singleton_lock.keys import name_in
+from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MIN_TTL

@@ -25,12 +25,11 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import key_report, redelivery
-from celery_singleton_lock.task.execution import OWNER, holder_of, record_of
+from celery_singleton_lock.task import delivery, key_report, outcome
+from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.key_report import Report
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
-from celery_singleton_lock.task.original import take_down
-from celery_singleton_lock.task.redelivery import Outcome
+from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
 
@@ -63,9 +62,7 @@ class SingletonRequest(WorkerRequest):
         key_report.expect(self._owner, self)
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False
-        # What the child gets as request.delivery_info; Celery has just made it, from nothing that a sender wrote.
-        self.delivery_info[OWNER] = self._owner
-        take_down(message, self.request_dict)
+        delivery.give(message, self.request_dict, self._owner)
         if self.delivery_info["redelivered"]:
             # It may be running: to record that it has expired would overwrite its state. The child looks first.
             self.expires = None
@@ -90,8 +87,7 @@ class SingletonRequest(WorkerRequest):
     def info(self, safe: bool = False) -> dict[str, Any]:
         """What `celery inspect active` and the like show: nothing that only we need."""
         info = super().info(safe)
-        delivery_info = info.get("delivery_info") or {}
-        return {**info, "delivery_info": {name: its for name, its in delivery_info.items() if name != OWNER}}
+        return {**info, "delivery_info": delivery.without_ours(info.get("delivery_info") or {})}
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool has begun with it."""
@@ -170,23 +166,23 @@ class SingletonRequest(WorkerRequest):
             settled: whether the result was stored, and what follows sent.
         """
         seconds = Runtime.of(self.app).settings.done_ttl
-        outcome = self._outcome(error)
-        if not seconds or outcome is None:
+        ended = self._outcome(error)
+        if not seconds or ended is None:
             return
         if (hold := self.hold()) is not None:
-            self._remember(hold.key, outcome, seconds, settled)
+            self._remember(hold.key, ended, seconds, settled)
         else:
-            aside.do(partial(self._remember_aside, outcome, seconds, settled))
+            aside.do(partial(self._remember_aside, ended, seconds, settled))
 
-    def _remember_aside(self, outcome: Outcome, seconds: float, settled: bool) -> None:
+    def _remember_aside(self, ended: Outcome, seconds: float, settled: bool) -> None:
         if (hold := self._expected_hold(self._owner)) is not None:
-            self._remember(hold.key, outcome, seconds, settled)
+            self._remember(hold.key, ended, seconds, settled)
 
-    def _remember(self, key: str, outcome: Outcome, seconds: float, settled: bool) -> None:
+    def _remember(self, key: str, ended: Outcome, seconds: float, settled: bool) -> None:
         holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
-        runtime.store.remember(key, record_of(holder, outcome, seconds))
+        runtime.store.remember(key, ended.record_of(holder, seconds))
         if settled:
-            runtime.record_writer.replace(key, record_of(holder, Outcome(outcome.state, settled=True), seconds))
+            runtime.record_writer.replace(key, Outcome(ended.state, settled=True).record_of(holder, seconds))
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""
@@ -199,7 +195,7 @@ class SingletonRequest(WorkerRequest):
             return None
         if isinstance(error, Terminated):
             return Outcome(states.REVOKED)
-        return redelivery.failed(self.task, self.context, error) if isinstance(error, Exception) else None
+        return outcome.failed(self.task, self.context, error) if isinstance(error, Exception) else None
 
     def _options(self) -> Options | None:
         """How the execution locks; None if it takes no lock."""

@@ -23,7 +23,7 @@ from kombu.utils.encoding import ensure_bytes
 from redis import Redis
 
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
-from celery_singleton_lock.task.original import original_of
+from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
 from tests import recording
 from tests.patience import LIMIT

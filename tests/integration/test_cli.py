@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import keys
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.testing import RedisServer
@@ -103,7 +103,7 @@ class TestList:
         ):
             assert watching.stdout is not None
             store = open_url(shop.conf["singleton_lock_backend"])
-            key = keys.key_of_text("singleton_lock", "watched", "1")
+            key = key_of_text("singleton_lock", "watched", "1")
             store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("mine", node="here", pid=1)))
             for _ in range(2):
                 assert json.loads(watching.stdout.readline())["task_id"] == "mine"
@@ -189,7 +189,7 @@ class TestShow:
         assert reason in shown.stderr
 
     def test_value_of_another_type_is_said(self, shop: Shop) -> None:
-        key = keys.key_of_text("singleton_lock", "job", "x")
+        key = key_of_text("singleton_lock", "job", "x")
         with shop.locks() as client:
             client.rpush(f"{key}:run", "x")
             client.expire(f"{key}:run", 60)

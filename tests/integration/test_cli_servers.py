@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import clock, keys
+from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
@@ -39,7 +40,7 @@ def store(shop: Shop) -> Iterator[Store]:
 
 
 def key_of(number: int) -> str:
-    return keys.key_of_text("singleton_lock", "job", str(number))
+    return key_of_text("singleton_lock", "job", str(number))
 
 
 def taken(store: Store, number: int, *, limit: int = 1, **options: Any) -> Lease:

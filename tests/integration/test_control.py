@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import LockLost, keys
+from celery_singleton_lock import LockLost
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import celery, environment_of
@@ -110,7 +111,7 @@ def test_lock_is_free_after_one_ttl_though_the_worker_dies_meanwhile(shop: Shop)
 
 def test_what_is_not_held_here_is_said(shop: Shop) -> None:
     start(shop, "one")
-    key = keys.key_of_text("singleton_lock", "job", "x")
+    key = key_of_text("singleton_lock", "job", "x")
     assert released(shop, key) == {"ok": "no task of this worker holds it"}
     assert released(shop, "")["error"].startswith("which lock?")
 

@@ -21,7 +21,7 @@ from celery_singleton_lock.diagnosis.workers import of_workers
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
-from celery_singleton_lock.keys import key_of_text
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_url

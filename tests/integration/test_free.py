@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import keys
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Reservation
@@ -24,7 +24,7 @@ from tests.programs import ROOT
 from tests.unit.test_verdict import over
 
 REPORT = (EXCLUSIVE, "report")
-KEY = keys.key_of_text("singleton_lock", "made", "1")
+KEY = key_of_text("singleton_lock", "made", "1")
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ class TestDead:
         assert shop.held() == []
 
     def test_only_the_dead_ones_of_several_are_freed(self, shop: Shop, store: Store) -> None:
-        dead, kept = (keys.key_of_text("singleton_lock", "made", text) for text in "12")
+        dead, kept = (key_of_text("singleton_lock", "made", text) for text in "12")
         taken(store, key=dead, process=over())
         store.free(taken(store, key=kept), reservation=Reservation(Holder("next", 1, "gone@elsewhere"), 60.0))
         cleared = ask(shop, "clear", "--node", "gone@*", "--yes", "--json")

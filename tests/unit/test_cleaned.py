@@ -16,7 +16,7 @@ from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.timeline import Window, page
 from celery_singleton_lock.journal_entry import Entry, Place, Times
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task import redelivery
+from celery_singleton_lock.task import outcome
 
 #: Whatever a message, or a value in Redis, can hold.
 anything = st.recursive(
@@ -179,16 +179,16 @@ def test_counts_that_look_the_same_are_added() -> None:
 @example(DEEP.encode())
 @example(b'["SUCCESS", 1e999, true]')
 def test_any_record_is_an_outcome(record: bytes) -> None:
-    outcome, age = redelivery.loads(Record("message", record, 1.0))
-    assert is_clean(outcome.state)
+    ended, age = outcome.read(Record("message", record, 1.0))
+    assert is_clean(ended.state)
     assert 0 <= age <= cleaned.MAX_SECONDS
 
 
 def test_what_a_later_version_adds_to_a_record_is_left_out() -> None:
-    outcome = redelivery.Outcome("FAILURE", b"content", settled=True)
-    head, _, content = outcome.dumps(60.0).partition(b"\n")
+    ended = outcome.Outcome("FAILURE", b"content", settled=True)
+    head, _, content = ended.dumps(60.0).partition(b"\n")
     later = b"\n".join((json.dumps([*json.loads(head), "more"]).encode(), content))
-    assert redelivery.loads(Record("message", later, 45.0)) == (outcome, 15.0)
+    assert outcome.read(Record("message", later, 45.0)) == (ended, 15.0)
 
 
 @pytest.mark.parametrize("task_id", ["\x1b[2J\x1b]0;owned\x07", "x" * 100_000, 7, {"a": 1}, "\ud800"])

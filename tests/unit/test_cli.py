@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import clock, keys
+from celery_singleton_lock import clock
 from celery_singleton_lock.cli.explain import _holder, _told
 from celery_singleton_lock.cli.line import Line, duration, in_order
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
 
@@ -23,7 +24,7 @@ PREFIX = "unit"
 
 
 def key_of(name: str) -> str:
-    return keys.key_of_text(PREFIX, name, "1")
+    return key_of_text(PREFIX, name, "1")
 
 
 def line(**changes: Any) -> Line:

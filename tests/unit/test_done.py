@@ -23,10 +23,12 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.task import redelivery, requeue, value_codec
-from celery_singleton_lock.task.execution import Execution, holder_of
+from celery_singleton_lock.task import redelivery, refusal, requeue, value_codec
+from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.running import progress_of
 
 _numbers = itertools.count()
 
@@ -344,14 +346,15 @@ def test_result_of_an_earlier_task_with_the_same_id_is_not_its_own(app: Celery) 
     """A signature was frozen and sent again; the second worker died before it stored anything."""
     task, _ = make(app, lambda: 1)
     task.backend.store_result(id_for(task), "last night's", "SUCCESS")
-    record = redelivery.Outcome("SUCCESS", value_codec.dumps("this night's", 100)).dumps(3600.0)
+    ended = Outcome("SUCCESS", value_codec.dumps("this night's", 100))
+    record = ended.record_of(Holder("message"), 3600.0)._replace(seconds=3599.0)
     task.push_request(id=id_for(task), headers={})
     try:
         with pytest.raises(Ignore):
-            redelivery.answer(task, Record("message", record, 3599.0))
+            redelivery.answer(task, record)
         meta = {**task.backend.get_task_meta(id_for(task), cache=False), "date_done": "2020-01-01T00:00:00+00:00"}
         task.backend.get_task_meta = lambda *_: meta
-        assert redelivery.answer(task, Record("message", record, 3599.0)).value == "this night's"
+        assert redelivery.answer(task, record).value == "this night's"
     finally:
         task.pop_request()
 
@@ -517,7 +520,7 @@ class TestInterrupted:
         assert holds(app) == []
         assert runs == []
 
-    @pytest.mark.parametrize("place", ["_drop_if_expired", "acquire"])
+    @pytest.mark.parametrize("place", ["drop_if_expired", "acquire"])
     def test_with_the_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
         """Between the answer and the first line that cleans up."""
         task, runs = make(app, lambda: 1, acks_late=True)
@@ -531,15 +534,15 @@ class TestInterrupted:
 
         with monkeypatch.context() as patched:
             patched.setattr(Runtime.of(app).store, "acquire", granted)
-            if place == "_drop_if_expired":
-                patched.setattr(Execution, place, interrupts)
+            if place == "drop_if_expired":
+                patched.setattr(refusal, place, interrupts)
             self.is_interrupted(task)
         self.has_ended(task, runs)
 
     def test_as_the_body_is_about_to_begin(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1, acks_late=True)
         with monkeypatch.context() as patched:
-            patched.setattr("celery_singleton_lock.task.execution.Body", interrupts)
+            patched.setattr("celery_singleton_lock.task.run.Body", interrupts)
             self.is_interrupted(task)
         self.has_ended(task, runs)
 
@@ -551,7 +554,7 @@ class TestInterrupted:
         )
         assert isinstance(other, Lease)
         with monkeypatch.context() as patched:
-            patched.setattr("celery_singleton_lock.task.on_conflict.settle", interrupts)
+            patched.setattr("celery_singleton_lock.task.on_conflict.end", interrupts)
             with suppress(Interrupted, Ignore):
                 deliver(task)
         Runtime.of(app).store.free(other)
@@ -612,7 +615,7 @@ def test_revocation_that_is_told_again_is_settled(app: Celery) -> None:
     try:
         with pytest.raises(Skipped):
             task()
-        assert callable(task.request.singleton_settle)
+        assert progress_of(task.request).unsettled is not None
     finally:
         task.pop_request()
     assert runs == []

@@ -14,6 +14,7 @@ from celery.signals import before_task_publish
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.task import message_identity, requeue
+from celery_singleton_lock.task.running import progress_of
 
 _numbers = itertools.count()
 
@@ -129,7 +130,7 @@ def test_a_retry_and_a_replacement_are_of_the_same_sending(
         signature = task.s()
         signature.freeze(task.request.id)
         signature.set(root_id=task.request.root_id, replaced_task_nesting=1)
-        task.request.singleton_in_body = True
+        progress_of(task.request).in_body = True
         signature.apply_async()
 
     in_worker(task, request, retry)

@@ -18,8 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from celery_singleton_lock import InvalidKey, InvalidOption, keys
-from celery_singleton_lock.keys import encode
+from celery_singleton_lock import InvalidKey, InvalidOption
+from celery_singleton_lock.keys.arguments import bind
+from celery_singleton_lock.keys.call import check_lock_key, key_of_call
+from celery_singleton_lock.keys.encoding import encode
+from celery_singleton_lock.keys.key import key_of_text
 
 
 def f(a: Any, b: Any = 2, *, c: Any = None) -> None: ...
@@ -66,7 +69,7 @@ class Point(NamedTuple):
 
 
 def key(*args: Any, lock_key: Any = None, run: Callable[..., Any] = f, name: str = "task", **kwargs: Any) -> str:
-    return keys.key_of_call("p", name, "task", lock_key, run, args, kwargs)
+    return key_of_call("p", name, "task", lock_key, run, args, kwargs)
 
 
 class TestEqualCalls:
@@ -98,8 +101,8 @@ class TestEqualCalls:
 
         task = Task()
         assert key(1, run=task.run) == key(1, run=task.run)
-        assert keys.bind(Task.run, (1, 2), {}) == {"self": 1, "a": 2}
-        assert keys.bind(task.run, (1,), {}) == {"a": 1}
+        assert bind(Task.run, (1, 2), {}) == {"self": 1, "a": 2}
+        assert bind(task.run, (1,), {}) == {"a": 1}
 
     @given(
         run=st.sampled_from(SIGNATURES),
@@ -111,22 +114,22 @@ class TestEqualCalls:
         try:
             expected = signature.bind(*args, **kwargs)
         except TypeError:
-            assert keys.bind(run, args, kwargs) is None
+            assert bind(run, args, kwargs) is None
         else:
             expected.apply_defaults()
-            bound = keys.bind(run, args, kwargs)
+            bound = bind(run, args, kwargs)
             assert bound is not None
             assert list(bound.items()) == list(expected.arguments.items())
 
     @pytest.mark.parametrize(("args", "kwargs"), [(None, {}), (7, {}), ([], 7), ([], {1: 2})])
     def test_nonsense_does_not_fit(self, args: Any, kwargs: Any) -> None:
-        assert keys.bind(lambda a, b=2: None, args, kwargs) is None
+        assert bind(lambda a, b=2: None, args, kwargs) is None
 
     def test_remembered_signatures_do_not_keep_tasks_alive(self) -> None:
         def run(a: int) -> None: ...
 
         gone = weakref.ref(run)
-        keys.bind(run, (1,), {})
+        bind(run, (1,), {})
         del run
         gc.collect()
         assert gone() is None
@@ -197,10 +200,10 @@ class TestShape:
     @pytest.mark.parametrize("seed", ["0", "1", "4711"])
     def test_is_the_same_in_every_process(self, seed: str) -> None:
         program = (
-            "from celery_singleton_lock import keys\n"
+            "from celery_singleton_lock.keys.call import key_of_call\n"
             "def f(a, b=2): ...\n"
             "call = {'x', 'y', 'z', 1}, {'k': {'p': 1, 'q': frozenset('abc')}}\n"
-            "print(keys.key_of_call('p', 'task', 'task', None, f, call, {}))"
+            "print(key_of_call('p', 'task', 'task', None, f, call, {}))"
         )
         done = subprocess.run(
             [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
@@ -254,7 +257,7 @@ class TestNames:
 
 class TestTemplate:
     def test_is_the_text_that_a_caller_may_give(self) -> None:
-        assert key(7, lock_key="tenant:{a}") == keys.key_of_text("p", "task", "tenant:7")
+        assert key(7, lock_key="tenant:{a}") == key_of_text("p", "task", "tenant:7")
 
     def test_names_of_arguments_do_not_matter_between_tasks(self) -> None:
         def other(tenant: int) -> None: ...
@@ -295,7 +298,7 @@ class TestCallable:
         assert seen == [{"a": 1, "b": 2, "c": 3}]
 
     def test_text_is_the_text_that_a_caller_may_give(self) -> None:
-        assert key(7, lock_key=lambda call: f"tenant:{call['a']}") == keys.key_of_text("p", "task", "tenant:7")
+        assert key(7, lock_key=lambda call: f"tenant:{call['a']}") == key_of_text("p", "task", "tenant:7")
 
     def test_error_in_it_is_a_clear_error(self) -> None:
         with pytest.raises(InvalidKey, match="callable lock_key raised KeyError") as caught:
@@ -310,7 +313,7 @@ class TestCallable:
 class TestCheck:
     @pytest.mark.parametrize("lock_key", [None, [], ["a"], ("a", "b"), "x", "{a}", "{a}:{b.c[d]}", "{a!r:>5}", len])
     def test_good(self, lock_key: Any) -> None:
-        keys.check_lock_key("task", lock_key, f)
+        check_lock_key("task", lock_key, f)
 
     @pytest.mark.parametrize(
         ("lock_key", "words"),
@@ -328,9 +331,9 @@ class TestCheck:
     )
     def test_bad(self, lock_key: Any, words: str) -> None:
         with pytest.raises(InvalidOption, match="option lock_key of task task") as caught:
-            keys.check_lock_key("task", lock_key, f)
+            check_lock_key("task", lock_key, f)
         assert words in str(caught.value)
         assert repr(lock_key) in str(caught.value)
 
     def test_star_kwargs_take_any_name(self) -> None:
-        keys.check_lock_key("task", ["whatever"], g)
+        check_lock_key("task", ["whatever"], g)

@@ -12,7 +12,8 @@ from kombu.message import Message
 from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.task.original import PUT_BACK_HEADER, Copy, original_of
+from celery_singleton_lock.task.delivery import original_of
+from celery_singleton_lock.task.original import PUT_BACK_HEADER, Copy
 from celery_singleton_lock.worker.request import SingletonRequest
 
 ACCEPTED = {"application/json", "application/x-python-serialize"}

@@ -23,7 +23,8 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.task import key_report
-from celery_singleton_lock.task.execution import OWNER, holder_of
+from celery_singleton_lock.task.delivery import OWNER
+from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.worker.request import SingletonRequest
 from tests.patience import LIMIT

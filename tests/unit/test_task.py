@@ -31,7 +31,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task.execution import seconds_until
+from celery_singleton_lock.task.run import seconds_until
 
 _numbers = itertools.count()
 

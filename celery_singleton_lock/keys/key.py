@@ -1,0 +1,55 @@
+"""The key of a lock: a prefix, the version of how keys are made, the lock's name, and a digest of what makes two calls
+the same. So it is short enough to be logged, and equal in the program that sends and in the worker that receives.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from celery_singleton_lock.keys.encoding import digest, encode
+
+#: Stands in every key. A change to how keys are made raises it, so that two ways never meet in one lock.
+VERSION = 1
+
+
+#: Characters of a lock's name that its key shows; the digest covers all of it.
+MAX_SHOWN = 100
+
+
+def key_of(prefix: str, lock_name: str, content: bytes) -> str:
+    """What a store appends `:run` and the like to. The braces are Redis Cluster's hash tag."""
+    beginning, name = _of_name(prefix, lock_name)
+    return f"{beginning}{digest(name + content)}}}"
+
+
+def key_of_text(prefix: str, lock_name: str, text: str) -> str:
+    """The key of a call whose caller chose what stands for it."""
+    return key_of(prefix, lock_name, encode(text))
+
+
+def key_of_beat(prefix: str, name: str) -> str:
+    """The key of the lease of a schedule's leader, beside which is what was sent."""
+    return key_of(prefix, f"beat:{name}", b"")
+
+
+def name_in(key: str) -> str:
+    """The lock's name as far as a key shows it; the key itself where it was not made here."""
+    return key.partition("{")[2].rpartition("}")[0].rpartition(":")[0] or key
+
+
+def shown_name(lock_name: str) -> str:
+    """A lock's name as its key shows it."""
+    shown = "".join("_" if char in "{}" or char.isspace() or not char.isprintable() else char for char in lock_name)
+    return shown[:MAX_SHOWN]
+
+
+def is_key(prefix: str, text: str) -> bool:
+    """Whether the text is a key as it is made here for locks with this prefix."""
+    return re.fullmatch(rf"{re.escape(prefix)}:[0-9]+:\{{[^{{}}]+:[0-9a-f]{{32}}\}}", text) is not None
+
+
+@lru_cache(maxsize=1000)
+def _of_name(prefix: str, lock_name: str) -> tuple[str, bytes]:
+    """What all keys of one name begin with, and the name as it goes into the digest."""
+    return f"{prefix}:{VERSION}:{{{shown_name(lock_name)}:", encode(lock_name)

@@ -1,0 +1,147 @@
+"""What happens before the lock is had: asking for it, waiting for it, and asking again where no answer came.
+
+An answer that did not come is not a "no": what was asked for may still be granted, when the server goes on. So an owner
+that got no answer is given up, here and by the copy of the message that is put back.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock, process_identity, trust
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import FIRST, new_owner, stem
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.task import delivery, journal_entries, key_report, requeue, running
+from celery_singleton_lock.task.execution import Execution
+
+logger = get_logger(__name__)
+
+#: Seconds that a retry waits for its own previous attempt, which sent it a moment before it freed the lock.
+OWN_RETRY_WAIT = 5.0
+
+
+class Acquisition:
+    """Gets the lock of one execution.
+
+    Attributes:
+        given_up: owners under which this message was asked for before, without an answer.
+        waited_as: the owner, once it has waited in a queue: what it leaves there may still be carried out for a moment.
+    """
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._store = execution.runtime.store
+        self._delivered_as = delivery.owner_of(execution.request)
+        self._owner = self._delivered_as or new_owner()
+        self.given_up = requeue.given_up(execution.request)
+        self.waited_as: str | None = None
+        self._report()
+
+    def found(self) -> Lease | Held | Record | None:
+        """What the lock server says of the lock; None to run without one, where it says nothing.
+
+        Raises:
+            Ignore: it says nothing, and the message was put back.
+            LockUnavailable: it says nothing, with `on_unavailable="raise"` or in an eager call.
+        """
+        it, failures = self._execution, 0
+        while True:
+            try:
+                return self._ask_until_free()
+            except LockUnavailable as error:
+                self.abandon()
+                if it.options.on_unavailable == "run":
+                    logger.warning("%s runs without a lock: %s", it, error)
+                    return None
+                if it.options.on_unavailable == "raise" or it.request.is_eager:
+                    raise
+                logger.warning("%s is put back: %s", it, error)
+                requeue.try_to_put_back(it.task, reason="unavailable", given_up=self._owner)
+            # Neither the lock server nor the broker answers: the message waits here, where it is not lost.
+            self._ask_as_another()
+            clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
+            failures += 1
+
+    def abandon(self) -> None:
+        """Free what this delivery may have got."""
+        self._store.abandon(self._execution.hold(self._owner))
+
+    def put_back(self, error: LockUnavailable) -> NoReturn:
+        """End the execution, whose message is to be asked for again.
+
+        Raises:
+            Ignore: it was put back.
+        """
+        logger.warning("%s is put back: %s", self._execution, error)
+        requeue.put_back(self._execution.task, reason="unavailable", given_up=self._owner)
+
+    def is_own(self, found: Held) -> bool:
+        """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
+        delivery before gave it up.
+        """
+        own = (self._owner, *self.given_up, self._execution.holder.reserved_as)
+        return stem(found.owner) in {stem(owner) for owner in own}
+
+    def _ask_until_free(self) -> Lease | Held | Record:
+        """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
+        it = self._execution
+        may_wait = it.options.wait > 0 or it.holder.attempt > FIRST
+        found = self._store.acquire(self._request(waiting=may_wait))
+        if not isinstance(found, Held):
+            return found
+        with self._store.waiter(self._request(waiting=True)) as waiter:
+            while isinstance(found, Held) and found.owner not in running.owners():
+                if not self._free_left_behind(found):
+                    patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait
+                    left = it.began + patience - clock.now()
+                    if left <= 0:
+                        break
+                    self.waited_as = self._owner
+                    found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
+                else:
+                    found = waiter.ask()
+            return found
+
+    def _request(self, *, waiting: bool) -> LockRequest:
+        it = self._execution
+        return LockRequest(
+            it.key,
+            self._owner,
+            ttl=it.options.ttl,
+            holder=it.holder,
+            waiting=waiting,
+            once=it.is_remembered,
+            limit=it.options.limit,
+            given_up=self.given_up,
+        )
+
+    def _ask_as_another(self) -> None:
+        """Ask under another owner from now on: a copy that may be on its way takes for free what this one has."""
+        self.given_up = (*self.given_up, self._owner)
+        self._owner, self.waited_as = new_owner(), None
+        self._report()
+
+    def _report(self) -> None:
+        """Say to the worker's main process, if there is one, what is asked for next."""
+        if (given := self._delivered_as) is not None:
+            it = self._execution
+            key_report.report(given, it.key, ttl=it.options.ttl, limit=it.options.limit, asks_as=self._owner)
+
+    def _free_left_behind(self, found: Held) -> bool:
+        """Free the lock of a process of this host that is provably over; whether that was so."""
+        it = self._execution
+        if found.holder is None or not process_identity.is_over(found.holder.process):
+            return False
+        freed = self._store.free(found.hold(it.key, ttl=it.options.ttl, limit=it.options.limit))
+        if freed:
+            logger.warning("%s: %s was left behind by a process that is gone; freed", it, it.key)
+            journal_entries.did_not_run(it, "free", found.holder)
+        return freed
+
+    def _is_own_earlier_attempt(self, found: Held) -> bool:
+        it = self._execution
+        return it.is_copy_of(found) and found.holder is not None and found.holder.attempt < it.holder.attempt

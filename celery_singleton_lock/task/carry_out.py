@@ -1,0 +1,47 @@
+"""The way of one message: acquire → run → free.
+
+Whatever happens between two of these steps, the lock is freed: by the `finally` of `run`; by `refusal`, before that is
+reached; or, where that is torn down as well, by the worker's main process, or by the end of the lease, since the
+heartbeat forgets a lease that nobody refers to any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.task import refusal
+from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.execution import Execution, record_started
+from celery_singleton_lock.task.refusal import Refusal
+from celery_singleton_lock.task.run import Run
+
+
+def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
+    """Run `body` under the lock, or end as this message must.
+
+    Raises:
+        Ignore, Reject, LockConflict: as `on_conflict` says.
+        LockUnavailable: with `on_unavailable="raise"`.
+        LockLost: the lease was lost and the body was stopped.
+    """
+    acquisition = Acquisition(execution)
+    refused = Refusal(execution, acquisition)
+    run: Run | None = None
+    try:
+        found = acquisition.found()
+        if isinstance(found, Lease):
+            refusal.drop_if_expired(execution, found)
+            run = Run(execution, found)
+            return run.carry_out(body)
+    except Exception as error:
+        if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
+            return refused.fail(error)
+        if run.was_lost:
+            return refused.fail_lost(error)
+        raise
+    if found is None:
+        record_started(execution.task)
+        return body()
+    return refused.end(found)

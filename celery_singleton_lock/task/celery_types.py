@@ -1,0 +1,76 @@
+"""What we use of Celery's tasks and requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from celery_singleton_lock.options.task import Options
+
+
+class RequestLike(Protocol):
+    """A message on its way through a worker, or a call by `apply`: Celery's `Context`.
+
+    Whatever a message says of itself may be anything: such parts are `Any`, and are cleaned where they are read.
+    """
+
+    id: Any
+    root_id: Any
+    parent_id: Any
+    retries: Any
+    eta: Any
+    expires: Any
+    headers: Any
+    callbacks: Any
+    errbacks: Any
+    chain: Any
+    chord: Any
+    #: Of this delivery, by the worker or by `apply`, which no sender can write; read in `delivery`.
+    delivery_info: Any
+    properties: Any
+    hostname: Any
+    is_eager: bool
+    called_directly: bool
+
+
+class TaskLike(Protocol):
+    """An exclusive task."""
+
+    @property
+    def name(self) -> str:
+        """By which it is sent."""
+
+    @property
+    def app(self) -> Any:
+        """Its Celery."""
+
+    @property
+    def request(self) -> RequestLike:
+        """What this thread carries out."""
+
+    @property
+    def backend(self) -> Any:
+        """Where results are stored."""
+
+    @property
+    def acks_late(self) -> bool:
+        """Whether its messages are acknowledged when they have been carried out."""
+
+    @property
+    def acks_on_failure_or_timeout(self) -> bool:
+        """Whether those are that failed."""
+
+    @property
+    def tracks_started(self) -> bool:
+        """Whether STARTED is to be recorded."""
+
+    def lock_of(self, request: RequestLike, args: Any, kwargs: Mapping[str, Any]) -> tuple[Options, str] | None:
+        """How it locks for a call, and the key."""
+
+    @property
+    def signature_from_request(self) -> Callable[..., Any]:
+        """Makes the message once more."""
+
+    @property
+    def retry(self) -> Callable[..., Any]:
+        """Sends the message's next attempt."""

@@ -1,0 +1,105 @@
+"""What the worker's main process gives to the process that runs a task, along with its request.
+
+The owner token stands in what the transport says of the delivery, and the message as it came among the properties:
+places that no sender can write, and that no retry takes along. They are written and read here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery_singleton_lock._celery import queue_taken_from
+from celery_singleton_lock.holder import is_owner
+from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.task.original import DELAYED, PUT_BACK_HEADER, Original
+
+OWNER = "singleton_owner"
+_ORIGINAL = "singleton_lock_original"
+
+#: Characters of a name in AMQP at most.
+_MAX_NAME = 255
+
+
+def give(message: Any, request: dict[str, Any], owner: str) -> None:
+    """Put `message`, and the owner under which its delivery takes its lock, into the request that its task gets.
+
+    A copy says there how it was sent first: what the task retries goes the way that it always went.
+    """
+    delivery, way = message.delivery_info or {}, request["delivery_info"]
+    way[OWNER] = owner  # Celery has just made it, from nothing that a sender wrote.
+    if message.headers and "x-death" in message.headers:
+        _forget_delays(message.headers)
+        _forget_delays(request)
+    exchange, routing_key = str(delivery.get("exchange") or ""), str(delivery.get("routing_key") or "")
+    queue, lasts = (routing_key, True) if not exchange else ("", True)
+    if (known := queue_taken_from(message)) is not None:
+        queue, lasts = known.name, _lasts(known)
+    if not exchange and (first := _sent_first(message.headers)) is not None:
+        exchange, routing_key = way["exchange"], way["routing_key"] = first
+    # A plain tuple, and the properties as they are: each task pays for what is pickled here.
+    place = (message.body, message.content_type, message.content_encoding, message.headers or {})
+    properties = message.properties if isinstance(message.properties, Mapping) else {}
+    request["properties"] = {**properties, _ORIGINAL: (*place, exchange, routing_key, queue, lasts)}
+
+
+def owner_of(request: RequestLike) -> str | None:
+    """The owner that our main process gave the delivery; None where there is no such process."""
+    owner = (request.delivery_info or {}).get(OWNER)
+    return owner if is_owner(owner) else None
+
+
+def original_of(request: RequestLike) -> Original | None:
+    """The message as it came; None where our main process has not given it."""
+    properties = dict(request.properties or {})
+    place = properties.pop(_ORIGINAL, None)
+    return Original(properties, *place) if isinstance(place, tuple) else None
+
+
+def is_redelivered(request: RequestLike) -> bool:
+    """Whether the broker says that it has delivered the message before."""
+    return bool((request.delivery_info or {}).get("redelivered"))
+
+
+def is_applied(request: RequestLike) -> bool:
+    """Whether it is called by `apply` in this process."""
+    return (request.delivery_info or {}).get("is_eager") is True
+
+
+def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
+    """What anybody else is shown of a delivery."""
+    return {name: value for name, value in delivery_info.items() if name != OWNER}
+
+
+def _lasts(queue: Any) -> bool:
+    arguments = queue.queue_arguments or {}
+    goes = queue.auto_delete or queue.exclusive or queue.expires or "x-expires" in arguments
+    return bool(queue.durable and not goes)
+
+
+def _sent_first(headers: Any) -> tuple[str, str] | None:
+    """The exchange and routing key by which a copy's original was sent."""
+    known = (headers or {}).get(PUT_BACK_HEADER)
+    if not isinstance(known, dict):
+        return None
+    exchange, routing_key = known.get("exchange"), known.get("routing_key")
+    if not (isinstance(exchange, str) and isinstance(routing_key, str)):
+        return None
+    return (exchange, routing_key) if max(len(exchange), len(routing_key)) <= _MAX_NAME else None
+
+
+def _forget_delays(headers: dict[str, Any]) -> None:
+    """Leave out what RabbitMQ has written down of our delays; of a user's own dead-letter exchange it stays."""
+    for which in ("first", "last"):
+        if str(headers.get(f"x-{which}-death-queue") or "").startswith(DELAYED):
+            for what in ("exchange", "queue", "reason"):
+                headers.pop(f"x-{which}-death-{what}", None)
+    deaths = headers.pop("x-death", None)
+    if isinstance(deaths, list):
+        others = [death for death in deaths if not str(_queue_of(death)).startswith(DELAYED)]
+        if others:
+            headers["x-death"] = others
+
+
+def _queue_of(death: Any) -> Any:
+    return death.get("queue") if isinstance(death, dict) else ""

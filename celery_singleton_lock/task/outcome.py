@@ -1,0 +1,129 @@
+"""How a message ended, and the record that is left of it.
+
+Brokers deliver a message again when its acknowledgement was lost or late. Whoever frees the lock leaves a record of how
+the message ended; a copy that finds it ends in the same way (`redelivery`).
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import NamedTuple
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.options.rules import ConflictPolicy
+from celery_singleton_lock.options.task import raw_attribute
+from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.task import value_codec
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+
+#: Bytes of a return value or an exception that are kept at most (see `value_codec`).
+MAX_CONTENT = 4096
+
+#: The age of a record that others wrote: its message's own process has sent by then what it sends.
+OLD = 10.0
+
+#: Parts of a record's first line.
+_FIELDS = 4
+
+
+class Outcome(NamedTuple):
+    """How a message ended.
+
+    Attributes:
+        state: Celery's.
+        content: the return value or exception (see `value_codec`); None when that is not kept.
+        settled: whether all was sent: callbacks, chain, result.
+    """
+
+    state: str
+    content: bytes | None = None
+    settled: bool = False
+
+    def record_of(self, holder: Holder, seconds: float) -> Record:
+        """What is left behind of the holder's message for `seconds`."""
+        head = _head(self.state, seconds, self.content is not None, self.settled)
+        return Record(holder.message, head + (self.content or b""), seconds)
+
+    def is_awaited(self, task: TaskLike, request: RequestLike) -> bool:
+        """Whether a later copy of the message has to know that what follows on it was sent."""
+        return self.state in states.READY_STATES and is_awaited(task, request)
+
+
+@lru_cache(maxsize=100)
+def _head(state: str, seconds: float, has_content: bool, settled: bool) -> bytes:
+    return json.dumps([state, seconds, has_content, settled]).encode() + b"\n"
+
+
+def read(record: Record) -> tuple[Outcome, float]:
+    """The outcome and its age in seconds; of what others wrote only that it is there."""
+    head, _, content = record.content.partition(b"\n")
+    fields = cleaned.array(head)
+    if fields is None or len(fields) < _FIELDS:
+        return Outcome(states.SUCCESS), OLD
+    # What a later version may add stands behind.
+    state, seconds, has_content, settled = fields[:_FIELDS]
+    outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True)
+    return outcome, max(cleaned.seconds(seconds) - record.seconds, 0.0)
+
+
+def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
+    """The body returned `value`."""
+    content = value_codec.dumps(value, MAX_CONTENT) if is_awaited(task, request) else None
+    return Outcome(states.SUCCESS, content)
+
+
+def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
+    """The message of `request` ended with `error`."""
+    content = value_codec.dumps_error(error, MAX_CONTENT) if is_awaited(task, request) else None
+    return Outcome(states.FAILURE, content)
+
+
+def refused(task: TaskLike, request: RequestLike, policy: ConflictPolicy, error: Exception) -> Outcome | None:
+    """The message of `request` is not carried out, and ends with `error`; None if that is not its end."""
+    return ended_by(task, request, error) if policy == "raise" else Outcome(states.REVOKED)
+
+
+def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outcome | None:
+    """The body raised `error`; None if that is not the message's end.
+
+    A rejected message is given back: to its queue, or to a dead-letter exchange that may well send it again on purpose.
+    """
+    if isinstance(error, Ignore):
+        return Outcome(states.IGNORED)
+    if isinstance(error, Retry):
+        return Outcome(states.RETRY)
+    if isinstance(error, Exception) and not isinstance(error, Reject) and not _rejects_failed(task):
+        return failed(task, request, error)
+    return None  # The process is being stopped; whoever does that knows what becomes of the message.
+
+
+def is_awaited(task: TaskLike, request: RequestLike) -> bool:
+    """Whether anybody gets to know how it ended."""
+    if request.callbacks or request.chain or request.chord or request.errbacks:
+        return True
+    return not (ignores_result(task, request) or isinstance(task.backend, DisabledBackend))
+
+
+def is_stored(task: TaskLike, request: RequestLike) -> bool:
+    """Whether the result backend knows what becomes of a task. The results of rpc:// are in the caller's queue."""
+    if ignores_result(task, request) or isinstance(task.backend, DisabledBackend):
+        return False
+    return str(task.backend.as_uri()) != "rpc://"
+
+
+def ignores_result(task: TaskLike, request: RequestLike) -> bool:
+    """Whether nobody wants this execution's result: the call's own word, else the task's."""
+    of_call = vars(request).get("ignore_result")
+    return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
+
+
+def _rejects_failed(task: TaskLike) -> bool:
+    """Whether Celery rejects the message of a task that failed, instead of acknowledging it."""
+    acks = getattr(task, "acks_on_failure", None)  # Since Celery 5.7.
+    return bool(task.acks_late and not (task.acks_on_failure_or_timeout if acks is None else acks))

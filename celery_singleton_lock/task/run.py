@@ -1,0 +1,200 @@
+"""What happens under the lock: the body runs, the lease is renewed meanwhile, and freed afterwards.
+
+With the freed lock stays what is remembered of the message, and for whom the lock is kept: the task's own next attempt,
+or nobody, for the rest of `lock_at_least_for`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, NoReturn
+
+from celery import states
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.dispatch import Signal
+from celery.utils.log import get_logger
+from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
+
+from celery_singleton_lock import clock, signals
+from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Reservation
+from celery_singleton_lock.task import journal_entries, outcome, running, settling
+from celery_singleton_lock.task.abort import Body
+from celery_singleton_lock.task.execution import Execution, record_started
+from celery_singleton_lock.task.outcome import Outcome
+
+logger = get_logger(__name__)
+
+
+class Run:
+    """One execution under its lease.
+
+    Attributes:
+        is_under_way: whether what cleans up after the body is sure to.
+        was_lost: whether the body has failed without its lock.
+    """
+
+    def __init__(self, execution: Execution, lease: Lease) -> None:
+        self.is_under_way = False
+        self.was_lost = False
+        self._execution = execution
+        self._lease = lease
+        self._body = Body(lease)
+        self._is_loss_said = False
+        # Not the lease's own beginning: that is when it is trusted from, which for a waiter is its last look.
+        self._began = clock.now()
+
+    def carry_out(self, body: Callable[[], Any]) -> Any:
+        """Run `body`; what it returns or raises."""
+        it, lease = self._execution, self._lease
+        ended: Outcome | None = None
+        reservation: Reservation | None = None
+        try:
+            self.is_under_way = True
+            running.progress_of(it.request).lease = lease
+            running.owners().append(lease.owner)
+            value = self._run_body(body)
+            ended = outcome.succeeded(it.task, it.request, value)
+            return value
+        except BaseException as error:
+            self.was_lost = not lease.held and _is_failure(error)
+            if not self.was_lost:  # What that left undone, a copy that stands by may do.
+                ended = outcome.ended_by(it.task, it.request, error)
+                reservation = _for_next_attempt(it, error)
+            raise
+        finally:
+            try:
+                it.runtime.heartbeat.stop(lease)
+                self._body.end()
+            finally:
+                with suppress(ValueError):
+                    running.owners().remove(lease.owner)
+                self._free(ended, reservation)
+
+    def _run_body(self, body: Callable[[], Any]) -> Any:
+        it, lease = self._execution, self._lease
+        try:
+            # In a worker one task follows the other; whoever calls one may look for threads when that is over.
+            in_worker = not (it.request.is_eager or it.request.called_directly)
+            it.runtime.heartbeat.start(lease, self._when_lost, linger=in_worker)
+            waited = self._began - it.began
+            logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, waited, lease.fence)
+            self._send(signals.lock_acquired, lease=lease, waited=waited)
+            record_started(it.task)
+            if it.options.on_lock_lost == "abort":
+                lease.check()  # The receivers and the result backend may have taken their time.
+            with self._body:
+                return body()
+        except Aborted:
+            if not self._body.struck:
+                raise
+            _fail_for_loss(it, LockLost(lease.key, lease.reason or ""))
+
+    def _when_lost(self) -> None:
+        """In the heartbeat's thread, at once when the lease is lost and then until the body ends."""
+        if self._execution.options.on_lock_lost == "abort":
+            self._body.strike()
+        if not self._is_loss_said:
+            self._is_loss_said = True
+            # A receiver may take its time; other leases need the heartbeat's thread meanwhile.
+            threading.Thread(target=self._say_loss, name="singleton-lock-lost", daemon=True).start()
+
+    def _say_loss(self) -> None:
+        it, lease = self._execution, self._lease
+        logger.error("%s lost %s (%s): %s", it, lease.key, it.options.on_lock_lost, lease.reason)
+        self._send(signals.lock_lost, lease=lease, reason=lease.reason)
+
+    def _free(self, ended: Outcome | None, reservation: Reservation | None) -> None:
+        it, lease, now = self._execution, self._lease, clock.now()
+        if lease.pid != os.getpid():
+            return  # Forked by the body: the lock is the parent's.
+        held, freed = now - self._began, None
+        try:
+            kept = reservation or _for_nobody(it, ended, held)
+            freed = it.runtime.store.free(lease, record=it.record(ended), reservation=kept)
+        except LockUnavailable as error:
+            logger.warning("%s could not free %s, which ends by itself: %s", it, lease.key, error)
+        finally:
+            if ended is not None:
+                settling.settle_after(it, ended)
+        if freed:
+            logger.debug("%s freed %s after %.3f s", it, lease.key, held)
+            self._send(signals.lock_released, lease=lease, held=held)
+        elif freed is False and not self._is_loss_said:
+            lease.lose("it was no longer ours when the task ended")
+            self._say_loss()
+        journal_entries.ran(it, lease, ended, began=self._began, ended=now)
+
+    def _send(self, signal: Signal, **details: Any) -> None:
+        it = self._execution
+        signal.send(sender=it.task, task_id=it.request.id, key=it.key, **details)
+
+
+def seconds_until(retry: Retry) -> float:
+    """Seconds from now until a retry is due; an eta without a time zone is UTC, as a worker takes it."""
+    due: Any = retry.when
+    if isinstance(due, datetime):
+        due = maybe_make_aware(due).timestamp() - clock.wall()
+    return max(float(due or 0), 0.0)
+
+
+def _is_failure(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, (Ignore, Reject, Retry))
+
+
+def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation | None:
+    """What keeps the lock for the task's own next attempt, if it is to be kept."""
+    options, holder = execution.options, execution.holder
+    if not (options.retain_on_retry and isinstance(error, Retry)) or execution.request.is_eager:
+        return None
+    if not _asks_for_this_lock(execution, error):
+        return None
+    following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
+    return Reservation(following, seconds_until(error) + options.ttl)
+
+
+def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
+    """Whether the next attempt is this message's, and asks for this lock: it may have other arguments."""
+    signature: Any = getattr(retry, "sig", None)
+    if signature is None or signature.options.get("task_id") != execution.request.id:
+        return False
+    headers = signature.options.get("headers") or {}
+    try:
+        lock = execution.task.lock_of(Context(headers=headers), signature.args, signature.kwargs)
+    except SingletonLockError:
+        return False
+    return lock is not None and lock[1] == execution.key
+
+
+def _for_nobody(execution: Execution, ended: Outcome | None, held: float) -> Reservation | None:
+    """What keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
+    left = execution.options.at_least_for - held
+    if left <= 0 or ended is None or ended.state not in (states.SUCCESS, states.FAILURE):
+        return None
+    # Of no process: nobody may take it for left behind.
+    return Reservation(replace(execution.holder, pid=0, process=""), left)
+
+
+def _fail_for_loss(execution: Execution, lost: LockLost) -> NoReturn:
+    """Fail with LockLost, or retry where the task's autoretry says so: its wrapper is inside, and saw Aborted."""
+    task = execution.task
+    wanted = tuple(getattr(task, "autoretry_for", None) or ())
+    unwanted = tuple(getattr(task, "dont_autoretry_for", None) or ())
+    if not isinstance(lost, wanted) or isinstance(lost, unwanted):
+        raise lost from None
+    options = dict(getattr(task, "retry_kwargs", None) or {})
+    if factor := getattr(task, "retry_backoff", False):
+        options["countdown"] = get_exponential_backoff_interval(
+            factor=int(max(1.0, factor)),
+            retries=execution.request.retries or 0,
+            maximum=int(getattr(task, "retry_backoff_max", 600)),
+            full_jitter=getattr(task, "retry_jitter", True),
+        )
+    raise task.retry(exc=lost, **options)

@@ -1,0 +1,115 @@
+"""What a process knows of a request: no message can say it, and it goes with the request."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery._state import _task_stack
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.lease import unheld
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.task import message_identity
+from celery_singleton_lock.task.running import Unsettled, progress_of
+
+#: What was once kept in a request, or is in other places of one; and the attributes of what is kept beside it.
+NAMES = (
+    *("singleton_lease", "singleton_in_body", "singleton_settle", "singleton_owner", "singleton_lock_original"),
+    *("lease", "in_body", "unsettled"),
+)
+
+VALUES = (True, "x", ["x"], {"key": "k", "owner": "o" * 32, "held": True})
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery(f"running{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
+    app.conf.singleton_lock_prefix = app.main
+    return app
+
+
+def make(app: Celery, body: Any) -> Any:
+    def job(self: Any) -> Any:
+        return body(self)
+
+    return app.task(bind=True, base=SingletonTask, shared=False, name=f"job{next(_numbers)}")(job)
+
+
+def deliver(task: Any, headers: dict[str, Any]) -> Any:
+    """Carry a message with these headers out as a worker does."""
+    request = {"id": task.app.main, "is_eager": False, "delivery_info": {}, **headers}
+    return build_tracer(task.name, task, app=task.app)(task.app.main, (), {}, request).retval
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> None:
+    headers = dict.fromkeys(NAMES, value)
+    runs = []
+
+    def body(self: Any) -> str:
+        runs.append((self.lock.held, self.lock.fence > 0, message_identity.header_for({"task_id": "other"})))
+        return "done"
+
+    task = make(app, body)
+    assert deliver(task, headers) == "done"
+    (held, has_fence, sent) = runs[0]
+    assert (held, has_fence) == (True, True)
+    assert sent is not None  # New, as what a body sends is.
+    assert dict(Runtime.of(app).store.all_held(app.main)) == {}
+    deliver(task, headers)
+    assert len(runs) == 1  # It is remembered as any other.
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_no_header_makes_what_follows_on_a_message_new(app: Celery, value: object) -> None:
+    """Two copies of the message send one next step, whatever its headers are."""
+    task = make(app, lambda self: None)
+    forged = {**dict.fromkeys(NAMES, value), message_identity.SENT_HEADER: "a" * 32}
+
+    def following() -> str | None:
+        _task_stack.push(task)
+        task.push_request(id="x", called_directly=False, delivery_info={}, **forged)
+        try:
+            return message_identity.header_for({"task_id": "next", "parent_id": "x"})
+        finally:
+            task.pop_request()
+            _task_stack.pop()
+
+    assert following() == following() == "a" * 32
+
+
+def test_it_is_of_one_request_and_goes_with_it(app: Celery) -> None:
+    request, other = Context({"id": "x"}), Context({"id": "x"})
+    progress = progress_of(request)
+    progress.lease, progress.in_body = unheld(), True
+    progress.unsettled = Unsettled(Runtime.of(app), "k", Record("m", b"", 1.0))
+    assert progress_of(request) is progress
+    assert (progress_of(other).lease, progress_of(other).in_body) == (None, False)
+    gone = weakref.ref(request)
+    del request
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_a_worker_has_carried_out_is_not_kept(app: Celery) -> None:
+    """Not even what is still to be said of it: a request that never gets that far would stay for ever."""
+    seen: list[weakref.ref[Context]] = []
+    task = make(app, lambda self: seen.append(weakref.ref(self.request)))
+    task.push_request(id="x", called_directly=False, is_eager=False, delivery_info={}, chain=[task.si()])
+    try:
+        task()
+        assert progress_of(task.request).unsettled is not None
+    finally:
+        task.pop_request()
+    gc.collect()
+    assert [ref() for ref in seen] == [None]
