@@ -81,6 +81,11 @@ class Holder:
             object.__setattr__(self, "sending", self.task_id)
 
     @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+        return f"{self.node} (pid {self.pid})" if self.pid else str(self.node)
+
+    @property
     def attempt(self) -> tuple[int, int]:
         """Which of the messages of its sending it is; a later one is greater. Copies of one message are equal."""
         return self.replaced, self.retries

@@ -180,4 +180,4 @@ class Leadership:
 
 def _in_words(leader: Held) -> str:
     holder = leader.holder
-    return "another beat" if holder is None else f"{holder.node} (pid {holder.pid})"
+    return "another beat" if holder is None else holder.place

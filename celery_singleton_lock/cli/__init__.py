@@ -1,13 +1,13 @@
 """`celery -A shop locks …`, for operators; Celery loads it by its entry point.
 
-One module per kind of question; `command` is what they have in common.
+Begin with `command`, what they have in common, and `held`, a lock as they show it; each command has its module.
 """
 
 from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import audit, doctor, explain, exporter, free, held, show, stats, timeline
+from celery_singleton_lock.cli import audit, doctor, explain, exporter, free, listing, show, stats, timeline
 
 __all__ = ["locks"]
 
@@ -17,7 +17,7 @@ def locks() -> None:
     """Look at the locks of exclusive tasks, and at who leads beat; free what was left behind."""
 
 
-locks.add_command(held.list_)
+locks.add_command(listing.list_)
 locks.add_command(show.show)
 locks.add_command(free.release)
 locks.add_command(free.clear)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -11,8 +10,6 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command, findings
 from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks, pool_name
-from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.app import Settings
 
 
 @click.command(cls=CeleryCommand)
@@ -27,20 +24,14 @@ def audit(ctx: click.Context, as_json: bool = False, strict: bool = False, **_: 
     """
     app = ctx.obj.app
     app.loader.import_default_modules()
-    try:
-        settings = Settings.from_app(app)
-    except InvalidOption as error:
-        raise click.ClickException(str(error)) from error
-    tasks = audit_tasks(app, settings, pool=pool_name(app.conf.worker_pool))
-    wide = audit_app(app, settings)
+    with command.runtime_of(ctx, memory=True) as runtime:
+        tasks = audit_tasks(app, runtime.settings, pool=pool_name(app.conf.worker_pool))
+        wide = audit_app(app, runtime.settings)
     for task in tasks:
         if as_json:
-            click.echo(json.dumps({"verdict": task.verdict, **asdict(task)}))
+            command.say_json({"verdict": task.verdict, **asdict(task)})
         else:
             command.say(f"{task.verdict:<8} {task.task}  ({task.lock})")
             findings.show(task.findings, subject=task.task)
-    if as_json:
-        findings.dump(wide)
-    else:
-        findings.show(wide)
+    findings.dump(wide) if as_json else findings.show(wide)
     findings.conclude(ctx, [*wide, *(finding for task in tasks for finding in task.findings)], as_json, strict)

@@ -18,21 +18,28 @@ from celery_singleton_lock.runtime import Runtime
 #: An option of ours.
 option = partial(click.option, cls=CeleryOption, help_group="Locks")
 
+#: Why most commands have nothing to say.
+IN_MEMORY = "memory:// locks are in each process of its own, and cannot be seen from here"
+
 #: Every command takes it.
 as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
 @contextmanager
-def runtime_of(ctx: click.Context) -> Iterator[Runtime]:
+def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]:
     """The locks of the app that `celery -A` names.
 
+    Args:
+        ctx: of the command.
+        memory: they may be in memory, since the command asks no server.
+
     Raises:
-        ClickException: a setting is wrong, or the lock server does not answer, also within the `with` block.
+        ClickException: an option is wrong, or the lock server does not answer, also within the `with` block.
     """
     try:
         runtime = Runtime.of(ctx.obj.app)
-        if runtime.settings.backend.in_memory:
-            raise click.ClickException("memory:// locks are in each process of its own, and cannot be seen from here")
+        if runtime.settings.backend.in_memory and not memory:
+            raise click.ClickException(IN_MEMORY)
         yield runtime
     except SingletonLockError as error:
         raise click.ClickException(cleaned.line(str(error))) from error

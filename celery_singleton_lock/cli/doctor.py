@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
+from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command, findings
 from celery_singleton_lock.diagnosis.audit import pool_name
@@ -14,13 +14,11 @@ from celery_singleton_lock.diagnosis.audit import pool_name
 @click.command(cls=CeleryCommand)
 @command.as_json
 @findings.strict
-@click.option(
+@command.option(
     "--timeout",
-    cls=CeleryOption,
     type=click.FloatRange(0.1, 60),
     default=1.0,
     show_default=True,
-    help_group="Locks",
     help="Seconds that workers get to answer.",
 )
 @click.pass_context
@@ -30,7 +28,7 @@ def doctor(ctx: click.Context, as_json: bool = False, strict: bool = False, time
 
     The exit status is 1 if a problem was found (with --strict: or a warning), else 0.
     """
-    # Imported here: it asks servers and workers, which the other commands do not.
+    # Imported here: it brings the Redis client, which the other commands may do without.
     from celery_singleton_lock.diagnosis.doctor import diagnose
 
     app = ctx.obj.app

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import arguments, command, target
+from celery_singleton_lock.cli.held import HeldLock
 from celery_singleton_lock.diagnosis.explain import Explanation, differences
 from celery_singleton_lock.diagnosis.explain import explain as explained
-from celery_singleton_lock.errors import InvalidKey, InvalidOption, LockUnavailable
+from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held
 
 #: What stands between two calls.
 _AND = "--"
@@ -35,20 +33,17 @@ def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **
     Each ARG is JSON or, where it is not, a text; name=value is a keyword argument. With two calls: why their keys
     differ, or what differs and does not count.
     """
-    app = ctx.obj.app
-    try:
-        runtime = Runtime.of(app)
-        explanations = [_explained(app, runtime, words) for words in _calls(call)]
-    except (InvalidKey, InvalidOption) as error:
-        raise click.ClickException(cleaned.line(str(error))) from error
+    with command.runtime_of(ctx, memory=True) as runtime:
+        explanations = [_explained(ctx.obj.app, runtime, words) for words in _calls(call)]
     for explanation in explanations:
-        held, unknown = _holders(runtime, explanation)
+        locks, unknown = _held(runtime, explanation)
         if as_json:
-            holders = None if unknown else [_holder(each) for each in held]
-            click.echo(json.dumps({**asdict(explanation), "held_by": holders}, default=str))
+            held_by = None if unknown else [_holder(lock) for lock in locks]
+            click.echo(json.dumps({**asdict(explanation), "held_by": held_by}, default=str))
         else:
             _show(explanation)
-            command.say(f"held by    {unknown or '; '.join(map(_told, held)) or 'nobody'}")
+            holders = "; ".join(f"{lock.holder_in_words()}, {lock.end_in_words()}" for lock in locks)
+            command.say(f"held by    {unknown or holders or 'nobody'}")
             click.echo()
     if len(explanations) == 2:
         _compare(*explanations, as_json=as_json)
@@ -77,27 +72,20 @@ def _explained(app: Any, runtime: Runtime, words: Sequence[str]) -> Explanation:
     return explained(task, runtime.settings, args, kwargs)
 
 
-def _holders(runtime: Runtime, explanation: Explanation) -> tuple[list[Held], str]:
-    """Who holds the lock, or why that is not known."""
+def _held(runtime: Runtime, explanation: Explanation) -> tuple[list[HeldLock], str]:
+    """The lock, in each slot that is held, or why that is not known."""
     if runtime.settings.backend.in_memory:
-        return [], "cannot be seen from here: memory:// locks are in each process of its own"
+        return [], command.IN_MEMORY
     limit = next(option.value for option in explanation.options if option.option == "lock_limit")
     try:
-        return runtime.store.held(explanation.key, limit=limit), ""
+        return [HeldLock.of(explanation.key, held) for held in runtime.store.held(explanation.key, limit=limit)], ""
     except LockUnavailable as error:
         return [], f"not known: {error}"
 
 
-def _holder(held: Held) -> dict[str, Any]:
-    known = asdict(held.holder) if held.holder else {}
-    return {**known, "expires_in": None if math.isinf(held.remaining) else round(held.remaining, 3)}
-
-
-def _told(held: Held) -> str:
-    who = f"task {held.holder.task_id} on {held.holder.node} (pid {held.holder.pid})" if held.holder else "a stranger"
-    if math.isinf(held.remaining):
-        return f"{who}, never expires"
-    return f"{who}, expires in {held.remaining:.0f} s unless renewed"
+def _holder(lock: HeldLock) -> dict[str, Any]:
+    known = asdict(lock.held.holder) if lock.held.holder else {}
+    return {**known, "expires_in": lock.expires_in}
 
 
 def _show(explanation: Explanation) -> None:
@@ -121,7 +109,7 @@ def _argument(explanation: Explanation, name: str) -> str:
 def _compare(one: Explanation, other: Explanation, *, as_json: bool) -> None:
     same, reasons = one.key == other.key, differences(one, other)
     if as_json:
-        click.echo(json.dumps({"same": same, "differences": reasons}))
+        command.say_json({"same": same, "differences": reasons})
         return
     click.echo("the same key: they exclude each other" if same else "different keys: they do not exclude each other")
     for reason in reasons:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
-from celery.bin.base import CeleryOption
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock.cli import command
 from celery_singleton_lock.diagnosis.finding import Finding
 
 #: Commands that judge take it.
-strict = click.option(
-    "--strict", cls=CeleryOption, is_flag=True, help_group="Locks", help="A warning makes the exit status 1 as well."
-)
+strict = command.option("--strict", is_flag=True, help="A warning makes the exit status 1 as well.")
 
 _COLOURS = {"problem": "red", "warning": "yellow", "note": "cyan"}
 
@@ -34,7 +31,7 @@ def show(found: Sequence[Finding], *, subject: str | None = None) -> None:
 def dump(found: Sequence[Finding]) -> None:
     """For programs: an object per line."""
     for finding in found:
-        click.echo(json.dumps(asdict(finding)))
+        command.say_json(asdict(finding))
 
 
 def conclude(ctx: click.Context, found: Sequence[Finding], as_json: bool, strict: bool) -> None:

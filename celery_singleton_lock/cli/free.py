@@ -1,25 +1,23 @@
 """Freeing locks that were left behind, and with `--force` those that were not.
 
-What was shown to the operator is freed, and nothing else: a release names the owner, so that it does nothing to whoever
-has the lock by then.
+What the operator has seen is freed, and nothing else: it is freed by its owner, so that nothing happens to whoever has
+the lock by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command, selection, target
-from celery_singleton_lock.cli.line import COLUMNS, Line
+from celery_singleton_lock.cli.held import COLUMNS, HeldLock, in_order
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.cli.verdict import TO_FREE, Verdict, longest_watch, verdicts
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held
 
 
 def _how(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,10 +51,10 @@ def release(
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
-        holds = [(Line.of(key, held), held) for held in runtime.store.inspect(key).held]
-        if not holds:
+        locks = [HeldLock.of(key, held) for held in runtime.store.inspect(key).held]
+        if not locks:
             raise click.ClickException(f"{key} is not held")
-        ctx.exit(_free(runtime, holds, force=force, yes=yes, as_json=as_json))
+        ctx.exit(_free(runtime, locks, force=force, yes=yes, as_json=as_json))
 
 
 @click.command(cls=CeleryCommand, name="clear")
@@ -76,31 +74,30 @@ def clear(
     if not selection:
         raise click.UsageError("say of which locks: --task NAME, --node NAME, --older-than SECONDS ('*' for all nodes)")
     with command.runtime_of(ctx) as runtime:
-        holds = {(line.key, line.slot): (line, held) for line, held in selection.of(runtime)}
-        if not holds:
+        locks = in_order(selection.of(runtime))
+        if not locks:
             click.echo("No lock is held of these.", err=True)
             return
-        ordered = [holds[place] for place in sorted(holds)]
-        ctx.exit(_free(runtime, ordered, force=force, yes=yes, as_json=as_json))
+        ctx.exit(_free(runtime, locks, force=force, yes=yes, as_json=as_json))
 
 
-def _free(runtime: Runtime, holds: Sequence[tuple[Line, Held]], *, force: bool, yes: bool, as_json: bool) -> int:
+def _free(runtime: Runtime, locks: Sequence[HeldLock], *, force: bool, yes: bool, as_json: bool) -> int:
     """Free what may be freed, and say what was; the exit status: 1 where one of the locks is still held."""
     if not yes:
-        click.echo(table(COLUMNS, [line.cells for line, _ in holds]), err=True)
-        click.confirm(_question(len(holds), force), abort=True, err=True)
+        click.echo(table(COLUMNS, [lock.cells() for lock in locks]), err=True)
+        click.confirm(_question(len(locks), force), abort=True, err=True)
     left = 0
-    for line, held, verdict in _judged(runtime, holds, force):
+    for lock, verdict in _judged(runtime, locks, force):
         why, is_free = verdict.value, verdict is Verdict.ENDED
         if verdict in TO_FREE:
-            ttl = line.ttl or runtime.settings.defaults["ttl"]
-            is_free = runtime.store.free(held.hold(line.key, ttl=ttl, limit=line.slot + 1))
+            ttl = lock.ttl or runtime.settings.defaults["ttl"]
+            is_free = runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1))
             why = why if is_free else "it has changed hands meanwhile"
         left += not is_free
         if as_json:
-            command.say_json({**asdict(line), "freed": is_free, "why": why})
+            command.say_json({**lock.fields(), "freed": is_free, "why": why})
         else:
-            command.say(f"{'freed' if is_free else 'left '}  {line.cells[0]}  {line.holder}: {why}")
+            command.say(f"{'freed' if is_free else 'left '}  {lock.cells()[0]}  {lock.holder_in_words()}: {why}")
     return 1 if left else 0
 
 
@@ -110,14 +107,12 @@ def _question(count: int, force: bool) -> str:
     return f"Free these {count} locks though holders may be alive?" if force else f"Free those of {count} left behind?"
 
 
-def _judged(runtime: Runtime, holds: Sequence[tuple[Line, Held]], force: bool) -> Iterator[tuple[Line, Held, Verdict]]:
+def _judged(runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterator[tuple[HeldLock, Verdict]]:
     if force:
-        for line, held in holds:
-            yield line, held, Verdict.FOREIGN if held.holder is None else Verdict.FORCED
+        for lock in locks:
+            yield lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED
         return
-    seconds = longest_watch(held for _, held in holds)
+    seconds = longest_watch(lock.held for lock in locks)
     if seconds > 0:
         click.echo(f"Watching whether it is renewed, for {seconds:.0f} s at most.", err=True)
-    lines = {(line.key, line.slot): line for line, _ in holds}
-    for key, held, verdict in verdicts(runtime.store, [(line.key, held) for line, held in holds]):
-        yield lines[key, held.slot or 0], held, verdict
+    yield from verdicts(runtime.store, locks)

@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command
-from celery_singleton_lock.cli.line import Line
+from celery_singleton_lock.cli.held import HeldLock
 from celery_singleton_lock.keys.key import shown_name
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +33,18 @@ class Selection:
     def __bool__(self) -> bool:
         return (self.names, self.node, self.older_than) != (None, None, None)
 
-    def of(self, runtime: Runtime) -> Iterator[tuple[Line, Held]]:
+    def of(self, runtime: Runtime) -> Iterator[HeldLock]:
         """The locks that are held and asked for."""
-        for key, held in runtime.store.all_held(runtime.settings.prefix):
-            line = Line.of(key, held)
-            if self._has(line):
-                yield line, held
+        locks = (HeldLock.of(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix))
+        return filter(self._has, locks)
 
-    def _has(self, line: Line) -> bool:
-        if self.names is not None and not any(fnmatchcase(line.name, name) for name in self.names):
+    def _has(self, lock: HeldLock) -> bool:
+        if self.names is not None and not any(fnmatchcase(lock.name, name) for name in self.names):
             return False
-        if self.node is not None and not fnmatchcase(line.node or "", self.node):
+        node = lock.held.holder.node if lock.held.holder else None
+        if self.node is not None and not fnmatchcase(node or "", self.node):
             return False
-        return self.older_than is None or (line.held_for is not None and line.held_for >= self.older_than)
+        return self.older_than is None or (lock.held_for is not None and lock.held_for >= self.older_than)
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,13 +9,13 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
-from celery_singleton_lock.cli.line import Line, duration
-from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.cli.held import HeldLock, duration
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS
 from celery_singleton_lock.task import outcome
 
-#: Messages that people are shown.
-_SHOWN = 5
+#: Records that people get to see.
+_FEW = 5
 
 
 @click.command(cls=CeleryCommand, name="show")
@@ -32,12 +31,12 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_:
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
         state = runtime.store.inspect(key)
-    lines = [Line.of(key, held) for held in state.held]
+    locks = [HeldLock.of(key, held) for held in state.held]
     if as_json:
         command.say_json(
             {
                 "key": key,
-                "held": [asdict(line) for line in lines],
+                "held": [lock.fields() for lock in locks],
                 "fence": state.fence,
                 "waiters": state.waiters,
                 "done": [
@@ -48,17 +47,17 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_:
         )
         return
     _say("key", key)
-    for line, held in zip(lines, state.held, strict=True):
-        _say("held by", line.holder + (f", slot {line.slot}" if line.slot else ""))
-        _say("", _times(line, held))
-    if not lines:
+    for lock in locks:
+        _say("held by", lock.holder_in_words() + (f", slot {lock.slot}" if lock.slot else ""))
+        _say("", _times(lock))
+    if not locks:
         _say("held by", "nobody")
-    _say("scope", next((line.scope for line in lines if line.scope), "-"))
+    _say("scope", next((lock.scope for lock in locks if lock.scope), "-"))
     _say("fence", "-" if state.fence is None else str(state.fence))
     _say("waiters", str(state.waiters))
-    for record in state.records[:_SHOWN]:
+    for record in state.records[:_FEW]:
         _say("done", f"message {record.message}: {_state(record)}, remembered for {duration(record.seconds)}")
-    if (more := len(state.records) - _SHOWN) > 0:
+    if (more := len(state.records) - _FEW) > 0:
         _say("", f"and {more} more" if len(state.records) < MOST_RECORDS else "and many more")
 
 
@@ -66,13 +65,12 @@ def _say(title: str, text: str) -> None:
     command.say(f"{title:<9}{text}".rstrip())
 
 
-def _times(line: Line, held: Held) -> str:
-    holder = held.holder
+def _times(lock: HeldLock) -> str:
+    holder = lock.held.holder
     if holder is None:
-        return "the value was not written by this package" + ("; it never expires" if line.expires_in is None else "")
+        return "the value was not written by this package" + ("; it never expires" if lock.expires_in is None else "")
     over = "; that process is over" if process_identity.is_over(holder.process) else ""
-    renewed = f" unless renewed (ttl {line.ttl:g} s)" if line.ttl else "; nobody renews it"
-    return f"for {duration(line.held_for or 0)}, expires in {duration(line.expires_in or 0)}{renewed}{over}"
+    return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}"
 
 
 def _state(record: Record) -> str:

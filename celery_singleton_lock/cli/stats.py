@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from celery_singleton_lock.keys.key import name_in
 
 
 @dataclass(slots=True)
-class Line:
+class TaskCounts:
     """The counts of one task, since they were begun.
 
     Attributes:
@@ -71,30 +70,24 @@ def stats(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
     with command.runtime_of(ctx) as runtime:
         journal = runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal)
         counts, refused = metrics.read(journal.counts()), journal.refused()
-    for line in _lines(counts):
-        command.say_json(asdict(line)) if as_json else command.say(str(line))
+    for of_task in _by_task(counts):
+        command.say_json(asdict(of_task)) if as_json else command.say(str(of_task))
     for key, in_a_row in sorted(refused.items(), key=lambda item: -item[1]):
         found = {"key": key, "name": name_in(key), "refused_in_a_row": in_a_row}
         text = f"{name_in(key)}  refused {in_a_row} times since a run under this key ended  [{key}]"
         command.say_json(found) if as_json else command.say(text)
 
 
-def _lines(counts: Mapping[metrics.Count, int]) -> list[Line]:
-    lines: defaultdict[str, dict[metrics.Count, int]] = defaultdict(dict)
-    for count, value in counts.items():
-        lines[count.task][count] = value
-    return [_line(task, lines[task]) for task in sorted(lines)]
-
-
-def _line(task: str, counts: Mapping[metrics.Count, int]) -> Line:
-    line = Line(task)
+def _by_task(counts: Mapping[metrics.Count, int]) -> list[TaskCounts]:
+    found = {task: TaskCounts(task) for task in sorted({count.task for count in counts})}
     for count, value in sorted(counts.items()):
         if count.name in _DIVIDED:
-            getattr(line, count.name)[count.label] = value
+            getattr(found[count.task], count.name)[count.label] = value
         elif count.name in _PLAIN:
-            setattr(line, count.name, value)
-    line.waited, line.held = (metrics.sum_of(it, task, counts) for it in (metrics.WAITED, metrics.HELD))
-    return line
+            setattr(found[count.task], count.name, value)
+    for task, of_task in found.items():
+        of_task.waited, of_task.held = (metrics.sum_of(it, task, counts) for it in (metrics.WAITED, metrics.HELD))
+    return [*found.values()]
 
 
 def _divided(counts: Mapping[str, int]) -> str:

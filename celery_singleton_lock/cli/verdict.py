@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock.cli.held import HeldLock
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.trust import GIVE_UP_BEFORE, GRACE_SHARE, STEP_SHARE, STRIKE_SHARE
@@ -23,15 +24,15 @@ from celery_singleton_lock.trust import GIVE_UP_BEFORE, GRACE_SHARE, STEP_SHARE,
 STOPPED_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE - GRACE_SHARE - STRIKE_SHARE
 
 #: The share of the ttl by which the end of a lease has to move to count as renewed: servers count milliseconds, by a
-#: clock that they look at now and then.
+#: clock that they read now and then.
 NOISE = 1 / 20
 
-#: Seconds between two looks at a lock about which nothing is known yet, at most and at least.
+#: Seconds until a lock is inspected again about which nothing is known yet, at most and at least.
 POLL, MIN_POLL = 0.5, 0.01
 
 
 class Verdict(enum.Enum):
-    """What is known about the holder; the value tells why the lock is freed, or why it is not."""
+    """What is known about the holder; the value says why the lock is freed, or why it is not."""
 
     OVER = "the process that held it is over"
     LATE = "it was not renewed in time"
@@ -46,15 +47,15 @@ class Verdict(enum.Enum):
 TO_FREE = (Verdict.OVER, Verdict.LATE, Verdict.FORCED)
 
 
-def judge(shown: Held, now: Held | None, *, renewed: bool = False) -> Verdict | None:
+def judge(before: Held, now: Held | None, *, renewed: bool = False) -> Verdict | None:
     """What is to be said about the holder of a hold; None as long as that is open.
 
     Args:
-        shown: the hold that this is about.
-        now: what a look finds in its place; None when the lock is free.
+        before: the hold that this is about.
+        now: what is in its place; None when the lock is free.
         renewed: whether the lease was seen to be renewed.
     """
-    if now is None or now.owner != shown.owner:
+    if now is None or now.owner != before.owner:
         return Verdict.ENDED
     holder = now.holder
     if holder is None:
@@ -74,47 +75,46 @@ def longest_watch(holds: Iterable[Held]) -> float:
     return max((min(held.remaining, _ttl(held)) - _ttl(held) * STOPPED_BEFORE for held in open_ones), default=0.0)
 
 
-def verdicts(store: Store, holds: Iterable[tuple[str, Held]]) -> Iterator[tuple[str, Held, Verdict]]:
-    """Judge each hold, looking again and again at those that are open; each comes as soon as it is judged.
+def verdicts(store: Store, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock, Verdict]]:
+    """Judge each lock, inspecting again and again those that are open; each comes as soon as it is judged.
 
     Raises:
         LockUnavailable: no answer, or an error.
     """
-    undecided = [_Watched(key, shown) for key, shown in holds]
+    undecided = [_Watch(lock) for lock in locks]
     while undecided:
-        for watched in undecided:
-            watched.look(store)
-            if watched.verdict is not None:
-                yield watched.key, watched.shown, watched.verdict
-        undecided = [watched for watched in undecided if watched.verdict is None]
+        for watch in undecided:
+            watch.inspect(store)
+            if watch.verdict is not None:
+                yield watch.lock, watch.verdict
+        undecided = [watch for watch in undecided if watch.verdict is None]
         if undecided:
-            clock.sleep(min(POLL, *(watched.late_in for watched in undecided)))
+            clock.sleep(min(POLL, *(watch.late_in for watch in undecided)))
 
 
-class _Watched:
-    """A hold under watch.
+class _Watch:
+    """Whether a lock is renewed.
 
-    Its lease is renewed when the moment of its end, on our clock, is later than it was at the first look. Each look
-    takes a while, so the earliest that it can be now is compared to the latest that it can have been.
+    It is when the moment of its end, on our clock, is later than it was at first. To ask takes a while, so the earliest
+    that it can be now is compared to the latest that it can have been.
     """
 
-    def __init__(self, key: str, shown: Held) -> None:
-        self.key = key
-        self.shown = shown
+    def __init__(self, lock: HeldLock) -> None:
+        self.lock = lock
         self.verdict: Verdict | None = None
         self.late_in = POLL
         self._ends_at = float("inf")
 
-    def look(self, store: Store) -> None:
-        slot, asked_at = self.shown.slot or 0, clock.now()
-        now = next((held for held in store.held(self.key, limit=slot + 1) if held.slot == slot), None)
+    def inspect(self, store: Store) -> None:
+        slot, asked_at = self.lock.slot, clock.now()
+        now = next((held for held in store.held(self.lock.key, limit=slot + 1) if held.slot == slot), None)
         if now is not None and math.isinf(now.remaining):
-            # Somebody took its end away, and a renewal would give it one: as if it had last been renewed before the
-            # first look.
+            # Somebody took its end away, and a renewal would give it one: as if it had last been renewed before we
+            # asked first.
             self._ends_at = min(self._ends_at, asked_at + _ttl(now))
             now = replace(now, remaining=max(self._ends_at - asked_at, 0.0))
         renewed = now is not None and asked_at + now.remaining > self._ends_at + _ttl(now) * NOISE
-        self.verdict = judge(self.shown, now, renewed=renewed)
+        self.verdict = judge(self.lock.held, now, renewed=renewed)
         if now is not None:
             self._ends_at = min(self._ends_at, clock.now() + now.remaining)
             self.late_in = max(now.remaining - _ttl(now) * STOPPED_BEFORE, MIN_POLL)

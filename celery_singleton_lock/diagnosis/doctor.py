@@ -130,7 +130,7 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
         found.findings.append(unreachable(runtime.settings.backend.masked, told(error)))
         return None
     leaders = [it.holder for it in held if it.holder]
-    found.seen += [f"beat: {leader.node} (pid {leader.pid}) leads the schedule {name}" for leader in leaders]
+    found.seen += [f"beat: {leader.place} leads the schedule {name}" for leader in leaders]
     return len(leaders)
 
 

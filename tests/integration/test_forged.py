@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_singleton_lock import SingletonTask, cleaned
-from celery_singleton_lock.cli.line import Line
+from celery_singleton_lock.cli.held import HeldLock
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.workers import of_workers
@@ -239,9 +239,9 @@ class TestRedis:
             found = list(store.all_held(PREFIX))
             assert key in [name for name, _ in found]
             for name, held in found:
-                line = Line.of(name, held)
-                assert all(cleaned.printable(cell).isprintable() for cell in line.cells)
-                json.dumps([line.held_for, line.expires_in, line.task_id], allow_nan=False)
+                lock = HeldLock.of(name, held)
+                assert all(cleaned.printable(cell).isprintable() for cell in lock.cells())
+                json.dumps(lock.fields(), allow_nan=False)
             if not any(part.startswith("run") and kind != "string" for part, kind, _ in written):
                 store.inspect(strange)
             client.flushdb()

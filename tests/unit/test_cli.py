@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.cli.explain import _holder, _told
-from celery_singleton_lock.cli.line import Line, duration, in_order
+from celery_singleton_lock.cli.explain import _holder
+from celery_singleton_lock.cli.held import HeldLock, duration, in_order
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.holder import Holder, new_owner
@@ -27,29 +27,31 @@ def key_of(name: str) -> str:
     return key_of_text(PREFIX, name, "1")
 
 
-def line(**changes: Any) -> Line:
+def lock(name: str = "job", **changes: Any) -> HeldLock:
     holder = Holder("some-task", 0, "one@host", 42, clock.wall() - 100, ttl=30.0)
     held = Held(replace(holder, **changes), "owner", 20.0, slot=0, waiters=2)
-    return Line.of(key_of("job"), held)
+    return HeldLock.of(key_of(name), held)
 
 
 def test_holder_is_told_in_short_and_in_words() -> None:
-    assert line().who == "some-task"
-    assert line().holder == "task some-task on one@host (pid 42)"
-    assert line(pid=0).who == "some-task (kept)"
-    assert line(pid=0).holder == "kept for task some-task on one@host"
-    leader = replace(line(task_id=None), name="beat:shop")
-    assert leader.holder == "leader on one@host (pid 42)"
+    assert lock().holder_in_short() == "some-task"
+    assert lock().holder_in_words() == "task some-task on one@host (pid 42)"
+    assert lock(pid=0).holder_in_short() == "some-task (kept)"
+    assert lock(pid=0).holder_in_words() == "kept for task some-task on one@host"
+    assert lock("beat:shop", task_id=None).holder_in_words() == "leader on one@host (pid 42)"
+    assert lock().end_in_words() == "expires in 20 s unless renewed (ttl 30 s)"
+    assert lock(ttl=0.0).end_in_words() == "expires in 20 s; nobody renews it"
 
 
 def test_value_of_a_stranger_is_shown_as_unknown() -> None:
-    foreign = Line.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
-    assert foreign.cells == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0")
+    foreign = HeldLock.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
+    assert foreign.cells() == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0")
     assert (foreign.expires_in, foreign.ttl, foreign.scope) == (None, None, None)
 
 
 def test_each_lock_is_shown_once_and_in_order() -> None:
-    first, second = line(), replace(line(), slot=1)
+    first = lock()
+    second = replace(first, held=replace(first.held, slot=1))
     assert in_order([second, first, second]) == [first, second]
 
 
@@ -86,7 +88,7 @@ class TestSelection:
         ],
     )
     def test_takes_what_fits_all_that_is_asked(self, runtime: Any, selection: Selection, names: list[str]) -> None:
-        assert sorted(line.name for line, _ in selection.of(runtime)) == names
+        assert sorted(lock.name for lock in selection.of(runtime)) == names
 
     def test_of_nothing_is_told_from_one_of_something(self) -> None:
         assert not Selection(None, None, None)
@@ -98,10 +100,10 @@ def test_lock_that_is_kept_is_shown_without_a_ttl() -> None:
     lease = store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("id", 0, "one@host", 1)))
     store.free(lease, reservation=Reservation(Holder("id", 1, "one@host"), 60))
     (held,) = store.held(key)
-    assert Line.of(key, held).ttl is None
+    assert HeldLock.of(key, held).ttl is None
 
 
 def test_explained_lock_that_does_not_end_is_json() -> None:
-    held = Held(None, "owner", math.inf)
-    assert json.loads(json.dumps(_holder(held), allow_nan=False)) == {"expires_in": None}
-    assert _told(held) == "a stranger, never expires"
+    foreign = HeldLock.of("unit:some:thing", Held(None, "owner", math.inf))
+    assert json.loads(json.dumps(_holder(foreign), allow_nan=False)) == {"expires_in": None}
+    assert (foreign.holder_in_words(), foreign.end_in_words()) == ("unknown", "never expires")

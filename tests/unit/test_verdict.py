@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 import pytest
 
 from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock.cli.held import HeldLock
 from celery_singleton_lock.cli.verdict import Verdict, judge, longest_watch, verdicts
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -105,7 +107,7 @@ class TestVerdicts:
         return lease
 
     def judged(self, store: MemoryStore) -> dict[str, Verdict]:
-        return {key: found for key, _, found in verdicts(store, [*store.all_held("k")])}
+        return {lock.key: found for lock, found in verdicts(store, starmap(HeldLock.of, store.all_held("k")))}
 
     @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than it is looked at", "as a heartbeat does"])
     def test_renewal_is_seen(self, time: Time, every: float) -> None:
@@ -136,9 +138,10 @@ class TestVerdicts:
         lease = self.taken(store, "k:endless")
         if is_alive:
             time.alarms.append(lambda: time.at > began + TTL / 3 and store.renew([lease], timeout=1))
-        holds = [*store.all_held("k")]
-        assert longest_watch(held for _, held in holds) == pytest.approx(TTL - 3.25)
-        (found,) = [found for _, _, found in verdicts(store, holds)]
+        (lock,) = starmap(HeldLock.of, store.all_held("k"))
+        assert lock.expires_in is None
+        assert longest_watch([lock.held]) == pytest.approx(TTL - 3.25)
+        ((_, found),) = verdicts(store, [lock])
         assert found is (Verdict.ALIVE if is_alive else Verdict.LATE)
         assert time.at - began < (TTL / 2 if is_alive else TTL)
         assert is_alive or time.at - began >= TTL * 0.85, "it is not late before"
@@ -153,12 +156,12 @@ class Endless(MemoryStore):
         self.renewed = True
         return super().renew(leases, timeout=timeout)
 
-    def look(self, key: str, *, limit: int = 1) -> list[Held]:
-        return [self._shown(held) for held in super().look(key, limit=limit)]
+    def held(self, key: str, *, limit: int = 1) -> list[Held]:
+        return [self._endless(held) for held in super().held(key, limit=limit)]
 
-    def holds(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        for key, held in super().holds(prefix):
-            yield key, self._shown(held)
+    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        for key, held in super().all_held(prefix):
+            yield key, self._endless(held)
 
-    def _shown(self, held: Held) -> Held:
+    def _endless(self, held: Held) -> Held:
         return held if self.renewed else replace(held, remaining=math.inf)

@@ -1,0 +1,77 @@
+"""What is held, by whom, and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.cli import command, selection
+from celery_singleton_lock.cli.held import COLUMNS, in_order
+from celery_singleton_lock.cli.selection import Selection
+from celery_singleton_lock.cli.table import table
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.runtime import Runtime
+
+#: Seconds between two looks.
+INTERVAL = 2.0
+
+#: A shorter one shows nothing that people can read.
+MIN_INTERVAL = 0.2
+
+
+@click.command(cls=CeleryCommand, name="list")
+@selection.options
+@command.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
+@command.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(min=MIN_INTERVAL),
+    default=INTERVAL,
+    show_default=True,
+    help="How often to look again, with --watch.",
+)
+@command.as_json
+@click.pass_context
+@handle_preload_options
+def list_(
+    ctx: click.Context,
+    selection: Selection,
+    watch: bool = False,
+    interval: float = INTERVAL,
+    as_json: bool = False,
+    **_: Any,
+) -> None:
+    """List the locks that are held, sorted by what they are of."""
+    with command.runtime_of(ctx) as runtime:
+        if watch:
+            _watch(runtime, selection, interval, as_json)
+        else:
+            _list(runtime, selection, as_json)
+
+
+def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
+    locks = in_order(selection.of(runtime))
+    if as_json:
+        for lock in locks:
+            command.say_json(lock.fields())
+    elif locks:
+        click.echo(table(COLUMNS, [lock.cells() for lock in locks]))
+    else:
+        click.echo("No lock is held" + (" of these." if selection else "."), err=True)
+
+
+def _watch(runtime: Runtime, selection: Selection, interval: float, as_json: bool) -> None:
+    try:
+        while True:
+            if not as_json:
+                click.clear()
+            try:
+                _list(runtime, selection, as_json)
+            except LockUnavailable as error:
+                command.say(f"Error: {error}", err=True)  # It may come back.
+            clock.sleep(interval)
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,111 @@
+"""One app, put to the audit, the doctor, a worker that starts and Django's checks: none contradicts another."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import Scheduler
+from celery.bin.base import CLIContext
+from celery.concurrency import thread
+from click.testing import CliRunner
+from django.core.checks import INFO
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.cli import locks
+from celery_singleton_lock.contrib.django import checks
+from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.worker.bootstep import LockStep
+
+#: What a place says: how bad each thing is, by its words.
+Said = dict[str, str]
+
+#: Settings, and what of them is found: its beginning, and how bad it is.
+CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "nothing": ({}, {}),
+    "forgets at once": ({"singleton_lock_done_ttl": 0}, {"singleton_lock_done_ttl: ": "problem"}),
+    "forgets too soon": ({"singleton_lock_done_ttl": 60}, {"singleton_lock_done_ttl: ": "problem"}),
+    "beat": ({"beat_schedule": {"nightly": {"task": "bill", "schedule": 60}}}, {"beat_scheduler: ": "note"}),
+    "beat of a database": ({"beat_scheduler": Scheduler}, {"beat_scheduler: ": "note"}),
+    "pickle": ({"result_serializer": "pickle"}, {"result_serializer: ": "warning"}),
+    "limit": ({"task_time_limit": 60}, {"bill, refund: the threads pool": "warning"}),
+    "all": (
+        {"singleton_lock_done_ttl": 0, "beat_scheduler": Scheduler, "task_time_limit": 60},
+        {"singleton_lock_done_ttl: ": "problem", "beat_scheduler: ": "note", "bill, refund: ": "warning"},
+    ),
+}
+
+
+def make_app(server: RedisServer, **conf: Any) -> Celery:
+    app = Celery("shop", set_as_current=False, broker="memory://", backend="cache+memory://")
+    app.conf.update(
+        singleton_lock_backend=server.url,
+        worker_pool="threads",
+        # A broker that delivers again what nobody has acknowledged.
+        broker_transport_options={"visibility_timeout": 3600},
+        **conf,
+    )
+    for name in ("bill", "refund"):
+        app.task(base=SingletonTask, name=name, shared=False)(body)
+    return app
+
+
+def body(tenant_id: int) -> None: ...
+
+
+def command(app: Celery, *words: str) -> list[dict[str, Any]]:
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    shown = CliRunner().invoke(locks, [*words, "--json"], obj=context)
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def said_by_the_audit(app: Celery) -> Said:
+    lines = command(app, "audit")
+    said = {f"{line['subject']}: {line['text']}": line["severity"] for line in lines if "subject" in line}
+    of_tasks = {line["task"]: line["findings"] for line in lines if "findings" in line}
+    same = of_tasks["bill"]
+    assert [{**it, "subject": "bill"} for it in of_tasks["refund"]] == same
+    # Elsewhere what is true of several tasks is said once.
+    return said | {f"bill, refund: {it['text']}": it["severity"] for it in same if it["severity"] != "note"}
+
+
+def said_by_the_doctor(app: Celery) -> Said:
+    found = command(app, "doctor", "--timeout", "0.1")
+    about_servers = ("127.0.0.1", "workers")
+    return {
+        f"{it['subject']}: {it['text']}": it["severity"] for it in found if not it["subject"].startswith(about_servers)
+    }
+
+
+def said_by_a_worker(app: Celery, caplog: pytest.LogCaptureFixture) -> set[str]:
+    caplog.clear()
+    worker = SimpleNamespace(app=app, pool_cls=thread.TaskPool, concurrency=1, task_events=False, steps=[])
+    with caplog.at_level(logging.WARNING):
+        LockStep(worker).create(worker)
+    return {record.getMessage().removeprefix("singleton lock: ") for record in caplog.records}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_none_contradicts_another(
+    case: str, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(checks, "autodiscover_modules", lambda name: None)  # There is no project.
+    conf, expected = CASES[case]
+    app = make_app(own_redis, **conf)
+    audit = said_by_the_audit(app)
+    assert sorted(audit.values()) == sorted(expected.values())
+    for beginning, severity in expected.items():
+        assert [bad for text, bad in audit.items() if text.startswith(beginning)] == [severity]
+
+    assert said_by_the_doctor(app) == audit
+    at_start = said_by_a_worker(app, caplog)
+    assert {text.rpartition("; ")[0] for text in at_start} == {text for text, bad in audit.items() if bad != "note"}
+    # Settings have other names in Django's.
+    in_django = {message.msg.lower(): message.level for message in checks.of_production(app)}
+    assert in_django.keys() == {text.lower() for text in audit}
+    for text, severity in audit.items():
+        assert (in_django[text.lower()] == INFO) == (severity == "note")
