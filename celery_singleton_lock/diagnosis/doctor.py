@@ -33,7 +33,7 @@ from celery_singleton_lock.options.delivery import is_rabbitmq
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.probe import MAX_KEYS, Servers, no_answer
-from celery_singleton_lock.stores.redis.server import told
+from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.original import DELAYED
 from celery_singleton_lock.task.publisher import Publisher
@@ -63,7 +63,7 @@ def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
     try:
         servers = Servers(settings)
     except no_answer as error:
-        findings.append(unreachable(settings.backend.masked, told(error)))
+        findings.append(unreachable(settings.backend.masked, words_of(error)))
     else:
         checkups = servers.checkups()
         seen += [described(checkup) for checkup in checkups]
@@ -116,7 +116,7 @@ def _of_beat(app: Any, settings: Settings, store: Store) -> tuple[list[str], lis
     try:
         leaders = [held.holder for held in store.held(key_of_beat(settings.prefix, beat.name)) if held.holder]
     except LockUnavailable as error:
-        return [], [unreachable(settings.backend.masked, told(error))]
+        return [], [unreachable(settings.backend.masked, words_of(error))]
     if not leaders and has_exclusive_beat(app.conf) and beat.mode == "leader":
         text = f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent"
         return [], [Finding("warning", "beat", text, "start one: celery beat -S exclusive")]
@@ -154,7 +154,7 @@ def _of_keys(servers: Servers, name: str, store: Store) -> tuple[int, list[Findi
         found_keys = list(servers.keys(name))
         found = [*of_keys(name, found_keys, store)]
     except (*no_answer, LockUnavailable) as error:
-        return 0, [unreachable(name, told(error))]
+        return 0, [unreachable(name, words_of(error))]
     if len(found_keys) == MAX_KEYS:
         text = f"it has more than {MAX_KEYS:,} keys under the prefix; no more were looked at"
         found.append(Finding("note", name, text, "a shorter singleton_lock_done_ttl keeps fewer"))
