@@ -29,7 +29,7 @@ from celery_singleton_lock.options.delivery import is_rabbitmq
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.probe import MAX_KEYS, Servers, no_answer
-from celery_singleton_lock.stores.redis.server import told
+from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.original import DELAYED
 from celery_singleton_lock.task.publisher import Publisher
@@ -73,7 +73,7 @@ def _look_at_servers(found: Diagnosis, runtime: Runtime) -> bool:
     try:
         servers = Servers(settings)
     except no_answer as error:
-        found.findings.append(unreachable(settings.backend.masked, told(error)))
+        found.findings.append(unreachable(settings.backend.masked, words_of(error)))
         return False
     checkups = servers.checkups()
     found.seen += map(in_words, checkups)
@@ -92,7 +92,7 @@ def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtim
         keys = list(servers.keys(name))
         found.findings += of_keys(name, keys, runtime.store)
     except (*no_answer, LockUnavailable) as error:
-        found.findings.append(unreachable(name, told(error)))
+        found.findings.append(unreachable(name, words_of(error)))
     found.seen.append(f"{name}: {len(keys)} keys under {runtime.settings.prefix}:")
     if len(keys) == MAX_KEYS:
         text = f"it has more than {MAX_KEYS:,} keys under the prefix; no more were looked at"
@@ -127,7 +127,7 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
     try:
         held = runtime.store.held(key_of_beat(runtime.settings.prefix, name))
     except LockUnavailable as error:
-        found.findings.append(unreachable(runtime.settings.backend.masked, told(error)))
+        found.findings.append(unreachable(runtime.settings.backend.masked, words_of(error)))
         return None
     leaders = [it.holder for it in held if it.holder]
     found.seen += [f"beat: {leader.place} leads the schedule {name}" for leader in leaders]

@@ -6,7 +6,7 @@ the server at any later moment, as if it had lain in a socket until then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,9 +96,9 @@ class LateHistories(RuleBasedStateMachine):
         assert isinstance(store, RedisStore)
         self.store, self.limit = store, limit
         self.wire = Wire(store)
-        # Paid by a rule, not by a thread.
-        self.owed: dict[Any, Callable[[float], Call]] = {}
-        store._debts.owe = lambda name, make, *, seconds: self.owed.__setitem__(name, make)  # type: ignore[method-assign]
+        # Repeated by a rule, not by a thread.
+        self.pending: dict[Any, Call] = {}
+        store._pending.add = lambda name, call, *, seconds: self.pending.__setitem__(name, call)  # type: ignore[method-assign]
         self.deliveries = [Delivery(sender) for sender in range(3)]
         self.fence = 0
 
@@ -175,18 +175,18 @@ class LateHistories(RuleBasedStateMachine):
     def deliver(self, index: int) -> None:
         self.wire.deliver(index)
 
-    @precondition(lambda self: self.owed)
+    @precondition(lambda self: self.pending)
     @rule()
-    def pay(self) -> None:
-        for name, make in [*self.owed.items()]:
-            self.wire.run(make(0.0))
-            del self.owed[name]
+    def repeat(self) -> None:
+        for name, call in [*self.pending.items()]:
+            self.wire.run(call.again())
+            del self.pending[name]
 
     @rule()
     def settle_everything(self) -> None:
         """The server is well for a while: what nobody runs under is free then."""
-        if self.owed:
-            self.pay()
+        if self.pending:
+            self.repeat()
         while self.wire.late:
             self.wire.deliver(0)
         running = {it.lease.owner for it in self.deliveries if it.lease is not None}

@@ -115,7 +115,7 @@ def taken(store: RedisStore, owner: str = "", **more: object) -> Lease:
 
 
 def is_settled(store: RedisStore) -> bool:
-    return not store._debts.is_behind
+    return not store._pending
 
 
 class TestAcquire:
@@ -286,8 +286,8 @@ class TestLeave:
         lease = taken(direct)
         own_redis.pause()
         direct.remember(KEY, Record(ME.message, b"killed", 60.0))
-        direct._debts.start_anew()  # As if it were said only after the next.
-        owed = lock_commands.free(lease, record=Record(ME.message, b"killed", 60.0), repeated=True)
+        direct._pending.start_anew()  # As if it were said only after the next.
+        owed = lock_commands.free(lease, record=Record(ME.message, b"killed", 60.0)).again()
         own_redis.resume()
         direct.free(lease, record=Record(ME.message, b"settled", 60.0))
         direct._servers.run(owed)
@@ -356,7 +356,7 @@ class TestRelease:
             store.free(lease, record=mark)
         until(lambda: is_settled(store))
         store.replace_records([(KEY, mark._replace(content=b"settled"))])
-        store._debts.owe("again", lambda _: lock_commands.free(lease, record=mark, repeated=True), seconds=60.0)
+        store._pending.add("again", lock_commands.free(lease, record=mark), seconds=60.0)
         until(lambda: is_settled(store))
         assert [mark.content for mark in store.inspect(KEY).records] == [b"settled"]
 
@@ -459,7 +459,7 @@ class TestDebts:
         direct.abandon(lease)
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if is_settled(direct) and direct._debts._thread is None else 1)
+            os._exit(0 if is_settled(direct) and direct._pending._thread is None else 1)
         own_redis.resume()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         until(lambda: is_settled(direct))
@@ -469,28 +469,26 @@ class TestDebts:
         lease = taken(direct)
         own_redis.pause()
         direct.abandon(lease)
-        thread = direct._debts._thread
+        thread = direct._pending._thread
         assert thread is not None
         own_redis.resume()
         until(lambda: not thread.is_alive())
 
     def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.kill()
-        direct._debts.owe(
-            "x", lambda _: lock_commands.abandon(Lease(KEY, "x", ttl=1, fence=0, sent_at=0.0)), seconds=0.2
-        )
-        until(lambda: direct._debts._thread is None)
+        direct._pending.add("x", lock_commands.abandon(Hold(KEY, "x", ttl=1)), seconds=0.2)
+        until(lambda: direct._pending._thread is None)
         assert is_settled(direct)
 
     def test_it_is_bounded_in_number(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("celery_singleton_lock.stores.redis.debts.MOST", 10)
+        monkeypatch.setattr("celery_singleton_lock.stores.redis.pending_calls.MOST", 10)
         own_redis.pause()
         leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
         for lease in leases:
-            direct._debts.owe(lease, lambda _, lease=lease: lock_commands.abandon(lease), seconds=60.0)  # type: ignore[misc]
-        assert list(direct._debts._debts) == leases[-10:]
+            direct._pending.add(lease, lock_commands.abandon(lease), seconds=60.0)
+        assert list(direct._pending._calls) == leases[-10:]
         own_redis.resume()
         until(lambda: is_settled(direct))
 
@@ -502,8 +500,8 @@ class TestDebts:
             client.set("late:{text}:waiting", "text")
             client.set("late:{text}:run", "x" * 32)
         stranger = Hold("late:{text}", "x" * 32, ttl=1)
-        direct._debts.owe(1, lambda _: lock_commands.abandon(stranger), seconds=60.0)
-        direct._debts.owe(2, lambda _: lock_commands.abandon(lease), seconds=60.0)
+        direct._pending.add(1, lock_commands.abandon(stranger), seconds=60.0)
+        direct._pending.add(2, lock_commands.abandon(lease), seconds=60.0)
         until(lambda: direct.held(KEY) == [])
 
 

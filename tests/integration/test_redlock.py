@@ -212,7 +212,7 @@ class TestReach:
         threads = threading.active_count()
         for _ in range(50):
             store.free(taken(store))
-        assert threading.active_count() <= threads + 1, "one that sees to what the node is owed, not one per call"
+        assert threading.active_count() <= threads + 1, "one thread that repeats it, not one per call"
         nodes.servers[0].resume()
         assert all(server.client().info("clients")["connected_clients"] <= 3 for server in nodes.servers)
 
@@ -279,15 +279,15 @@ class TestGivenUp:
     def test_interrupted_acquire_leaves_nothing(self, nodes: Nodes, store: RedlockStore) -> None:
         store.free(taken(store))
         self.stop_majority(nodes)
-        fan = store._fans[-1]
-        hear = fan._hear
+        conversation = store._nodes._conversations[-1]
+        hear = conversation._hear
 
         def interrupted(seconds: float) -> bool:
             if seconds:
                 raise KeyboardInterrupt
             return hear(seconds)
 
-        fan._hear = interrupted  # type: ignore[method-assign]
+        conversation._hear = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
@@ -327,8 +327,8 @@ class TestGivenUp:
         with pytest.raises(LockUnavailable):
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
-        until(lambda: store._owing._thread is None, "nothing is owed any more")
-        assert not store._own
+        until(lambda: store._nodes._repeater._thread is None, "nothing is pending any more")
+        assert not store._nodes._own
 
     def test_large_semaphore_is_given_up_as_soon_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)
@@ -353,9 +353,9 @@ class TestManyLeases:
         for server in nodes.servers[:3]:
             server.pause()
         waits: list[float] = []
-        fan = store._fans[-1]
-        hear = fan._hear
-        fan._hear = lambda seconds: waits.append(seconds) or hear(seconds)  # type: ignore[method-assign]
+        conversation = store._nodes._conversations[-1]
+        hear = conversation._hear
+        conversation._hear = lambda seconds: waits.append(seconds) or hear(seconds)  # type: ignore[method-assign]
         with pytest.raises(LockUnavailable):
             store.renew(self.many(store, 5000, 30.0), timeout=0.5)
         assert waits, "it has waited"
@@ -587,7 +587,7 @@ class TestMarks:
 
 class TestSemaphore:
     def test_what_is_left_of_an_attempt_is_no_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
-        owner, node = new_owner(), store._nodes[0].server
+        owner, node = new_owner(), store._nodes.each[0].server
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
         assert node.run(vote_commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
         assert node.run(vote_commands.vote(request, slot=1, memory=None))[0] == 0

@@ -6,7 +6,8 @@ Where there are many keys, they are looked for step by step, and what a step has
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -18,6 +19,7 @@ from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Reader
+from celery_singleton_lock.stores.redis.vote_commands import attempt_of
 
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500
@@ -92,6 +94,32 @@ def entries(server: Reader, key: str) -> Iterator[bytes]:
         yield from pairs[::2]
         if cursor == b"0":
             return
+
+
+def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:
+    """The locks that so many nodes of a Redlock show, of what each does."""
+    by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
+    for of_node in each:
+        # A search may come upon a key twice.
+        once = {(key, held.slot, attempt_of(held.owner, 0)): held for key, held in of_node}
+        for place, held in once.items():
+            by_owner[place].append(held)
+    for (key, slot, owner), shown in by_owner.items():
+        if len(shown) >= quorum:
+            holder = next((held.holder for held in shown if held.holder is not None), None)
+            remaining, waiters = max(held.remaining for held in shown), max(held.waiters for held in shown)
+            yield key, Held(holder, owner, remaining, slot, waiters)
+
+
+def merged(states: Sequence[KeyState], quorum: int) -> KeyState:
+    """What the nodes of a Redlock have of one key."""
+    records = {each.message: each for it in states for each in sorted(it.records, key=lambda each: each.seconds)}
+    return KeyState(
+        tuple(held for _, held in agreed([[("", held) for held in it.held] for it in states], quorum)),
+        max((it.fence for it in states if it.fence is not None), default=None),
+        max(it.waiters for it in states),
+        tuple(sorted(records.values(), key=lambda each: each.seconds, reverse=True)[:MOST_RECORDS]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from celery_singleton_lock.stores.base import Held, Record
 MAX_SLOTS = 10_000
 
 L = TypeVar("L")
+T = TypeVar("T")
 
 
 class Answer(IntEnum):
@@ -51,6 +52,15 @@ class MoreSlots(Exception):
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
         self.slots = min(slots, MAX_SLOTS)
+
+
+def with_all_slots(slots: int, ask: Callable[[int], T]) -> T:
+    """Ask with so many slots named, and again with all that are in use."""
+    while True:
+        try:
+            return ask(slots)
+        except MoreSlots as more:
+            slots = more.slots
 
 
 def acquired(answer: Sequence[Any], lease: Callable[[int, int], L], message: str) -> L | Held | Record:

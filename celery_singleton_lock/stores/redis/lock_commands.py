@@ -156,16 +156,9 @@ def question(request: LockRequest, name: str, *, slots: int = 0, late: Sequence[
     )
 
 
-def free(
-    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, repeated: bool = False
-) -> Call:
-    """See `LockStore.free`.
-
-    Args:
-        hold, record, reservation: what to end, and to leave behind.
-        repeated: it may have been carried out already, and others have acted upon that.
-    """
-    return ending(hold, hold.owner, record=record, reservation=reservation, repeated=repeated)
+def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
+    """See `LockStore.free`."""
+    return ending(hold, hold.owner, record=record, reservation=reservation)
 
 
 def abandon(hold: Hold) -> Call:
@@ -191,12 +184,17 @@ def ending(
 ) -> Call:
     """A call of `free.lua`.
 
+    However late it is sent (`Call.again`), what it leaves behind ends when it would have: by the time that is left of a
+    record its reader sees how long ago the body ended.
+
     Args:
-        hold, record, reservation, repeated: see `free`.
+        hold: what to end.
         value: how the value of a hold begins that is to end.
+        record, reservation: what to leave behind.
         over: names of owners and requests that take nothing from now on.
         over_for: milliseconds for which that is known; None for as long as one that comes late might take.
         wakes: whether a waiter is woken.
+        repeated: see `Call.again`.
     """
     key, places = hold.key, keyspace.places_of(hold)
     done = keyspace.done_key(key, record.message if record else "")
@@ -215,7 +213,25 @@ def ending(
         reserved=reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
         reserved_ms=ms(reservation.seconds) if reservation else 0,
     )
-    return Call(FREE, keys, args)
+    if record is None and reservation is None:
+        return Call(FREE, keys, args)
+    began = clock.now()
+
+    def later(repeated: bool) -> Call:
+        late = clock.now() - began
+        left, kept = record and record.after(late), reservation and reservation.after(late)
+        return ending(
+            hold,
+            value,
+            record=left,
+            reservation=kept,
+            over=over,
+            over_for=over_for,
+            wakes=wakes,
+            repeated=repeated,
+        )
+
+    return Call(FREE, keys, args, later=later)
 
 
 def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:

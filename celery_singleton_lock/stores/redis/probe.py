@@ -22,7 +22,7 @@ from celery_singleton_lock.stores.redis import address
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.lock_answers import held
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.stores.redis.server import Server, told
+from celery_singleton_lock.stores.redis.server import Server, words_of
 
 #: Keys that the server looks at in one step, and that are looked at in all on one server.
 _STEP, MAX_KEYS = 500, 100_000
@@ -160,7 +160,7 @@ class Servers:
                 cluster=_told_by(server, "CLUSTER", "INFO") if self._cluster else None,
             )
         except (RedisError, OSError) as error:
-            return Checkup(name, error=told(error))
+            return Checkup(name, error=words_of(error))
 
     def _trial_key(self, server: Server) -> str:
         """A key that is on this server."""
@@ -262,7 +262,7 @@ def _watcher(client: Any, master: str) -> Watcher:
     try:
         found = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", master)
     except (RedisError, OSError) as error:
-        return Watcher(name, error=told(error))
+        return Watcher(name, error=words_of(error))
     parts = [part.decode() if isinstance(part, bytes) else str(part) for part in found or ()]
     return Watcher(name, master=":".join(parts) or None)
 

@@ -39,14 +39,22 @@ class Call(NamedTuple):
 
     Attributes:
         replicas: how many replicas must have what it wrote, and how many seconds they get for it.
-        later: makes what is to be said instead where it is said later; None where that is the same.
+        later: makes the call to be sent in its place when that is later (see `again`); None where that is the same.
     """
 
     script: Script
     keys: Sequence[str]
     args: Sequence[object]
     replicas: tuple[int, float] | None = None
-    later: Callable[[], Call] | None = None
+    later: Callable[[bool], Call] | None = None
+
+    def again(self, *, repeated: bool = True) -> Call:
+        """The call to be sent now where this was not answered.
+
+        Args:
+            repeated: it may have been carried out long ago, and others have acted upon that.
+        """
+        return self.later(repeated) if self.later else self
 
     @property
     def by_digest(self) -> Command:

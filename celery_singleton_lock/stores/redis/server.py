@@ -35,7 +35,7 @@ OF_A_POOL = frozenset(
 )
 
 
-def told(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     """An error, without the innards that one about Sentinels ends with: some versions show their password.
 
     A server that does not know AUTH (renamed, or a proxy) repeats its arguments.

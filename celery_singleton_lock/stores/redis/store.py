@@ -3,7 +3,7 @@
 A lock is taken and freed by one script each, in one round trip. Nothing is repeated by the connections: redis-py's
 client would send a `SET NX` again whose reply was lost, and wait up to minutes. Here each try is short, and only what
 may be repeated is. Owners and scripts make that everything. What ends a lock and was not answered is said again later
-(see `debts`).
+(see `pending_calls`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
-from celery_singleton_lock.stores.redis.debts import Debts
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
+from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import BATCH, OVER_TTL, Call
 from celery_singleton_lock.stores.redis.server import (
     STEP_TIMEOUT,
     Reader,
     Server,
-    told,
+    words_of,
 )
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
 from celery_singleton_lock.stores.waiters import AskingWaiter
@@ -76,15 +76,15 @@ class RedisStore:
 
     Args:
         servers: where the locks are.
-        shown: where that is, for messages.
+        server: where that is, for messages.
         replicas: how many replicas must have a lock before it counts as taken.
     """
 
-    def __init__(self, servers: Server | Cluster, shown: str, *, replicas: int = 0) -> None:
-        self.server = shown
+    def __init__(self, servers: Server | Cluster, server: str, *, replicas: int = 0) -> None:
+        self.server = server
         self._servers = servers
         self._replicas = (replicas, min(REPLICATION, servers.step / 2)) if replicas else None
-        self._debts = Debts(self._servers.run_each, shown)
+        self._pending = PendingCalls(servers.run_each, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         question = Question(self._run, request, replicas=self._replicas)
@@ -95,7 +95,7 @@ class RedisStore:
             # reading. What was refused by a server that answers is taken back now, the rest when it answers.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             name = "acquire", request.key, request.owner
-            self._end(name, lambda _: question.undone(), request.ttl, at_once=answers)
+            self._end(name, question.undone(), request.ttl, at_once=answers)
             raise
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
@@ -118,12 +118,12 @@ class RedisStore:
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
-        make, tries = _freeing(hold, record, reservation), 0
+        call, tries = lock_commands.free(hold, record=record, reservation=reservation), 0
 
         def attempt() -> bool:
             nonlocal tries
             tries += 1
-            freed = self._servers.run(make(0.0))
+            freed = self._servers.run(call if tries == 1 else call.again(repeated=False))
             # Gone when it is said again: the first time has worked, and only its reply was lost.
             return bool(freed) or tries > 1 or hold.ending
 
@@ -132,32 +132,25 @@ class RedisStore:
         except BaseException:
             hold.ending = True
             worth = max(hold.ttl, record.seconds if record is not None else 0.0)
-            self._end(("free", hold.key, hold.owner), make, worth, at_once=False)
+            self._end(("free", hold.key, hold.owner), call, worth, at_once=False)
             raise
 
     def abandon(self, hold: Hold) -> bool | None:
         name = "acquire", hold.key, hold.owner
-        answer = self._end(name, lambda _: lock_commands.abandon(hold), hold.ttl, at_once=not self._debts.is_behind)
+        answer = self._end(name, lock_commands.abandon(hold), hold.ttl, at_once=not self._pending)
         return None if answer is None else bool(answer)
 
     def remember(self, key: str, record: Record) -> None:
         nobodys = Hold.of_nobody(key)
-        name = "free", key, nobodys.owner
-        self._end(name, _freeing(nobodys, record), record.seconds, at_once=not self._debts.is_behind)
+        call = lock_commands.free(nobodys, record=record)
+        self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._pending)
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        slots = limit
+        def ask(slots: int) -> Held | Record | None:
+            answer = self._servers.run(lock_commands.refuse(key, holder, record, slots=slots))
+            return lock_answers.refused(answer, record.message)
 
-        def attempt() -> Held | Record | None:
-            nonlocal slots
-            while True:
-                try:
-                    answer = self._servers.run(lock_commands.refuse(key, holder, record, slots=slots))
-                    return lock_answers.refused(answer, record.message)
-                except lock_answers.MoreSlots as more:
-                    slots = more.slots
-
-        return self._patiently(attempt)
+        return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         by_slot: defaultdict[int, list[tuple[str, Record]]] = defaultdict(list)
@@ -191,7 +184,7 @@ class RedisStore:
             return self._patiently(attempt)
 
         def leave(free: bool) -> None:
-            self._end(("waiter", key, place), lambda _: question.undone(place, free=free), request.ttl, at_once=True)
+            self._end(("waiter", key, place), question.undone(place, free=free), request.ttl, at_once=True)
 
         if self._replicas is not None:
             return AskingWaiter(self._bell(key), ask, leave)
@@ -232,22 +225,22 @@ class RedisStore:
     def _bell(self, key: str, behind: Call | None = None) -> RedisBell:
         return RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
 
-    def _end(self, name: tuple[str, str, str], make: Callable[[float], Call], seconds: float, *, at_once: bool) -> Any:
+    def _end(self, name: tuple[str, str, str], call: Call, seconds: float, *, at_once: bool) -> Any:
         """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an
         error.
 
         Args:
             name: of what has ended.
-            make: the call, by the seconds that have gone by.
+            call: that says so.
             seconds: for how long it is worth saying, if that is more than `OVER_TTL`.
             at_once: try it now; else in the background.
         """
         try:
             if at_once:
-                return self._servers.run(make(0.0))
+                return self._servers.run(call)
         except (RedisError, OSError) as error:
-            logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, told(error))
-        self._debts.owe(name, make, seconds=max(seconds, OVER_TTL))
+            logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, words_of(error))
+        self._pending.add(name, call, seconds=max(seconds, OVER_TTL))
         return None
 
     def _run(self, call: Call) -> Sequence[Any]:
@@ -300,23 +293,7 @@ class RedisStore:
             clock.sleep(chance.spread(min(PAUSE * 2**failures, MAX_PAUSE), least=0.0))
 
     def _unavailable(self, error: BaseException) -> LockUnavailable:
-        return LockUnavailable(self.server, told(error))
-
-
-def _freeing(hold: Hold, record: Record | None, reservation: Reservation | None = None) -> Callable[[float], Call]:
-    """What makes the call that frees a lock, from now on, by the seconds for which it has been owed.
-
-    However late that is carried out, what it leaves behind ends when it would have: by the time that is left of a
-    record its reader sees how long ago the body ended.
-    """
-    began = clock.now()
-
-    def make(owed_for: float) -> Call:
-        late = clock.now() - began
-        left, kept = record and record.after(late), reservation and reservation.after(late)
-        return lock_commands.free(hold, record=left, reservation=kept, repeated=owed_for > 0)
-
-    return make
+        return LockUnavailable(self.server, words_of(error))
 
 
 #: Errors after which the same command may succeed. READONLY: a failover is under way, reconnect.

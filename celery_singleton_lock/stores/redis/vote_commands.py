@@ -73,31 +73,12 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0)
     return Call(VOTE, [*keys, memory] if memory else keys, asked)
 
 
-def free(
-    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, repeated: bool = False
-) -> Call:
-    """As `lock_commands.free`: in whatever attempt it was taken, and for good. Wakes nobody.
-
-    However late a node is told, what that leaves behind ends when it would have.
-    """
-    owner, began = stem(hold.owner), clock.now()
-
-    def later() -> Call:
-        late = clock.now() - began
-        left, kept = record and record.after(late), reservation and reservation.after(late)
-        return free(hold, record=left, reservation=kept, repeated=True)
-
-    call = lock_commands.ending(
-        hold,
-        owner,
-        record=record,
-        reservation=reservation,
-        over=(owner,),
-        over_for=ms(hold.ttl),
-        wakes=False,
-        repeated=repeated,
+def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
+    """As `lock_commands.free`: in whatever attempt it was taken, and for good. Wakes nobody."""
+    owner, over_for = stem(hold.owner), ms(hold.ttl)
+    return lock_commands.ending(
+        hold, owner, record=record, reservation=reservation, over=(owner,), over_for=over_for, wakes=False
     )
-    return call._replace(later=later)
 
 
 def abandon(hold: Hold) -> Call:

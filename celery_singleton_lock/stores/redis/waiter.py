@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.connection import Stream
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import told
+from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
 #: Seconds that a waiter sleeps at most before it asks again: a wake-up that goes to a waiter which is dead, frozen, or
@@ -93,15 +93,15 @@ class RedisBell:
     Args:
         key: of the lock.
         server_of: which server the list is on; asked again after an error.
-        shown: the server's name, for messages.
+        server: its name, for messages.
         behind: what the server is to do when it wakes the waiter.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Master], shown: str, behind: Call | None = None) -> None:
+    def __init__(self, key: str, server_of: Callable[[], Master], server: str, behind: Call | None = None) -> None:
         self._key = key
         self._behind = behind
         self._server_of = server_of
-        self._shown = shown
+        self._server = server
         self._exits = ExitStack()
         self._stream: Stream | None = None
 
@@ -136,7 +136,7 @@ class RedisBell:
             if _is_elsewhere(error):
                 clock.sleep(min(timeout, MOVING))
                 return None
-            raise LockUnavailable(self._shown, told(error)) from error
+            raise LockUnavailable(self._server, words_of(error)) from error
 
     def _heard(self, stream: Stream) -> Any:
         """The last answer that is still to come."""

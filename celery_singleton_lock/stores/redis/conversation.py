@@ -1,10 +1,10 @@
-"""Asking all nodes of a Redlock at once: one thread's connections to them, and what they answer in time.
+"""A conversation with all nodes of a Redlock at once: one thread's connections, and what they answer in time.
 
 Each node has one ordered stream here. An answer that comes too late is read, and left aside, before the answer to
 something newer; what is sent behind a request that the node has not answered yet cannot overtake it.
 
-What a node is owed (the undoing of an attempt, a release) counts as sent when it was answered, and not before: a stream
-that breaks, or is given up, leaves it to the next one.
+What is to be repeated (the undoing of an attempt, a release) counts as sent when it was answered, and not before: a
+stream that breaks, or is given up, leaves it to the next one.
 """
 
 from __future__ import annotations
@@ -21,24 +21,20 @@ from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger_commands, vote_commands
 from celery_singleton_lock.stores.redis.connection import Stream, packed
+from celery_singleton_lock.stores.redis.node import Node
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Server, told
 
-#: Seconds for which a node is left alone that could not be connected to: at first, and at most.
-PAUSE, MAX_PAUSE = 0.5, 4.0
-
-#: Rounds without an answer after which a node counts as silent: it is told what it is owed, and asked for nothing.
+#: Rounds without an answer after which a node counts as silent: it is told what is pending, and asked for nothing.
 SILENT = 32
 
-#: Unanswered requests, and bytes that its socket has not taken, with which the connection is given up; the former is
-#: also how many calls are kept for a node.
+#: Unanswered requests, and bytes that its socket has not taken, with which the connection is given up.
 MUTE, MAX_UNSENT = 1000, 8_000_000
 
 #: Seconds at least for a step of connecting to a node, whatever is left of the time for all.
 _LEAST = 0.02
 
-#: Seconds after which nobody is about to use a fan again.
-_RESTED = 0.5
+#: Seconds after which nobody is about to use a conversation again.
+_UNUSED = 0.5
 
 #: The answers so far, by the node's index; an exception where it failed.
 Answers = Mapping[int, Any]
@@ -56,7 +52,7 @@ class _Sent:
         call: what it was.
         number: of the round in which it was sent.
         place: which of the round's calls it is; None if nobody waits for the answer.
-        until: until when the node is owed it, on `clock.now()`; 0 if it is not.
+        until: until when it is to be repeated where it is not answered, on `clock.now()`; 0 if it is not.
     """
 
     call: Call
@@ -65,66 +61,7 @@ class _Sent:
     until: float
 
 
-class Node:
-    """One server of a Redlock, and whether it can be reached. Shared by the threads of a process.
-
-    No mutex: a fork may come at any time, and in the child nobody would unlock it. What threads do beside each other
-    here does no harm.
-    """
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self._pause = PAUSE
-        self._rests_until = 0.0
-        #: What it is to be told, and until when; the oldest give way.
-        self._owed: deque[tuple[float, Call]] = deque(maxlen=MUTE)
-        #: Why there is no connection; a text, since an exception would keep all alive that its traceback refers to.
-        self.reason = "not connected yet"
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether it failed a moment ago."""
-        return clock.now() < self._rests_until
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it failed when it was last connected to."""
-        return self._pause > PAUSE
-
-    @property
-    def owes(self) -> bool:
-        """Whether there is something that it is still to be told."""
-        while self._owed:
-            with suppress(IndexError):
-                if self._owed[0][0] > clock.now():
-                    return True
-                self._owed.popleft()
-        return False
-
-    def failed(self, error: Exception) -> None:
-        """Leave it alone for a while, twice as long each time."""
-        self.reason = told(error)
-        self._rests_until = clock.now() + self._pause
-        self._pause = min(2 * self._pause, MAX_PAUSE)
-
-    def connected(self) -> None:
-        """It is well."""
-        self._pause, self._rests_until = PAUSE, 0.0
-
-    def owe(self, call: Call, until: float) -> None:
-        """Have it told when it can be; pointless after that time."""
-        self._owed.append((until, call))
-
-    def owed(self) -> list[tuple[float, Call]]:
-        """What it is to be told now, and until when: whoever asks for that sees to it."""
-        found: list[tuple[float, Call]] = []
-        with suppress(IndexError):
-            while True:
-                found.append(self._owed.popleft())
-        return [(until, call.later() if call.later else call) for until, call in found if until > clock.now()]
-
-
-class Fan:
+class Conversation:
     """A connection to each node. Used by one thread at a time; after an exception, to be closed.
 
     Args:
@@ -140,11 +77,11 @@ class Fan:
         self._answers: list[dict[int, Any]] = []
         #: Whether a round ended before it was decided, since there was last nothing to wait for.
         self._is_late = False
-        self._rests_since = 0.0
+        self._unused_since = 0.0
         self._selector = selectors.DefaultSelector()
 
     def connect(self, *, step: float, seconds: float) -> None:
-        """Open what connections are missing and can be had, and tell the nodes what they are owed.
+        """Open what connections are missing and can be had, and tell the nodes what is pending.
 
         Args:
             step: seconds that each step of connecting to a node may take.
@@ -153,7 +90,7 @@ class Fan:
         until = clock.now() + seconds
         self.collect()
         missing = [index for index, stream in enumerate(self._streams) if stream is None]
-        missing = [index for index in missing if not self._nodes[index].is_resting]
+        missing = [index for index in missing if not self._nodes[index].is_avoided]
         missing.sort(key=lambda index: self._nodes[index].has_failed)
         for place, index in enumerate(missing):
             # Each has its share of the time, and what those before it have left.
@@ -164,11 +101,11 @@ class Fan:
                 self._nodes[index].failed(error)
         for index, node in enumerate(self._nodes):
             if self._streams[index] is not None:
-                for owed_until, call in node.owed():
-                    self._send(index, _Sent(call, self._round, None, owed_until))
+                for repeated_until, call in node.take_pending():
+                    self._send(index, _Sent(call, self._round, None, repeated_until))
 
     def ask(
-        self, call: Call, enough: Callable[[Answers], bool], *, seconds: float, owed_for: float = 0.0
+        self, call: Call, enough: Callable[[Answers], bool], *, seconds: float, repeat_for: float = 0.0
     ) -> dict[int, Any]:
         """Send a call to each node, and collect the answers until they are enough, or for so many seconds.
 
@@ -176,9 +113,9 @@ class Fan:
             call: what to ask.
             enough: whether the answers so far decide the matter.
             seconds: how long to wait for answers.
-            owed_for: seconds for which each node is owed the call; it is told later if it cannot be now.
+            repeat_for: seconds for which each node is told again that has not answered it.
         """
-        (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, owed_for=owed_for)
+        (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
         return answers
 
     def ask_each(
@@ -187,22 +124,22 @@ class Fan:
         enough: Callable[[Sequence[Answers]], bool],
         *,
         seconds: float,
-        owed_for: float = 0.0,
+        repeat_for: float = 0.0,
     ) -> list[dict[int, Any]]:
         """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
         self._round += 1
         each: list[dict[int, Any]] = [{} for _ in calls]
         self._answers = each
         until = clock.now() + seconds
-        owed_until = clock.now() + owed_for if owed_for else 0.0
+        repeated_until = clock.now() + repeat_for if repeat_for else 0.0
         for place, call in enumerate(calls):
             command = packed(call.by_digest)
             for index in range(len(self._nodes)):
                 is_silent = self._is_silent(index)
                 if is_silent:
                     each[place][index] = NotAsked("it has not answered for some time")
-                if not is_silent or owed_until:
-                    sent = _Sent(call, self._round, None if is_silent else place, owed_until)
+                if not is_silent or repeated_until:
+                    sent = _Sent(call, self._round, None if is_silent else place, repeated_until)
                     self._send(index, sent, command)
         asked = len(self._nodes) * len(calls)
         while sum(map(len, each)) < asked and not enough(each):
@@ -213,16 +150,16 @@ class Fan:
         self._answers = []
         return each
 
-    def tell(self, call: Call, indexes: Collection[int], *, owed_for: float = 0.0) -> None:
+    def tell(self, call: Call, indexes: Collection[int], *, repeat_for: float = 0.0) -> None:
         """Send a call to some nodes, behind what they have not answered yet, and wait for nothing.
 
         Args:
             call: what to do.
             indexes: of the nodes.
-            owed_for: seconds for which they are owed it; 0 if it does not matter where it is lost.
+            repeat_for: seconds for which they are told again; 0 if it does not matter where it is lost.
         """
         command = packed(call.by_digest)
-        until = clock.now() + owed_for if owed_for else 0.0
+        until = clock.now() + repeat_for if repeat_for else 0.0
         for index in indexes:
             self._send(index, _Sent(call, self._round, None, until), command)
 
@@ -233,20 +170,20 @@ class Fan:
         if not any(self._unanswered):
             self._is_late = False
 
-    def rest(self) -> bool:
+    def put_away(self) -> bool:
         """Be used no more for now; whether a node `is_behind`."""
         self.collect()
-        self._rests_since = clock.now()
+        self._unused_since = clock.now()
         return self.is_behind
 
     @property
-    def has_rested(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether it has not been used for a while."""
-        return clock.now() - self._rests_since > _RESTED
+        return clock.now() - self._unused_since > _UNUSED
 
     @property
     def is_behind(self) -> bool:
-        """Whether a node has not answered what it is owed, longer than the others."""
+        """Whether a node has not answered what is to be repeated, longer than the others."""
         return any(
             sent.until > clock.now() and (self._is_late or sent.number < self._round)
             for unanswered in self._unanswered
@@ -254,12 +191,12 @@ class Fan:
         )
 
     @property
-    def is_owing(self) -> bool:
-        """Whether a node has not answered what it is owed, however short a time."""
+    def has_pending(self) -> bool:
+        """Whether a node has not answered what is to be repeated, however short a time."""
         return any(sent.until > clock.now() for unanswered in self._unanswered for sent in unanswered)
 
     def close(self) -> None:
-        """Close all connections; what the nodes are owed is left to other ones."""
+        """Close all connections; what is pending is left to other ones."""
         for index in range(len(self._nodes)):
             self._break_off(index, ConnectionError("the connection was given up"))
         self._selector.close()
@@ -281,7 +218,7 @@ class Fan:
             self._send(index, loading, packed(script.load))
 
     def _send(self, index: int, sent: _Sent, command: bytes | None = None) -> None:
-        """Send a call to a node, behind what it was sent before, or have it owed."""
+        """Send a call to a node, behind what it was sent before, or have it repeated."""
         if len(self._unanswered[index]) >= MUTE:
             self._break_off(index, TimeoutError("it has not answered for long"))
         stream = self._streams[index]
@@ -345,7 +282,7 @@ class Fan:
         """Take note of a node's answer, or of why there is none."""
         if sent.until and isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
             # Not carried out, as far as is known: it is loading its data, out of memory, a replica.
-            self._nodes[index].owe(sent.call, sent.until)
+            self._nodes[index].repeat(sent.call, sent.until)
         if sent.place is not None and sent.number == self._round and self._answers:
             self._answers[sent.place].setdefault(index, answer)
 

@@ -1,4 +1,4 @@
-"""A thread that exists while a lock server is owed something: an undoing, or a release, that it has not answered.
+"""A thread that exists while a node of a Redlock has not answered an undoing, or a release, that is to be repeated.
 
 What was given up must not stay behind as a hold that nobody knows of: the process that gave it up may ask for nothing
 more, and then nobody else would say so when the server answers again.
@@ -16,11 +16,11 @@ from celery_singleton_lock import clock
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks at what is still owed.
-LOOK_AFTER = 0.25
+#: Seconds between two tries.
+PAUSE = 0.25
 
 
-class Owing:
+class Repeater:
     """Calls `settle` again and again while there is something left to do.
 
     No mutex: a fork may come at any time, and in the child nobody would unlock it. Should two threads run for a moment,
@@ -35,13 +35,13 @@ class Owing:
         self._wanted = False
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
-        """See to what is owed from now on."""
+    def start(self) -> None:
+        """See to what is pending from now on."""
         # Before the look at the thread, which looks here last: so one of the two goes on.
         self._wanted = True
         thread = self._thread
         if thread is None or not thread.is_alive():
-            thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-owing", daemon=True)
+            thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-repeater", daemon=True)
             with suppress(RuntimeError):  # The interpreter is about to end.
                 thread.start()
 
@@ -51,9 +51,9 @@ class Owing:
             try:
                 self._wanted |= self._settle()
             except Exception:
-                logger.exception("what a lock server is owed could not be sent; trying again")
+                logger.exception("what a lock server has not answered could not be repeated; trying again")
                 self._wanted = True
             if self._wanted:
-                clock.sleep(LOOK_AFTER)
+                clock.sleep(PAUSE)
             else:
                 self._thread = None

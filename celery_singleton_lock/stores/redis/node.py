@@ -1,0 +1,77 @@
+"""One node of a Redlock, as the threads of a process share it: whether it can be reached, and what it is still told."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis.server import Server, words_of
+
+#: Seconds for which a node is left alone that could not be connected to: at first, and at most.
+PAUSE, MAX_PAUSE = 0.5, 4.0
+
+#: Calls that are kept for a node, at most; the oldest give way.
+MOST_PENDING = 1000
+
+
+class Node:
+    """One server of a Redlock.
+
+    What it has not answered, and is to do all the same (the undoing of an attempt, a release), is pending until it has.
+
+    No mutex: a fork may come at any time, and in the child nobody would unlock it. What threads do beside each other
+    here does no harm.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._pause = PAUSE
+        self._avoided_until = 0.0
+        #: What it is to be told, and until when.
+        self._pending: deque[tuple[float, Call]] = deque(maxlen=MOST_PENDING)
+        #: Why there is no connection; a text, since an exception would keep all alive that its traceback refers to.
+        self.reason = "not connected yet"
+
+    @property
+    def is_avoided(self) -> bool:
+        """Whether it failed a moment ago."""
+        return clock.now() < self._avoided_until
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed when it was last connected to."""
+        return self._pause > PAUSE
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something that it is still to be told."""
+        while self._pending:
+            with suppress(IndexError):
+                if self._pending[0][0] > clock.now():
+                    return True
+                self._pending.popleft()
+        return False
+
+    def failed(self, error: Exception) -> None:
+        """Leave it alone for a while, twice as long each time."""
+        self.reason = words_of(error)
+        self._avoided_until = clock.now() + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE)
+
+    def connected(self) -> None:
+        """It is well."""
+        self._pause, self._avoided_until = PAUSE, 0.0
+
+    def repeat(self, call: Call, until: float) -> None:
+        """Have it told when it can be; pointless after that time."""
+        self._pending.append((until, call))
+
+    def take_pending(self) -> list[tuple[float, Call]]:
+        """What it is to be told now, and until when: whoever asks for that sees to it."""
+        found: list[tuple[float, Call]] = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._pending.popleft())
+        return [(until, call.again()) for until, call in found if until > clock.now()]

@@ -1,0 +1,253 @@
+"""The nodes of a Redlock together: what a majority of them says, and what those are told again that did not answer."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from redis.exceptions import ConnectionError, RedisError, TimeoutError
+
+from celery_singleton_lock import chance, clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores.redis.conversation import Answers, Conversation
+from celery_singleton_lock.stores.redis.node import Node
+from celery_singleton_lock.stores.redis.repeater import Repeater
+from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis.server import Reader, Server, words_of
+
+#: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
+TRIES, RETRY_DELAY = 3, 0.2
+
+#: Seconds that the nodes get to answer, where no lease says less.
+MAX_ANSWER = 0.5
+
+#: Seconds that one step of connecting to a node may take, and at most for connecting to all.
+CONNECT, CONNECT_ALL = 0.25, 0.5
+
+#: Seconds at most for waiting in vain where they are read one after the other.
+READ_ALL = 3.0
+
+T = TypeVar("T")
+
+
+class Nodes:
+    """The nodes of one store, and this process's conversations with them.
+
+    Args:
+        servers: an odd number of them.
+        name: of all, for messages.
+
+    Attributes:
+        each: the nodes.
+        quorum: how many are a majority.
+        spare: how many may say something else without changing what a majority says.
+    """
+
+    def __init__(self, servers: Sequence[Server], name: str) -> None:
+        self.each = [Node(server) for server in servers]
+        self.quorum = len(servers) // 2 + 1
+        self.spare = len(servers) - self.quorum
+        self._name = name
+        self._conversations: deque[Conversation] = deque()
+        #: Of the thread that repeats what is pending.
+        self._own: deque[Conversation] = deque()
+        self._repeater = Repeater(self._repeat)
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    @contextmanager
+    def conversation(self, *, step: float = CONNECT, seconds: float = CONNECT_ALL) -> Iterator[Conversation]:
+        """One with those that can be reached, for this thread; what is pending afterwards is seen to.
+
+        Args:
+            step, seconds: see `Conversation.connect`.
+        """
+        self._forget_if_forked()
+        self._is_closed = False
+        try:
+            conversation = self._conversations.pop()
+        except IndexError:
+            conversation = Conversation(self.each)
+        try:
+            conversation.connect(step=step, seconds=seconds)
+            yield conversation
+        except BaseException:
+            conversation.close()
+            self._see_to_pending()
+            raise
+        is_behind = conversation.put_away()
+        self._conversations.append(conversation)
+        self._see_to_pending(is_behind)
+
+    def ask(self, call: Call, is_decided: Callable[[Answers], bool]) -> Answers:
+        """What they answer, waited for until that decides the matter, or for `MAX_ANSWER`."""
+        with self.conversation() as conversation:
+            return conversation.ask(call, is_decided, seconds=MAX_ANSWER)
+
+    def majority(self, call: Call) -> list[Any]:
+        """The answers of a majority at least.
+
+        Raises:
+            LockUnavailable: there is none.
+        """
+
+        def is_decided(answers: Answers) -> bool:
+            return len(given(answers)) >= self.quorum or self.has_failed(answers)
+
+        answers: Answers = {}
+        for _ in tries():
+            answers = self.ask(call, is_decided)
+            if len(given(answers)) >= self.quorum:
+                return given(answers)
+        raise self.unavailable(errors_of(answers))
+
+    def first(self, call: Call) -> Any:
+        """The answer of the first node that gives one.
+
+        Raises:
+            LockUnavailable: none does.
+        """
+        errors: dict[int, str] = {}
+        until = clock.now() + READ_ALL
+        for index, node in enumerate(self.each):
+            if not node.is_avoided and (left := until - clock.now()) > 0:
+                try:
+                    return node.server.run(call, step=min(node.server.step, left))
+                except (RedisError, OSError) as error:
+                    errors[index] = _failed(node, error)
+        raise self.unavailable(errors)
+
+    def read(self, reading: Callable[[Reader], T], *, at_least: int = 1) -> list[T]:
+        """What each node shows that answers, one after the other; those that have failed a moment ago come last.
+
+        Raises:
+            LockUnavailable: fewer do than so many.
+        """
+        found: list[T] = []
+        errors: dict[int, str] = {}
+        spent = 0.0
+        for index, node in sorted(enumerate(self.each), key=lambda pair: pair[1].is_avoided):
+            if node.is_avoided and len(found) >= at_least:
+                continue  # The others say enough.
+            began = clock.now()
+            try:
+                found.append(reading(node.server))
+            except (RedisError, OSError) as error:
+                errors[index] = _failed(node, error)
+                spent += clock.now() - began
+            if spent > READ_ALL or len(errors) > len(self.each) - at_least:
+                break
+        if len(found) < at_least:
+            raise self.unavailable(errors)
+        return found
+
+    def has_failed(self, answers: Answers) -> bool:
+        """Whether so many nodes have failed that the others are no majority."""
+        return len(answers) - len(given(answers)) > self.spare
+
+    def unavailable(self, errors: Mapping[int, str]) -> LockUnavailable:
+        """Say what was wrong with which node; one that is not among the errors did not answer in time, or did."""
+        failed = "; ".join(f"{self.each[index].server}: {error}" for index, error in sorted(errors.items()))
+        return LockUnavailable(
+            self._name, f"no majority: {self.quorum} of {len(self.each)} nodes are needed; {failed or 'no answer'}"
+        )
+
+    def close(self) -> None:
+        """Close the connections that are not in use; those that have something pending are closed after that."""
+        self._is_closed = True
+        self._forget_if_forked()
+        while self._conversations:
+            self._conversations.pop().close()
+        for node in self.each:
+            node.server.close()
+
+    def _forget_if_forked(self) -> None:
+        if self._pid != os.getpid():
+            # These sockets are the parent's, and so is what is pending there. Nor are they closed: the selectors are
+            # the parent's too, which would hear nothing any more.
+            self._conversations, self._own, self._pid = deque(), deque(), os.getpid()
+
+    def _see_to_pending(self, is_behind: bool = False) -> None:
+        if is_behind or self._have_pending():
+            self._repeater.start()
+
+    def _have_pending(self) -> bool:
+        return any(node.has_pending for node in self.each)
+
+    def _repeat(self) -> bool:
+        """Have the nodes hear what is pending; whether something is left."""
+        is_behind = self._collect()
+        if self._have_pending():
+            # Not on one of the others, which somebody may need while this one waits for a node.
+            conversation = self._own.pop() if self._own else Conversation(self.each)
+            with _closed_if_it_fails(conversation):
+                conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
+            self._own.append(conversation)
+        for _ in range(len(self._own)):
+            conversation = self._own.popleft()
+            conversation.collect()
+            # Closed any sooner, it would take what is under way with it.
+            if conversation.has_pending or self._have_pending():
+                is_behind = True
+                self._own.append(conversation)
+            else:
+                conversation.close()
+        if self._is_closed and not is_behind:
+            self.close()
+        return is_behind
+
+    def _collect(self) -> bool:
+        """Take note of what has arrived where nobody listens; whether a node is behind there."""
+        is_behind = False
+        for _ in range(len(self._conversations)):
+            try:
+                # Those that have not been used for long are on the left.
+                if not self._conversations[0].is_unused:
+                    return True
+                conversation = self._conversations.popleft()
+            except IndexError:
+                break
+            with _closed_if_it_fails(conversation):
+                is_behind |= conversation.put_away()
+            self._conversations.append(conversation)
+        return is_behind
+
+
+def tries(*, within: float = float("inf")) -> Iterator[int]:
+    """Numbers the tries to get a majority, with a pause between two; none is begun after so many seconds."""
+    until = clock.now() + within
+    for number in range(TRIES):
+        if number:
+            if clock.now() > until:
+                return
+            clock.sleep(chance.spread(RETRY_DELAY))
+        yield number
+
+
+def given(answers: Answers) -> list[Any]:
+    """Those that are none of errors."""
+    return [answer for answer in answers.values() if not isinstance(answer, Exception)]
+
+
+def errors_of(answers: Answers) -> dict[int, str]:
+    """What was wrong, by the node's index."""
+    return {index: words_of(answer) for index, answer in answers.items() if isinstance(answer, Exception)}
+
+
+def _failed(node: Node, error: Exception) -> str:
+    """The words of an error; a node that did not answer is left alone for a while."""
+    if isinstance(error, (ConnectionError, TimeoutError, OSError)):
+        node.failed(error)
+    return words_of(error)
+
+
+@contextmanager
+def _closed_if_it_fails(conversation: Conversation) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        conversation.close()
+        raise

@@ -1,0 +1,105 @@
+"""What the nodes of a Redlock say to one attempt to take a lock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.stores.redis.conversation import Answers, NotAsked
+from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, held
+from celery_singleton_lock.stores.redis.server import words_of
+from celery_singleton_lock.stores.redis.vote_commands import PROMISE, attempt_of
+
+
+@dataclass(slots=True)
+class Votes:
+    """The answers to a `vote`, by the node's index.
+
+    Attributes:
+        quorum: how many are a majority.
+        message: for which the lock was asked.
+        granted: the fences of those that gave it.
+        held: who has the lock there.
+        record: of the message, where one was found.
+        withheld: why a node that answered has no vote.
+        errors: why a node did not answer.
+        unasked: nodes that were not even asked.
+        slots: so many are in use on some node, where that is more than were named.
+    """
+
+    quorum: int
+    message: str
+    granted: dict[int, int] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
+    record: Record | None = None
+    withheld: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    unasked: set[int] = field(default_factory=set)
+    slots: int = 0
+
+    @classmethod
+    def of(cls, answers: Answers, quorum: int, message: str) -> Votes:
+        """Count them."""
+        votes = cls(quorum, message)
+        for index, answer in answers.items():
+            votes._add(index, answer)
+        return votes
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether it was given by one."""
+        return len(self.granted) >= self.quorum
+
+    @property
+    def is_held(self) -> bool:
+        """Whether one owner is known to have a majority."""
+        return any(count >= self.quorum for count in self._owners().values())
+
+    @property
+    def holder(self) -> Held | None:
+        """Who holds the lock as far as is known: the owner on most nodes; None if it seems to be free."""
+        if not self.held:
+            return None
+        owner = self._owners().most_common(1)[0][0]
+        of_owner = [held for held in self.held.values() if held.owner == owner]
+        holder = next((held.holder for held in of_owner if held.holder is not None), None)
+        return Held(holder, owner, max(held.remaining for held in of_owner))
+
+    @property
+    def answered(self) -> int:
+        """How many nodes have voted, or said that they do not."""
+        return len(self.granted) + len(self.held) + len(self.withheld)
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether so many nodes have not voted that the others cannot say who has the lock."""
+        return len(self.errors) + len(self.withheld) >= self.quorum
+
+    def _owners(self) -> Counter[str]:
+        return Counter(held.owner for held in self.held.values())
+
+    def _add(self, index: int, answer: Any) -> None:
+        if isinstance(answer, Exception):
+            self.errors[index] = words_of(answer)
+            if isinstance(answer, NotAsked):
+                self.unasked.add(index)
+            return
+        kind, *rest = answer
+        if kind == Answer.GRANTED:
+            self.granted[index] = rest[0]
+        elif kind == Answer.HELD:
+            found = held(rest[0], rest[1])
+            self.held[index] = replace(found, owner=attempt_of(found.owner, 0))
+        elif kind == Answer.RECORD and rest[0].startswith(PROMISE):
+            self.withheld[index] = "the message is being refused"
+        elif kind == Answer.RECORD:
+            self.record = Record(self.message, rest[0], max(rest[1], 0) / 1000)
+        elif kind == Answer.GIVEN_UP:
+            self.withheld[index] = "the owner was given up"
+        elif kind == Answer.MORE_SLOTS:
+            self.withheld[index] = "more slots are in use there than were named"
+            self.slots = max(self.slots, min(rest[0], MAX_SLOTS))
+        else:
+            self.withheld[index] = f"it came back without what it knew, and has no vote for {rest[0] / 1000:.1f} s"
