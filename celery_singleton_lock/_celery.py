@@ -7,8 +7,8 @@ asserts what is expected of it, so that a new version fails there first; `docs/c
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +27,7 @@ from kombu.utils import functional
 LOOKED_AT = {
     "celery": ("5.4.0", "5.5.3", "5.6.3", "5.7.0"),
     "kombu": ("5.4.2", "5.5.4", "5.6.2", "5.7.0"),
-    "billiard": ("4.3.2",),
+    "billiard": ("4.2.0", "4.3.2"),
 }
 
 #: Their stubs leave these parts out.
@@ -136,7 +136,11 @@ def active_requests() -> list[Any]:
 
 
 def is_active(request: WorkerRequest) -> bool:
-    """Whether the pool has begun with it and not reported its end: one of `active_requests`."""
+    """Whether the pool has begun with it and not reported its end.
+
+    Promise: as for `active_requests`.
+    Touches: celery.worker.state.active_requests
+    """
     return request in worker_state.active_requests
 
 
@@ -152,7 +156,7 @@ def extend_every_app(extend: Callable[[Celery], None]) -> None:
         extend(app)
 
 
-def active_apps() -> list[Celery]:
+def active_apps() -> list[Any]:
     """The apps of this process.
 
     Promise: Django's checks look at each app; the worker's options are on an app that was made before we were imported.
@@ -332,8 +336,10 @@ def scheduler_of(service: Any) -> Any:
     return vars(service).get("scheduler")
 
 
-#: `signal.getsignal` without the look whether the handler is one of the constants, which takes ten times as long. Of
-#: Python, and another name for the public function where that has no such part.
-#: Promise: each task on the main thread is stopped by a signal when it has lost its lock, and pays little for that.
-#: Touches: signal.getsignal
-handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+def handler_of(signum: int) -> Any:
+    """`signal.getsignal` without making one of its constants of the handler, which takes fifty times as long.
+
+    Promise: each body on a main thread can be stopped by a signal when its lock is lost, and pays little for that.
+    Touches: _signal.getsignal
+    """
+    return _signal.getsignal(signum)

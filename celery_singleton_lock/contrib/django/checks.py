@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from celery import _state
 from celery.app.defaults import SETTING_KEYS
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.utils.module_loading import autodiscover_modules
 
+from celery_singleton_lock._celery import active_apps
 from celery_singleton_lock.beat import ExclusiveScheduler
 from celery_singleton_lock.diagnosis.audit import pool_name, task_warnings
 from celery_singleton_lock.diagnosis.beat import RULES as BEAT_RULES
@@ -123,8 +123,7 @@ def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
 
 def _apps() -> list[Any]:
     """The Celery apps that were made here; the one that stands in where there is none has no fix-ups."""
-    active: Iterable[Any] = _state._get_active_apps()  # type: ignore[attr-defined]
-    return sorted((app for app in active if app.fixups), key=_name)
+    return sorted((app for app in active_apps() if app.fixups), key=_name)
 
 
 def _found(app: Any, number: str, finding: Finding) -> CheckMessage:

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import hiredis
 from redis.connection import Connection, DefaultParser
@@ -31,6 +31,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from celery_singleton_lock.stores.redis._redis_py import socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 _NOTHING = object()
@@ -95,8 +96,7 @@ class Stream:
     def __init__(self, connection: Connection) -> None:
         connection.connect()  # type: ignore[no-untyped-call]
         self._connection = connection
-        # Private, and there in every version: what else could be the point of a connection?
-        self._socket = cast("Any", connection)._sock
+        self._socket = socket_of(connection)
         self._timeout = self._socket.gettimeout()
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.

@@ -1,0 +1,22 @@
+"""The private part of redis-py that we touch; see `celery_singleton_lock/_celery.py`, where those of Celery are."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, cast
+
+from redis.connection import Connection
+
+#: The versions that were read for this.
+LOOKED_AT = {"redis": ("5.0.0", "8.1.0")}
+
+
+def socket_of(connection: Connection) -> socket.socket:
+    """The socket of a connection that is open.
+
+    Promise: commands for several servers are sent without waiting for one, and their answers are read as they come: no
+    silent server delays a renewal on the others.
+    Touches: redis.connection.Connection._sock
+    """
+    opened: socket.socket = cast("Any", connection)._sock
+    return opened

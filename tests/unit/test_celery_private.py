@@ -1,0 +1,412 @@
+"""What is private or undocumented in Celery and its libraries, and what we take for granted of it.
+
+A new version that changes one of these parts fails here, and each test says which promise would be broken; what it
+means is in `celery_singleton_lock/_celery.py`, and in docs/celery-inside.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import celery
+import pytest
+from billiard.process import current_process
+from celery import Celery
+from celery.app.control import Inspect
+from celery.app.task import Context
+from celery.beat import ScheduleEntry, Scheduler, Service, event_t
+from celery.worker import state
+from celery.worker.request import Request
+from kombu import Connection, Consumer, Queue
+from kombu.message import Message
+from kombu.transport import virtual
+from kombu.utils import functional
+
+from celery_singleton_lock import _celery
+from celery_singleton_lock._celery import WorkerRequest
+from celery_singleton_lock.stores.redis import _redis_py
+from docs import celery_inside
+
+PACKAGE = Path(_celery.__file__).parent
+ROOMS = {Path(room.__file__ or "") for room in celery_inside.ROOMS}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path not in ROOMS)
+
+#: Celery's version, as far as it matters here.
+VERSION = tuple(map(int, celery.__version__.split(".")[:2]))
+
+#: Parts that older versions do not have, and what we do without them.
+SINCE = {"celery.worker.request.Request._retry_worker_lost": (5, 7)}
+
+#: What only `_celery` and its like import: nothing of it is documented.
+INSIDE = ("billiard", "celery._state", "celery.worker.state", "celery.worker.request", "kombu.utils.functional")
+
+#: Private names that are documented, and so are as good as public.
+DOCUMENTED = {
+    "_fields": "a named tuple's",
+    "_replace": "a named tuple's",
+    "_base_manager": "of a model of Django's",
+    "_meta": "of a model of Django's",
+}
+
+#: What we declare of Celery's classes for mypy, and the classes.
+DECLARED = {"ReceivedRequest": Request, "ScheduleEntry": ScheduleEntry, "Scheduler": Scheduler}
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery("inside", broker="memory://", set_as_current=False)
+
+
+@pytest.fixture
+def task(app: Celery) -> Any:
+    @app.task(shared=False, name="inside.job")
+    def job() -> None: ...
+
+    return job
+
+
+@pytest.fixture
+def request_of(app: Celery, task: Any) -> WorkerRequest:
+    headers = {"id": "an-id", "task": task.name, "retries": 0}
+    message = Message(body=[[], {}, {}], headers=headers, content_type="application/json", content_encoding="utf-8")
+    return WorkerRequest(message, app=app, task=task, decoded=True, hostname="worker@host")
+
+
+@pytest.fixture
+def scheduler(app: Celery) -> Scheduler:
+    app.conf.beat_schedule = {name: {"task": name, "schedule": timedelta(days=1)} for name in ("first", "second")}
+    app.conf.result_expires = None
+    scheduler = Scheduler(app)
+    scheduler.populate_heap()
+    return scheduler
+
+
+PARTS = tuple(celery_inside.parts())
+
+TOUCHED = [pytest.param(name, part, id=f"{part.name}-{name}") for part in PARTS for name in part.touches]
+
+
+@pytest.mark.parametrize(("name", "part"), TOUCHED)
+def test_private_part_is_there(name: str, part: celery_inside.Part) -> None:
+    if SINCE.get(name, (0, 0)) > VERSION:
+        pytest.skip(f"since Celery {SINCE[name]}")
+    owner, _, attribute = name.rpartition(".")
+    assert is_there(resolved(owner), attribute), f"{name} is gone; what hangs on it: {part.promise}"
+
+
+def resolved(name: str) -> Any:
+    """The module, class or function of a dotted name."""
+    with suppress(ModuleNotFoundError):
+        return importlib.import_module(name)
+    owner, _, attribute = name.rpartition(".")
+    return getattr(resolved(owner), attribute)
+
+
+def is_there(owner: Any, name: str) -> bool:
+    """Whether it has this attribute, or its instances are given one."""
+    if hasattr(owner, name):
+        return True
+    return inspect.isclass(owner) and any(f"self.{name} = " in inspect.getsource(cls) for cls in owner.__mro__[:-1])
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_each_part_says_what_hangs_on_it(part: celery_inside.Part) -> None:
+    assert part.meaning
+    assert part.promise
+    assert part.touches
+
+
+def test_page_is_made_from_the_code() -> None:
+    assert celery_inside.PAGE.read_text() == celery_inside.page(), "run: python -m docs.celery_inside"
+
+
+class TestNothingElseTouchesIt:
+    @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+    def test_module_uses_private_names_of_its_own_only(self, path: Path) -> None:
+        tree = ast.parse(path.read_text())
+        # A class of ours may use what its base has, in the module where that is.
+        bases = (PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in imports(tree))
+        ours = {path, *bases} & set(MODULES)
+        own = {name for one in ours for name in own_names(ast.parse(one.read_text()))}
+        foreign = {
+            f"line {line}: {name}"
+            for line, name in names_used(tree)
+            if is_private(name) and name not in own and name not in DOCUMENTED
+        }
+        assert not foreign, "give it a name in _celery.py that says what it means, and the promise that hangs on it"
+
+    @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+    def test_module_imports_nothing_from_the_inside(self, path: Path) -> None:
+        found = {name for name in imports(ast.parse(path.read_text())) if f"{name}.".startswith(tuple(INSIDE_PREFIXES))}
+        assert not found
+
+    def test_this_test_sees_what_it_is_to_see(self) -> None:
+        tree = ast.parse("from celery import _state\nclass A(B):\n  def f(self): return self._heap, getattr(b, '_x')")
+        assert {name for _, name in names_used(tree)} == {"_heap", "_x"}
+        assert set(own_names(tree)) == {"A", "f"}
+        assert set(imports(tree)) == {"celery", "celery._state"}
+
+
+INSIDE_PREFIXES = [f"{name}." for name in INSIDE]
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Attributes that are read, and those that are asked for by a text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            yield from ((node.lineno, str(name.value)) for name in node.args[1:2] if isinstance(name, ast.Constant))
+
+
+def own_names(tree: ast.AST) -> Iterator[str]:
+    """What a module defines itself: functions, classes, fields, slots, and what it assigns to `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+class TestDeclared:
+    """What mypy believes of Celery's classes is so."""
+
+    @staticmethod
+    def declared(name: str) -> ast.ClassDef:
+        tree = ast.parse(inspect.getsource(_celery))
+        return next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+
+    @pytest.mark.parametrize("name", DECLARED)
+    def test_methods_take_what_is_declared(self, name: str) -> None:
+        for method in self.declared(name).body:
+            if isinstance(method, ast.FunctionDef) and (DECLARED[name].__name__ + "." + method.name) not in NEW:
+                its = list(inspect.signature(getattr(DECLARED[name], method.name)).parameters)
+                ours = [argument.arg for argument in method.args.args]
+                assert its[: len(ours)] == ours, method.name
+
+    @pytest.mark.parametrize("name", DECLARED)
+    def test_attributes_are_there(
+        self, name: str, request_of: WorkerRequest, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = {"ReceivedRequest": request_of, "Scheduler": scheduler, "ScheduleEntry": scheduler.schedule["first"]}
+        for field in self.declared(name).body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                assert hasattr(made[name], field.target.id), field.target.id
+
+
+NEW = {name.removeprefix("celery.worker.request.") for name, since in SINCE.items() if since > VERSION}
+
+
+class TestRequest:
+    @pytest.mark.skipif(VERSION < (5, 7), reason="it sends nothing again")
+    def test_message_that_celery_sends_again_is_noticed(
+        self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else it is recorded as failed, and the retry is dropped as its copy."""
+        noticed: list[bool] = []
+        monkeypatch.setattr(WorkerRequest, "on_sent_again", lambda self: noticed.append(True))
+        assert list(inspect.signature(Request._retry_worker_lost).parameters) == ["self", "exc", "exc_info"]
+        assert "_retry_worker_lost" in Request.on_failure.__code__.co_names
+        for answer, expected in ((False, []), (True, [True])):
+            monkeypatch.setattr(Request, "_retry_worker_lost", lambda self, exc, exc_info, answer=answer: answer)
+            assert request_of._retry_worker_lost(RuntimeError(), None) is answer
+            assert noticed == expected
+
+    def test_cancelled_request_is_known_as_one(self, request_of: WorkerRequest) -> None:
+        """Else it is recorded as revoked, and its next delivery is dropped."""
+        assert request_of.was_cancelled is False
+        assert "_already_cancelled" in Request.on_failure.__code__.co_names
+        request_of._announce_cancelled()  # type: ignore[attr-defined]
+        assert request_of.was_cancelled is True
+
+    def test_context_is_the_request_of_the_task(self, request_of: WorkerRequest) -> None:
+        assert isinstance(request_of.context, Context)
+        assert request_of.context.id == "an-id"
+        assert request_of.context.delivery_info is request_of.delivery_info
+
+    def test_request_dict_is_what_the_child_gets(self, request_of: WorkerRequest) -> None:
+        """The original of the message, and the owner of its lock, travel in it."""
+        assert "_request_dict" in Request.execute_using_pool.__code__.co_names
+        assert request_of.request_dict["delivery_info"] is request_of.delivery_info
+
+    def test_request_is_active_from_its_start_to_its_end(self, request_of: WorkerRequest) -> None:
+        assert not _celery.is_active(request_of)
+        state.task_reserved(request_of)
+        state.task_accepted(request_of)
+        assert _celery.is_active(request_of)
+        assert request_of in _celery.active_requests()
+        state.task_ready(request_of)
+        assert not _celery.is_active(request_of)
+
+
+class TestApps:
+    def test_apps_made_before_and_after_are_extended(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Celery, "builtin_fixups", set(Celery.builtin_fixups))
+        extended.clear()
+        _celery.extend_every_app(extend)
+        assert app in extended
+        later = Celery("later", set_as_current=False)
+        assert later in extended
+
+    def test_app_is_active(self, app: Celery) -> None:
+        assert app in _celery.active_apps()
+
+
+extended: list[Celery] = []
+
+
+def extend(app: Celery) -> None:
+    extended.append(app)
+
+
+class TestTask:
+    def test_what_is_carried_out_is_the_current_task(self, task: Any) -> None:
+        request = Context(id="inner", args=(), kwargs={}, is_eager=True)
+        assert _celery.current_task() is None
+        assert _celery.current_worker_task() is None
+        with _celery.carrying_out(task, request):
+            assert _celery.current_task() is task
+            assert task.request is request
+        assert _celery.current_task() is None
+        assert task.request is not request
+
+    def test_worker_task_is_the_outermost(self, app: Celery, task: Any) -> None:
+        found: list[Any] = []
+
+        @app.task(shared=False, name="inside.outer", bind=True)
+        def outer(self: Any) -> None:
+            with _celery.carrying_out(task, Context(id="inner", is_eager=True)):
+                found.append((_celery.current_task().name, _celery.current_worker_task().name))
+
+        outer.apply()
+        assert found == [(task.name, "inside.outer")]
+
+
+class TestMessages:
+    @pytest.fixture
+    def channel(self) -> Iterator[Any]:
+        with Connection("memory://") as connection:
+            yield connection.default_channel
+
+    def test_queue_of_a_consumer_is_found_by_its_tag(self, channel: Any) -> None:
+        """RabbitMQ says the tag only, and a copy that is put back elsewhere may never be carried out."""
+        with Consumer(channel, queues=[Queue("one"), Queue("two")]) as consumer:
+            amqp = SimpleNamespace(callbacks=dict.fromkeys(consumer._active_tags.values(), consumer._receive_callback))
+            for name, tag in consumer._active_tags.items():
+                message: Any = SimpleNamespace(channel=amqp, delivery_info={"consumer_tag": tag})
+                assert _celery.queue_taken_from(message).name == name
+            for other in ({}, None, {"consumer_tag": "other"}):
+                assert _celery.queue_taken_from(SimpleNamespace(channel=amqp, delivery_info=other)) is None
+        assert "_receive_callback" in Consumer._basic_consume.__code__.co_names
+        assert "callbacks" in inspect.getsource(importlib.import_module("amqp.channel").Channel.basic_consume)
+
+    def test_queues_that_an_exchange_reaches_are_known(self, channel: Any) -> None:
+        queue = Queue("reached", routing_key="a-key")(channel)
+        queue.declare()
+        assert isinstance(channel, virtual.Channel)
+        assert "reached" in _celery.queues_reached(channel, "", "reached")
+
+    def test_serializer_of_a_content_type(self) -> None:
+        assert _celery.serializer_of("application/json") == "json"
+
+    def test_pauses_are_python_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else a broker that is away stops a pool of greenlets, and the heartbeat with it."""
+        monkeypatch.setattr(functional, "sleep", lambda seconds: None)
+        _celery.let_pauses_switch()
+        assert functional.sleep is time.sleep
+        assert "sleep" in functional.retry_over_time.__code__.co_names
+
+
+class TestWorkers:
+    def test_command_is_sent_as_celery_s_own(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[str] = []
+        monkeypatch.setattr(Inspect, "_request", lambda self, command, **arguments: asked.append(command) or {})
+        assert _celery.ask_each_worker(app.control.inspect(), "locks") == {}
+        assert asked == ["locks"]
+        assert "_request" in Inspect.report.__code__.co_names
+
+    def test_main_process_is_no_child(self) -> None:
+        assert _celery.is_child_of_a_pool() is False
+        assert current_process().daemon is False
+
+    def test_handler_is_the_one_that_was_set(self) -> None:
+        before = signal.signal(signal.SIGUSR1, handler := lambda number, frame: None)
+        try:
+            assert _celery.handler_of(signal.SIGUSR1) is handler
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            assert _celery.handler_of(signal.SIGUSR1) == signal.SIG_DFL
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+class TestScheduler:
+    def test_heap_is_made_anew_where_there_is_none(self, scheduler: Scheduler) -> None:
+        _celery.forget_heap(scheduler)
+        assert _celery.entries_by(scheduler, 1e12) == []
+        scheduler.tick()
+        assert len(_celery.entries_by(scheduler, 1e12)) == 2
+
+    def test_entries_come_in_the_order_of_their_time(self, scheduler: Scheduler) -> None:
+        first, second = scheduler.schedule["first"], scheduler.schedule["second"]
+        scheduler._heap = [event_t(1.0, 5, second), event_t(2.0, 5, first)]
+        assert _celery.entries_by(scheduler, 1.5) == [second]
+        assert _celery.entries_by(scheduler, 2.0) == [second, first]
+        assert _celery.is_next(scheduler, second)
+        assert not _celery.is_next(scheduler, first)
+
+    def test_entry_that_is_put_off_makes_room_for_the_next(self, scheduler: Scheduler) -> None:
+        first, second = scheduler.schedule["first"], scheduler.schedule["second"]
+        scheduler._heap = [event_t(1.0, 5, first), event_t(2.0, 5, second)]
+        now = _celery.moment_of(scheduler, first)
+        _celery.put_off(scheduler, first, 60.0)
+        assert _celery.is_next(scheduler, second)
+        assert [event.time - now for event in scheduler._heap if event.entry is first] == [pytest.approx(60, abs=5)]
+
+    @pytest.mark.parametrize("method", [Scheduler.tick, Scheduler.populate_heap])
+    def test_tick_is_made_of_what_we_replace(self, method: Callable[..., Any]) -> None:
+        """A beat that ticked in another way would send what is not claimed, twice where there are two."""
+        used = set(method.__code__.co_names)
+        assert {"_heap", "_when"} <= used
+        if method is Scheduler.tick:
+            assert {"is_due", "reserve", "apply_entry", "populate_heap", "producer"} <= used
+
+    def test_connection_and_scheduler_are_made_when_they_are_asked_for(self, app: Celery, scheduler: Scheduler) -> None:
+        assert isinstance(vars(Scheduler)["connection"], cached_property)
+        assert isinstance(vars(Service)["scheduler"], cached_property)
+        connection = scheduler.connection
+        assert vars(scheduler)["connection"] is connection
+        _celery.close_connection(scheduler)
+        assert "connection" not in vars(scheduler)
+        _celery.close_connection(scheduler)
+        service = Service(app, scheduler_cls=Scheduler)
+        assert _celery.scheduler_of(service) is None
+        assert _celery.scheduler_of(SimpleNamespace(scheduler=scheduler)) is scheduler
+
+
+def test_socket_of_a_connection(request: pytest.FixtureRequest) -> None:
+    connection: Any = SimpleNamespace(_sock=(opened := object()))
+    assert _redis_py.socket_of(connection) is opened
