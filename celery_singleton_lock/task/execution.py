@@ -16,6 +16,7 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.outcome import Outcome, ignores_result
+from celery_singleton_lock.task.running import Progress, progress_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,7 @@ class Execution:
         options: how it locks.
         key: of its lock.
         holder: who has the lock, if it gets that.
+        progress: how far this process has got with the request.
         began: when it came here, on `clock.now()`.
     """
 
@@ -38,13 +40,15 @@ class Execution:
     options: Options
     key: str
     holder: Holder
+    progress: Progress
     began: float
 
     @classmethod
     def of(cls, task: TaskLike, options: Options, key: str) -> Execution:
         """The execution of what this thread carries out."""
         request = task.request
-        return cls(task, request, Runtime.of(task.app), options, key, holder_of(task, request), clock.now())
+        runtime, holder = Runtime.of(task.app), holder_of(task, request)
+        return cls(task, request, runtime, options, key, holder, progress_of(request), clock.now())
 
     def __str__(self) -> str:
         return named(self.task)
@@ -58,9 +62,9 @@ class Execution:
         """Whether another copy of this message, or another attempt, has the lock."""
         return found.holder is not None and found.holder.is_copy_of(self.holder)
 
-    def hold(self, owner: str) -> Hold:
-        """What it may have got under this owner, as far as is known without an answer."""
-        return Hold(self.key, owner, ttl=self.options.ttl, limit=self.options.limit)
+    def hold_of(self, found: Held) -> Hold:
+        """What is to be freed of somebody else's."""
+        return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
 
     def record(self, outcome: Outcome | None, seconds: float | None = None) -> Record | None:
         """What is to be remembered of its end for `seconds`, if that is its end."""

@@ -58,7 +58,7 @@ class Run:
         reservation: Reservation | None = None
         try:
             self.is_under_way = True
-            running.progress_of(it.request).lease = lease
+            it.progress.lease = lease
             running.owners().append(lease.owner)
             value = self._run_body(body)
             ended = outcome.succeeded(it.task, it.request, value)
