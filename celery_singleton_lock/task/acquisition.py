@@ -1,4 +1,4 @@
-"""What happens before the lock is had: asking for it, waiting for it, and asking again where no answer came.
+"""Before the lock is had: asking for it, waiting for it, and asking again where no answer came.
 
 An answer that did not come is not a "no": what was asked for may still be granted, when the server goes on. So an owner
 that got no answer is given up, here and by the copy of the message that is put back.
@@ -43,11 +43,11 @@ class Acquisition:
         self._report()
 
     def found(self) -> Lease | Held | Record | None:
-        """What the lock server says of the lock; None to run without one, where it says nothing.
+        """The lock server's answer; None to run without a lock, where there is none.
 
         Raises:
-            Ignore: it says nothing, and the message was put back.
-            LockUnavailable: it says nothing, with `on_unavailable="raise"` or in an eager call.
+            Ignore: there is no answer, and the message was put back.
+            LockUnavailable: there is none, with `on_unavailable="raise"` or in an eager call.
         """
         it, failures = self.execution, 0
         while True:

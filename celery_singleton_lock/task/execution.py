@@ -63,11 +63,11 @@ class Execution:
         return found.holder is not None and found.holder.is_copy_of(self.holder)
 
     def hold_of(self, found: Held) -> Hold:
-        """What is to be freed of somebody else's."""
+        """Somebody else's hold, to be freed."""
         return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
 
     def record(self, outcome: Outcome | None, seconds: float | None = None) -> Record | None:
-        """What is to be remembered of its end for `seconds`, if that is its end."""
+        """To be remembered for `seconds`, if that is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
         return outcome.record_of(self.holder, self.runtime.settings.done_ttl if seconds is None else seconds)
@@ -90,7 +90,7 @@ def holder_of(task: TaskLike, request: RequestLike) -> Holder:
 
 
 def named(task: TaskLike) -> str:
-    """What a task carries out, as a log may show it."""
+    """A task and its message, as a log may show them."""
     return f"task {task.name}[{cleaned.text(task.request.id)}]"
 
 

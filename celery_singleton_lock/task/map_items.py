@@ -81,7 +81,7 @@ def _under_lock(task: TaskLike, options: Options, key: str, function: Callable[[
 
 
 def _for_item(options: Options) -> Options:
-    """What of a task's options holds for an item."""
+    """A task's options, as far as they hold for an item."""
     waits = options.on_conflict == "retry" and options.conflict_retries is None
     # Within a task that holds a lock there is an end to it: that might be what the other one waits for.
     wait = math.inf if waits and not is_nested() else options.wait

@@ -1,4 +1,4 @@
-"""What happens under the lock: the body runs, the lease is renewed meanwhile, and freed afterwards.
+"""Under the lock: the body runs, the lease is renewed meanwhile, and the lock is freed afterwards.
 
 With the freed lock stays what is remembered of the message, and for whom the lock is kept: the task's own next attempt,
 or nobody, for the rest of `lock_at_least_for`.
@@ -150,7 +150,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation | None:
-    """What keeps the lock for the task's own next attempt, if it is to be kept."""
+    """The lock is kept for the task's own next attempt, if that is wanted."""
     options, holder = execution.options, execution.holder
     if not (options.retain_on_retry and isinstance(error, Retry)) or execution.request.is_eager:
         return None
@@ -174,7 +174,7 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
 
 
 def _for_nobody(execution: Execution, ended: Outcome | None, held: float) -> Reservation | None:
-    """What keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
+    """The lock is kept after the end of the task, for the rest of `lock_at_least_for`."""
     left = execution.options.at_least_for - held
     if left <= 0 or ended is None or ended.state not in (states.SUCCESS, states.FAILURE):
         return None

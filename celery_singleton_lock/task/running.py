@@ -1,4 +1,4 @@
-"""What this process carries out at this moment, by request and by thread.
+"""How far this process has got with each request, and what each thread is in the middle of.
 
 Each header of a message becomes an attribute of its request, whatever it is called. So what only this process may say
 of a request does not stand there, but beside it.
@@ -18,7 +18,7 @@ from celery_singleton_lock.task.celery_types import RequestLike
 
 
 class Unsettled(NamedTuple):
-    """What is to be said when all that follows on a message was sent: a record, and where it goes."""
+    """A record to be written when all that follows on its message was sent, and where."""
 
     runtime: Runtime
     key: str
