@@ -15,8 +15,9 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import FIRST, new_owner, stem
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.task import delivery, journal_entries, key_report, requeue, running
+from celery_singleton_lock.task import delivery, journal_entries, key_report, requeue
 from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.running import this_thread
 
 logger = get_logger(__name__)
 
@@ -95,7 +96,7 @@ class Acquisition:
         if not isinstance(found, Held):
             return found
         with self._store.waiter(self._request(waiting=True)) as waiter:
-            while isinstance(found, Held) and found.owner not in running.owners():
+            while isinstance(found, Held) and found.owner not in this_thread.owners:
                 if not self._free_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait
                     left = it.began + patience - clock.now()

@@ -31,6 +31,7 @@ class Execution:
         key: of its lock.
         holder: who has the lock, if it gets that.
         progress: how far this process has got with the request.
+        is_remembered: whether this is a message of which other copies may come.
         began: when it came here, on `clock.now()`.
     """
 
@@ -41,22 +42,28 @@ class Execution:
     key: str
     holder: Holder
     progress: Progress
+    is_remembered: bool
     began: float
 
     @classmethod
     def of(cls, task: TaskLike, options: Options, key: str) -> Execution:
         """The execution of what this thread carries out."""
         request = task.request
-        runtime, holder = Runtime.of(task.app), holder_of(task, request)
-        return cls(task, request, runtime, options, key, holder, progress_of(request), clock.now())
+        runtime = Runtime.of(task.app)
+        return cls(
+            task,
+            request,
+            runtime,
+            options,
+            key,
+            holder_of(task, request),
+            progress_of(request),
+            is_remembered=runtime.settings.done_ttl > 0 and request.id is not None and not request.is_eager,
+            began=clock.now(),
+        )
 
     def __str__(self) -> str:
         return named(self.task)
-
-    @property
-    def is_remembered(self) -> bool:
-        """Whether this is a message of which other copies may come."""
-        return self.runtime.settings.done_ttl > 0 and self.request.id is not None and not self.request.is_eager
 
     def is_copy_of(self, found: Held) -> bool:
         """Whether another copy of this message, or another attempt, has the lock."""

@@ -27,7 +27,7 @@ from celery_singleton_lock.task import message_identity, requeue, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.running import is_nested
+from celery_singleton_lock.task.running import this_thread
 
 logger = get_logger(__name__)
 
@@ -84,7 +84,7 @@ def _for_item(options: Options) -> Options:
     """A task's options, as far as they hold for an item."""
     waits = options.on_conflict == "retry" and options.conflict_retries is None
     # Within a task that holds a lock there is an end to it: that might be what the other one waits for.
-    wait = math.inf if waits and not is_nested() else options.wait
+    wait = math.inf if waits and not this_thread.owners else options.wait
     return replace(options, on_conflict="raise", wait=wait)
 
 

@@ -25,10 +25,11 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable, SingletonLockError
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Reservation
-from celery_singleton_lock.task import journal_entries, outcome, running, settling
+from celery_singleton_lock.task import journal_entries, outcome, settling
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.running import this_thread
 
 logger = get_logger(__name__)
 
@@ -59,7 +60,7 @@ class Run:
         try:
             self.is_under_way = True
             it.progress.lease = lease
-            running.owners().append(lease.owner)
+            this_thread.owners.append(lease.owner)
             value = self._run_body(body)
             ended = outcome.succeeded(it.task, it.request, value)
             return value
@@ -75,7 +76,7 @@ class Run:
                 self._body.end()
             finally:
                 with suppress(ValueError):
-                    running.owners().remove(lease.owner)
+                    this_thread.owners.remove(lease.owner)
                 self._free(ended, reservation)
 
     def _run_body(self, body: Callable[[], Any]) -> Any:

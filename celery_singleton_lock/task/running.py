@@ -49,21 +49,15 @@ def progress_of(request: RequestLike) -> Progress:
     return progress if progress is not None else _of_request.setdefault(request, Progress())
 
 
-class _Owners(threading.local):
-    """Owners under which this thread runs bodies, one inside the other: to wait for them would be to wait for ever."""
+class _ThisThread(threading.local):
+    """This thread.
+
+    Attributes:
+        owners: under which it runs bodies, one inside the other: to wait for them would be to wait for ever.
+    """
 
     def __init__(self) -> None:
-        self.all: list[str] = []
+        self.owners: list[str] = []
 
 
-_owners = _Owners()
-
-
-def owners() -> list[str]:
-    """Those of this thread."""
-    return _owners.all
-
-
-def is_nested() -> bool:
-    """Whether this thread is within the body of an exclusive task."""
-    return bool(_owners.all)
+this_thread = _ThisThread()
