@@ -42,7 +42,7 @@ def is_owner(text: object) -> TypeGuard[str]:
 
 
 def stem(owner: str) -> str:
-    """What is the same of an owner token in each attempt."""
+    """The part of an owner token that is the same in each attempt."""
     return owner[:STEM_LENGTH]
 
 

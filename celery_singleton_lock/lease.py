@@ -146,7 +146,7 @@ class Lease(Hold):
 
 
 def unheld() -> Lease:
-    """What an execution has in the place of a lease that holds no lock: fence 0, never `held`."""
+    """In the place of a lease, where no lock is held: fence 0, never `held`."""
     lease = Lease("", "", ttl=0.0, fence=0, sent_at=0.0)
     lease.lose("this execution holds no lock")
     return lease

@@ -1,4 +1,4 @@
-"""What an app has once per process: its checked settings, its lock store, its heartbeat, its part of the journal."""
+"""Once per app and process: its checked settings, its lock store, its heartbeat, its part of the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes two calls of a task the same, as a short text that is equal in every process.
+"""The key of a lock: a short text, equal in every process, of what makes two calls of a task the same.
 
 Begin with `call.py`: it chooses of the `arguments` of a call, has them encoded (`encoding`), and makes a `key` of that.
 """

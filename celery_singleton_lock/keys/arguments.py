@@ -50,7 +50,7 @@ def _bind_plain(known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 class _Known(NamedTuple):
-    """What is remembered of a function.
+    """Remembered of a function.
 
     Attributes:
         signature: without `self` of a method.

@@ -18,7 +18,7 @@ MAX_SHOWN = 100
 
 
 def key_of(prefix: str, lock_name: str, content: bytes) -> str:
-    """What a store appends `:run` and the like to. The braces are Redis Cluster's hash tag."""
+    """A store appends `:run` and the like. The braces are Redis Cluster's hash tag."""
     beginning, name = _of_name(prefix, lock_name)
     return f"{beginning}{digest(name + content)}}}"
 
@@ -51,5 +51,5 @@ def is_key(prefix: str, text: str) -> bool:
 
 @lru_cache(maxsize=1000)
 def _of_name(prefix: str, lock_name: str) -> tuple[str, bytes]:
-    """What all keys of one name begin with, and the name as it goes into the digest."""
+    """The beginning of all keys of one name, and the name as it goes into the digest."""
     return f"{prefix}:{VERSION}:{{{shown_name(lock_name)}:", encode(lock_name)

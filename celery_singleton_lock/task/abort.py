@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from celery.utils.log import get_logger
 
@@ -94,13 +94,19 @@ class Body:
                 self._way.interrupt(self)
 
 
-class _Way(Protocol):
-    def enter(self, body: Body) -> None: ...
-    def leave(self, body: Body) -> None: ...
-    def interrupt(self, body: Body) -> None: ...
+class _Way:
+    def enter(self, body: Body) -> None:
+        """The body begins."""
+
+    def leave(self, body: Body) -> None:
+        """It has ended; may be called again."""
+
+    def interrupt(self, body: Body) -> None:
+        """Raise `Aborted` in it."""
+        raise NotImplementedError
 
 
-class _BySignal:
+class _BySignal(_Way):
     """In the main thread. The handler runs in that very thread, so it sees at once whether the body has ended."""
 
     def __init__(self) -> None:
@@ -133,14 +139,11 @@ class _BySignal:
             os.kill(os.getpid(), signum)
 
 
-class _ByAsyncException:
+class _ByAsyncException(_Way):
     """In any other thread."""
 
     def __init__(self) -> None:
         self._thread = ctypes.c_ulong(threading.get_ident())
-
-    def enter(self, body: Body) -> None:
-        pass
 
     def leave(self, body: Body) -> None:
         if not body.struck:
@@ -161,7 +164,7 @@ class _ByAsyncException:
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Aborted)))
 
 
-class _ByThrow:
+class _ByThrow(_Way):
     """In a greenlet.
 
     Args:
@@ -172,12 +175,6 @@ class _ByThrow:
     def __init__(self, greenlet: Any, schedule: Callable[..., Any]) -> None:
         self._greenlet = greenlet
         self._schedule = schedule
-
-    def enter(self, body: Body) -> None:
-        pass
-
-    def leave(self, body: Body) -> None:
-        pass
 
     def interrupt(self, body: Body) -> None:
         self._schedule(self._throw, body)

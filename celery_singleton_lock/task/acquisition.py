@@ -1,4 +1,4 @@
-"""What happens before the lock is had: asking for it, waiting for it, and asking again where no answer came.
+"""Before the lock is had: asking for it, waiting for it, and asking again where no answer came.
 
 An answer that did not come is not a "no": what was asked for may still be granted, when the server goes on. So an owner
 that got no answer is given up, here and by the copy of the message that is put back.
@@ -15,8 +15,9 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import FIRST, new_owner, stem
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.task import delivery, journal_entries, key_report, requeue, running
+from celery_singleton_lock.task import delivery, journal_entries, key_report, requeue
 from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.running import this_thread
 
 logger = get_logger(__name__)
 
@@ -28,12 +29,13 @@ class Acquisition:
     """Gets the lock of one execution.
 
     Attributes:
+        execution: which.
         given_up: owners under which this message was asked for before, without an answer.
         waited_as: the owner, once it has waited in a queue: what it leaves there may still be carried out for a moment.
     """
 
     def __init__(self, execution: Execution) -> None:
-        self._execution = execution
+        self.execution = execution
         self._store = execution.runtime.store
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
@@ -42,13 +44,13 @@ class Acquisition:
         self._report()
 
     def found(self) -> Lease | Held | Record | None:
-        """What the lock server says of the lock; None to run without one, where it says nothing.
+        """The lock server's answer; None to run without a lock, where there is none.
 
         Raises:
-            Ignore: it says nothing, and the message was put back.
-            LockUnavailable: it says nothing, with `on_unavailable="raise"` or in an eager call.
+            Ignore: there is no answer, and the message was put back.
+            LockUnavailable: there is none, with `on_unavailable="raise"` or in an eager call.
         """
-        it, failures = self._execution, 0
+        it, failures = self.execution, 0
         while True:
             try:
                 return self._ask_until_free()
@@ -68,7 +70,7 @@ class Acquisition:
 
     def abandon(self) -> None:
         """Free what this delivery may have got."""
-        self._store.abandon(self._execution.hold(self._owner))
+        self._store.abandon(self._request(waiting=False).hold())
 
     def put_back(self, error: LockUnavailable) -> NoReturn:
         """End the execution, whose message is to be asked for again.
@@ -76,25 +78,25 @@ class Acquisition:
         Raises:
             Ignore: it was put back.
         """
-        logger.warning("%s is put back: %s", self._execution, error)
-        requeue.put_back(self._execution.task, reason="unavailable", given_up=self._owner)
+        logger.warning("%s is put back: %s", self.execution, error)
+        requeue.put_back(self.execution.task, reason="unavailable", given_up=self._owner)
 
     def is_own(self, found: Held) -> bool:
         """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
         delivery before gave it up.
         """
-        own = (self._owner, *self.given_up, self._execution.holder.reserved_as)
+        own = (self._owner, *self.given_up, self.execution.holder.reserved_as)
         return stem(found.owner) in {stem(owner) for owner in own}
 
     def _ask_until_free(self) -> Lease | Held | Record:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
-        it = self._execution
+        it = self.execution
         may_wait = it.options.wait > 0 or it.holder.attempt > FIRST
         found = self._store.acquire(self._request(waiting=may_wait))
         if not isinstance(found, Held):
             return found
         with self._store.waiter(self._request(waiting=True)) as waiter:
-            while isinstance(found, Held) and found.owner not in running.owners():
+            while isinstance(found, Held) and found.owner not in this_thread.owners:
                 if not self._free_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait
                     left = it.began + patience - clock.now()
@@ -107,7 +109,7 @@ class Acquisition:
             return found
 
     def _request(self, *, waiting: bool) -> LockRequest:
-        it = self._execution
+        it = self.execution
         return LockRequest(
             it.key,
             self._owner,
@@ -128,20 +130,20 @@ class Acquisition:
     def _report(self) -> None:
         """Say to the worker's main process, if there is one, what is asked for next."""
         if (given := self._delivered_as) is not None:
-            it = self._execution
+            it = self.execution
             key_report.report(given, it.key, ttl=it.options.ttl, limit=it.options.limit, asks_as=self._owner)
 
     def _free_left_behind(self, found: Held) -> bool:
         """Free the lock of a process of this host that is provably over; whether that was so."""
-        it = self._execution
+        it = self.execution
         if found.holder is None or not process_identity.is_over(found.holder.process):
             return False
-        freed = self._store.free(found.hold(it.key, ttl=it.options.ttl, limit=it.options.limit))
+        freed = self._store.free(it.hold_of(found))
         if freed:
             logger.warning("%s: %s was left behind by a process that is gone; freed", it, it.key)
             journal_entries.did_not_run(it, "free", found.holder)
         return freed
 
     def _is_own_earlier_attempt(self, found: Held) -> bool:
-        it = self._execution
+        it = self.execution
         return it.is_copy_of(found) and found.holder is not None and found.holder.attempt < it.holder.attempt

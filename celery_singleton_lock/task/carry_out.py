@@ -14,7 +14,6 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.task import refusal
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
-from celery_singleton_lock.task.refusal import Refusal
 from celery_singleton_lock.task.run import Run
 
 
@@ -27,7 +26,6 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
         LockLost: the lease was lost and the body was stopped.
     """
     acquisition = Acquisition(execution)
-    refused = Refusal(execution, acquisition)
     run: Run | None = None
     try:
         found = acquisition.found()
@@ -37,11 +35,11 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
             return run.carry_out(body)
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
-            return refused.fail(error)
+            return refusal.fail(acquisition, error)
         if run.was_lost:
-            return refused.fail_lost(error)
+            return refusal.fail_lost(acquisition, error)
         raise
     if found is None:
         record_started(execution.task)
         return body()
-    return refused.end(found)
+    return refusal.end(acquisition, found)

@@ -1,9 +1,9 @@
-"""What we use of Celery's tasks and requests."""
+"""Celery's tasks and requests, as far as we use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from celery_singleton_lock.options.task import Options
 
@@ -36,9 +36,10 @@ class RequestLike(Protocol):
 class TaskLike(Protocol):
     """An exclusive task."""
 
-    @property
-    def name(self) -> str:
-        """By which it is sent."""
+    name: str
+    acks_late: bool
+    acks_on_failure_or_timeout: bool
+    tracks_started: ClassVar[bool]
 
     @property
     def app(self) -> Any:
@@ -46,31 +47,19 @@ class TaskLike(Protocol):
 
     @property
     def request(self) -> RequestLike:
-        """What this thread carries out."""
+        """The message that this thread carries out."""
 
     @property
     def backend(self) -> Any:
         """Where results are stored."""
 
     @property
-    def acks_late(self) -> bool:
-        """Whether its messages are acknowledged when they have been carried out."""
-
-    @property
-    def acks_on_failure_or_timeout(self) -> bool:
-        """Whether those are that failed."""
-
-    @property
-    def tracks_started(self) -> bool:
-        """Whether STARTED is to be recorded."""
-
-    def lock_of(self, request: RequestLike, args: Any, kwargs: Mapping[str, Any]) -> tuple[Options, str] | None:
-        """How it locks for a call, and the key."""
+    def retry(self) -> Callable[..., Any]:
+        """Sends the message's next attempt."""
 
     @property
     def signature_from_request(self) -> Callable[..., Any]:
         """Makes the message once more."""
 
-    @property
-    def retry(self) -> Callable[..., Any]:
-        """Sends the message's next attempt."""
+    def lock_of(self, request: RequestLike, args: Any, kwargs: Mapping[str, Any]) -> tuple[Options, str] | None:
+        """How it locks for a call, and the key."""

@@ -1,4 +1,4 @@
-"""What the worker's main process gives to the process that runs a task, along with its request.
+"""Given by the worker's main process to the process that runs a task, along with its request.
 
 The owner token stands in what the transport says of the delivery, and the message as it came among the properties:
 places that no sender can write, and that no retry takes along. They are written and read here only.
@@ -67,7 +67,7 @@ def is_applied(request: RequestLike) -> bool:
 
 
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
-    """What anybody else is shown of a delivery."""
+    """For anybody else."""
     return {name: value for name, value in delivery_info.items() if name != OWNER}
 
 

@@ -16,6 +16,7 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.outcome import Outcome, ignores_result
+from celery_singleton_lock.task.running import Progress, progress_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,8 @@ class Execution:
         options: how it locks.
         key: of its lock.
         holder: who has the lock, if it gets that.
+        progress: how far this process has got with the request.
+        is_remembered: whether this is a message of which other copies may come.
         began: when it came here, on `clock.now()`.
     """
 
@@ -38,32 +41,40 @@ class Execution:
     options: Options
     key: str
     holder: Holder
+    progress: Progress
+    is_remembered: bool
     began: float
 
     @classmethod
     def of(cls, task: TaskLike, options: Options, key: str) -> Execution:
         """The execution of what this thread carries out."""
         request = task.request
-        return cls(task, request, Runtime.of(task.app), options, key, holder_of(task, request), clock.now())
+        runtime = Runtime.of(task.app)
+        return cls(
+            task,
+            request,
+            runtime,
+            options,
+            key,
+            holder_of(task, request),
+            progress_of(request),
+            is_remembered=runtime.settings.done_ttl > 0 and request.id is not None and not request.is_eager,
+            began=clock.now(),
+        )
 
     def __str__(self) -> str:
         return named(self.task)
-
-    @property
-    def is_remembered(self) -> bool:
-        """Whether this is a message of which other copies may come."""
-        return self.runtime.settings.done_ttl > 0 and self.request.id is not None and not self.request.is_eager
 
     def is_copy_of(self, found: Held) -> bool:
         """Whether another copy of this message, or another attempt, has the lock."""
         return found.holder is not None and found.holder.is_copy_of(self.holder)
 
-    def hold(self, owner: str) -> Hold:
-        """What it may have got under this owner, as far as is known without an answer."""
-        return Hold(self.key, owner, ttl=self.options.ttl, limit=self.options.limit)
+    def hold_of(self, found: Held) -> Hold:
+        """Somebody else's hold, to be freed."""
+        return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
 
     def record(self, outcome: Outcome | None, seconds: float | None = None) -> Record | None:
-        """What is to be remembered of its end for `seconds`, if that is its end."""
+        """To be remembered for `seconds`, if that is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
         return outcome.record_of(self.holder, self.runtime.settings.done_ttl if seconds is None else seconds)
@@ -86,7 +97,7 @@ def holder_of(task: TaskLike, request: RequestLike) -> Holder:
 
 
 def named(task: TaskLike) -> str:
-    """What a task carries out, as a log may show it."""
+    """A task and its message, as a log may show them."""
     return f"task {task.name}[{cleaned.text(task.request.id)}]"
 
 

@@ -1,4 +1,4 @@
-"""What an execution reports to its worker's main process: which lock it is about to ask for.
+"""An execution reports to its worker's main process which lock it is about to ask for.
 
 The main process renews and frees locks for the processes of its pool. It could make the same key from the same
 message, but that runs code of the user's (`lock_key`, and whatever an argument's class does), which may take its time
@@ -99,7 +99,7 @@ class _Channel:
 
 
 class _Expected:
-    """What the main process waits for, which is no business of a child's."""
+    """In the main process. Nothing of it is a child's business."""
 
     def __init__(self) -> None:
         self.start_anew()

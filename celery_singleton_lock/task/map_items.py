@@ -25,8 +25,9 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.task import message_identity, requeue, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.running import is_nested
+from celery_singleton_lock.task.running import this_thread
 
 logger = get_logger(__name__)
 
@@ -57,40 +58,37 @@ def call(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs
         if lock is None:
             return synchronous.value_of(task.name, function(*args, **kwargs))
         options, key = lock
-        return _Call(task, _for_item(options), key, partial(function, *args, **kwargs)).carry_out()
+        return _under_lock(task, _for_item(options), key, partial(function, *args, **kwargs))
 
 
-class _Call:
-    def __init__(self, task: Any, options: Options, key: str, function: Callable[[], Any]) -> None:
-        self._task, self._options, self._key, self._function = task, options, key, function
-        self._has_begun = False
+def _under_lock(task: TaskLike, options: Options, key: str, function: Callable[[], Any]) -> Any:
+    has_begun, failures = False, 0
 
-    def carry_out(self) -> Any:
-        failures = 0
-        while True:
-            try:
-                return carry_out(Execution.of(self._task, self._options, self._key), self._run)
-            except LockUnavailable as error:
-                if self._has_begun or self._options.on_unavailable != "retry":
-                    raise
-                logger.warning("task %s, an item of a map, waits: %s", self._task.name, error)
-            clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
-            failures += 1
+    def body() -> Any:
+        nonlocal has_begun
+        has_begun = True
+        return synchronous.value_of(task.name, function())
 
-    def _run(self) -> Any:
-        self._has_begun = True
-        return synchronous.value_of(self._task.name, self._function())
+    while True:
+        try:
+            return carry_out(Execution.of(task, options, key), body)
+        except LockUnavailable as error:
+            if has_begun or options.on_unavailable != "retry":
+                raise
+            logger.warning("task %s, an item of a map, waits: %s", task.name, error)
+        clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
+        failures += 1
 
 
 def _for_item(options: Options) -> Options:
-    """What of a task's options holds for an item."""
+    """A task's options, as far as they hold for an item."""
     waits = options.on_conflict == "retry" and options.conflict_retries is None
     # Within a task that holds a lock there is an end to it: that might be what the other one waits for.
-    wait = math.inf if waits and not is_nested() else options.wait
+    wait = math.inf if waits and not this_thread.owners else options.wait
     return replace(options, on_conflict="raise", wait=wait)
 
 
-def _request(of_sender: Any, args: Any, kwargs: Any) -> Context:
+def _request(of_sender: RequestLike, args: Any, kwargs: Any) -> Context:
     """The request of one call: as `apply` makes it, with the id of the map, and no copy of anything else."""
     return Context(
         id=of_sender.id,

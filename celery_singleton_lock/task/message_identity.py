@@ -1,4 +1,4 @@
-"""What makes two messages the same: the name of one *sending*.
+"""The name of one *sending*, which makes two messages the same.
 
 A task id is no name for that. Users freeze signatures and send them again, a chain object that is sent twice has the
 same id in its last step (Celery 5.7), and tasks of one lock may be given one id. A sending is named by the id, by where

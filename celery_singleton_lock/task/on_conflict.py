@@ -1,4 +1,4 @@
-"""What an execution does that meets a held lock, or no lock server.
+"""The end of an execution that meets a held lock, as `on_conflict` says.
 
 Everything here ends the execution by raising what Celery understands. Nobody waits for ever afterwards: a refused
 execution gets a final state, its chain's later steps and its chord too, or its message goes back to the queue under
@@ -16,12 +16,13 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import cleaned, clock, signals
+from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import InvalidOption, LockConflict
 from celery_singleton_lock.options.rules import POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.outcome import ignores_result
 
 logger = get_logger(__name__)
@@ -39,7 +40,7 @@ class Expired(Skipped):
 
 
 def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
-    """What to do with the execution that lost to another task, as its `on_conflict` says.
+    """The policy for an execution that lost to another task.
 
     Raises:
         InvalidOption: a callable of the user's gave an answer that is none.
@@ -62,12 +63,15 @@ def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, *, given
         policy: what to do.
         given_up: see `requeue.put_back`.
     """
-    request = task.request
     logger.info(
-        "task %s[%s] on_conflict=%s: %s is held by task %s, %.1f s left",
-        *(task.name, cleaned.text(request.id), policy, conflict.key, conflict.task_id, conflict.remaining),
+        "%s on_conflict=%s: %s is held by task %s, %.1f s left",
+        named(task),
+        policy,
+        conflict.key,
+        conflict.task_id,
+        conflict.remaining,
     )
-    signals.lock_conflict.send(sender=task, task_id=request.id, key=conflict.key, conflict=conflict, policy=policy)
+    signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy == "retry":
         requeue.put_back(task, reason="conflict", given_up=given_up)
     elif policy == "raise":

@@ -33,14 +33,12 @@ PUT_BACK_HEADER = "singleton_lock_put_back"
 DELAYED = "singleton_lock.delay"
 
 #: Properties that a copy gets in another way, or must not have.
-_NOT_COPIED = frozenset(
-    (
-        *("content_type", "content_encoding", "application_headers", "priority", "expiration", "user_id"),
-        # Of kombu's virtual transports: of this one delivery.
-        *("delivery_info", "delivery_tag", "body_encoding"),
-        # Of SQS: the copy is dropped as sent twice, or waits as long again.
-        *("MessageDeduplicationId", "DelaySeconds", "delay_seconds"),
-    )
+_NOT_COPIED = (
+    frozenset(("content_type", "content_encoding", "application_headers", "priority", "expiration", "user_id"))
+    # Of kombu's virtual transports: of this one delivery.
+    | {"delivery_info", "delivery_tag", "body_encoding"}
+    # Of SQS: the copy is dropped as sent twice, or waits as long again.
+    | {"MessageDeduplicationId", "DelaySeconds", "delay_seconds"}
 )
 
 #: Headers that brokers write, and which are true of one delivery only; or which send the message elsewhere as well.

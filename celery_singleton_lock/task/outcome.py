@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     settled: bool = False
 
     def record_of(self, holder: Holder, seconds: float) -> Record:
-        """What is left behind of the holder's message for `seconds`."""
+        """The record that is left of the holder's message for `seconds`."""
         head = _head(self.state, seconds, self.content is not None, self.settled)
         return Record(holder.message, head + (self.content or b""), seconds)
 

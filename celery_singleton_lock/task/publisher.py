@@ -51,7 +51,7 @@ class Publisher:
     def __init__(self, app: Any) -> None:
         self._app_ref = ref(app)  # That keeps us.
         self._speaks_amqp = app.connection_for_write().transport.driver_type == "amqp"
-        self._idle: list[_Line] = []
+        self._idle: list[_Connection] = []
         self.start_anew()
         forks.start_anew_in_child(self)
 
@@ -106,26 +106,27 @@ class Publisher:
         """
         if not self._speaks_amqp:
             return None
-        line = None
+        connection = None
         try:
-            line = _Line(self._app)
+            connection = _Connection(self._app)
             for seconds in DELAYS:
-                line.exchange_for(seconds)
+                connection.exchange_for(seconds)
         except _Refused as error:
             self._do_without(error)
             return str(error)
         except Exception as error:  # noqa: BLE001 - py-amqp has many; it is made when it is needed
             logger.debug("nothing is prepared for messages to wait in: %r", error)
         finally:
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
         return None
 
     def _do_without(self, error: Exception) -> None:
         self._eta_until = clock.now() + _REFUSED_FOR
         logger.warning(
             "RabbitMQ gives no queue %s.* to wait in: %s; workers hold what is put back until it is due",
-            *(DELAYED, error),
+            DELAYED,
+            error,
         )
 
     @property
@@ -148,25 +149,25 @@ class Publisher:
     def _confirmed(self, copy: Copy, queue: str, delay: float | None) -> None:
         with self._places:
             try:
-                line = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
-                return self._send_on(_Line(self._app), copy, queue, delay)
+                return self._send_on(_Connection(self._app), copy, queue, delay)
             try:
-                return self._send_on(line, copy, queue, delay)
+                return self._send_on(connection, copy, queue, delay)
             except _Refused:
                 raise
             except Exception as error:  # noqa: BLE001 - py-amqp has many
                 logger.debug("the broker has gone since the last copy: %r", error)
-            return self._send_on(_Line(self._app), copy, queue, delay)
+            return self._send_on(_Connection(self._app), copy, queue, delay)
 
-    def _send_on(self, line: _Line, copy: Copy, queue: str, delay: float | None) -> None:
+    def _send_on(self, connection: _Connection, copy: Copy, queue: str, delay: float | None) -> None:
         try:
-            line.send(copy, queue, delay)
+            connection.send(copy, queue, delay)
         except BaseException:
             # What it answers still would be taken for the answer to the next.
-            line.close()
+            connection.close()
             raise
-        self._idle.append(line)
+        self._idle.append(connection)
 
     def _queue_of(self, original: Original, channel: Any = None) -> str:
         """The queue that a message was taken from; kombu's virtual transports do not say it."""
@@ -185,32 +186,33 @@ class Publisher:
             chosen = own[0] if own else str(self._app.conf.task_default_queue)
             logger.warning(
                 "a message came by the exchange %s to a queue of this worker alone, and is put back to %s",
-                *(original.exchange, chosen),
+                original.exchange,
+                chosen,
             )
         return chosen
 
 
-class _Line:
+class _Connection:
     """A connection to RabbitMQ on which it confirms what it is given."""
 
     def __init__(self, app: Any) -> None:
         self._declared: set[int] = set()
-        self._connection = app.connection_for_write()
-        self._connection.transport_options["confirm_publish"] = True
+        self._kombu = app.connection_for_write()
+        self._kombu.transport_options["confirm_publish"] = True
         try:
-            self._connection.ensure_connection(
-                max_retries=max(len(self._connection.alt or ()), 1), interval_start=0, interval_step=0.2
+            self._kombu.ensure_connection(
+                max_retries=max(len(self._kombu.alt or ()), 1), interval_start=0, interval_step=0.2
             )
             # Nothing else bounds the wait for an answer to a declaration.
-            self._connection.connection.sock.settimeout(TIMEOUT)
-            self._channel = self._connection.default_channel
+            self._kombu.connection.sock.settimeout(TIMEOUT)
+            self._channel = self._kombu.default_channel
         except BaseException:
             self.close()
             raise
 
     def send(self, copy: Copy, queue: str, delay: float | None) -> None:
         """Give a copy to the broker, and wait until it has it for sure."""
-        if copy.user is not None and copy.user == self._connection.userid:
+        if copy.user is not None and copy.user == self._kombu.userid:
             copy.properties["user_id"] = copy.user
         exchange = ""
         if delay is not None:
@@ -230,7 +232,7 @@ class _Line:
         seconds = next((one for one in DELAYS if one >= delay), DELAYS[-1])
         name = f"{DELAYED}.{seconds}"
         if seconds not in self._declared:
-            properties = self._connection.connection.server_properties
+            properties = self._kombu.connection.server_properties
             if properties.get("product") != "RabbitMQ" or _version(properties.get("version")) < _HANDS_ON:
                 raise _Refused(f"it takes RabbitMQ {'.'.join(map(str, _HANDS_ON))} or newer")
             try:
@@ -243,7 +245,7 @@ class _Line:
     def close(self) -> None:
         """Give up the connection, without a word to the broker, which may not listen."""
         with suppress(Exception):
-            self._connection.collect()
+            self._kombu.collect()
 
     def _declare(self, name: str, seconds: int) -> None:
         arguments = {
@@ -264,7 +266,7 @@ class _Refused(Exception):
 
 def _message(channel: Any, copy: Copy) -> Any:
     return channel.prepare_message(
-        *(copy.body, copy.priority, copy.content_type, copy.content_encoding, copy.headers, copy.properties)
+        copy.body, copy.priority, copy.content_type, copy.content_encoding, copy.headers, copy.properties
     )
 
 
@@ -275,4 +277,4 @@ def _version(text: Any) -> tuple[int, ...]:
 _publishers: WeakKeyDictionary[Any, Publisher] = WeakKeyDictionary()
 
 #: Connections of the process that this one was forked off: to close one here would close it there.
-_inherited: list[_Line] = []
+_inherited: list[_Connection] = []

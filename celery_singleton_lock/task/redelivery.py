@@ -1,4 +1,4 @@
-"""What becomes of a copy of a message that another delivery carries out, or has carried out.
+"""The end of a copy of a message that another delivery carries out, or has carried out.
 
 While the first one runs, a copy of a message that is acknowledged late stands by in case its worker dies; any other is
 dropped. When it has ended, a copy does not run the body, but ends in the same way, so that Celery stores the result and
@@ -38,7 +38,7 @@ _SILENT = (states.RETRY, states.IGNORED)
 
 
 class End(NamedTuple):
-    """What an execution ends with: it returns `value`, or raises `error`."""
+    """An execution returns `value`, or raises `error`."""
 
     value: Any = None
     error: Exception | None = None
@@ -83,7 +83,7 @@ def _stand_by(execution: Execution, found: Held, given_up: str | None) -> NoRetu
 
 
 def _end_again(execution: Execution, found: Record, given_up: str | None) -> End:
-    """What the first copy ended with, which settles the message; unless this one only looks, or looks later."""
+    """The first copy's end once more, which settles the message; unless this one only looks, or looks later."""
     journal_entries.did_not_run(execution, "repeat", None)
     recorded, _ = outcome.read(found)
     try:
@@ -96,7 +96,7 @@ def _end_again(execution: Execution, found: Record, given_up: str | None) -> End
 
 
 def answer(task: TaskLike, record: Record, given_up: str | None = None) -> End:
-    """What this copy of a message ends with that was carried out: the same return value or exception.
+    """The end of a copy of a message that was carried out: the same return value or exception.
 
     Args:
         task: whose `request` is the copy.
@@ -128,7 +128,7 @@ def answer(task: TaskLike, record: Record, given_up: str | None = None) -> End:
 
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
-    """What was recorded; `ResultLost` where nothing was kept (see `value_codec`)."""
+    """The end as it was recorded; `ResultLost` where nothing was kept (see `value_codec`)."""
     if recorded.content is not None:
         try:
             if recorded.state == states.SUCCESS:

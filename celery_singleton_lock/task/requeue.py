@@ -21,6 +21,7 @@ from celery_singleton_lock.options.rules import MAX_TTL
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.delivery import original_of
+from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.publisher import Publisher
 
@@ -74,7 +75,7 @@ def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = Non
     try:
         _send(task, reason, delay, _header(request, reason, given_up))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
-        logger.warning("task %s[%s] cannot be put back: %r", task.name, cleaned.text(request.id), error)
+        logger.warning("%s cannot be put back: %r", named(task), error)
         return
     raise Ignore(f"put back, due in {delay:.1f} s")
 
@@ -121,8 +122,8 @@ def _header(request: RequestLike, reason: Reason, owner: str | None) -> dict[str
     counts: dict[str, Any] = {other: put_back_count(request, other) for other in ("conflict", "unavailable")}
     if reason != "copy":
         counts[reason] += 1
-    owners = [*given_up(request), *([owner] if owner is not None else [])]
-    return {"retries": request.retries or 0, **counts, "given_up": owners[-MAX_GIVEN_UP:]}
+    owners = given_up(request) if owner is None else (*given_up(request), owner)
+    return {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}
 
 
 def _header_of(request: RequestLike) -> dict[str, Any]:

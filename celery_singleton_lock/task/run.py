@@ -1,4 +1,4 @@
-"""What happens under the lock: the body runs, the lease is renewed meanwhile, and freed afterwards.
+"""Under the lock: the body runs, the lease is renewed meanwhile, and the lock is freed afterwards.
 
 With the freed lock stays what is remembered of the message, and for whom the lock is kept: the task's own next attempt,
 or nobody, for the rest of `lock_at_least_for`.
@@ -25,10 +25,11 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable, SingletonLockError
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Reservation
-from celery_singleton_lock.task import journal_entries, outcome, running, settling
+from celery_singleton_lock.task import journal_entries, outcome, settling
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.running import this_thread
 
 logger = get_logger(__name__)
 
@@ -58,8 +59,8 @@ class Run:
         reservation: Reservation | None = None
         try:
             self.is_under_way = True
-            running.progress_of(it.request).lease = lease
-            running.owners().append(lease.owner)
+            it.progress.lease = lease
+            this_thread.owners.append(lease.owner)
             value = self._run_body(body)
             ended = outcome.succeeded(it.task, it.request, value)
             return value
@@ -75,7 +76,7 @@ class Run:
                 self._body.end()
             finally:
                 with suppress(ValueError):
-                    running.owners().remove(lease.owner)
+                    this_thread.owners.remove(lease.owner)
                 self._free(ended, reservation)
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
@@ -150,7 +151,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation | None:
-    """What keeps the lock for the task's own next attempt, if it is to be kept."""
+    """The lock is kept for the task's own next attempt, if that is wanted."""
     options, holder = execution.options, execution.holder
     if not (options.retain_on_retry and isinstance(error, Retry)) or execution.request.is_eager:
         return None
@@ -174,7 +175,7 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
 
 
 def _for_nobody(execution: Execution, ended: Outcome | None, held: float) -> Reservation | None:
-    """What keeps the lock after the end of the task, for the rest of `lock_at_least_for`."""
+    """The lock is kept after the end of the task, for the rest of `lock_at_least_for`."""
     left = execution.options.at_least_for - held
     if left <= 0 or ended is None or ended.state not in (states.SUCCESS, states.FAILURE):
         return None

@@ -1,4 +1,4 @@
-"""What this process carries out at this moment, by request and by thread.
+"""How far this process has got with each request, and what each thread is in the middle of.
 
 Each header of a message becomes an attribute of its request, whatever it is called. So what only this process may say
 of a request does not stand there, but beside it.
@@ -18,7 +18,7 @@ from celery_singleton_lock.task.celery_types import RequestLike
 
 
 class Unsettled(NamedTuple):
-    """What is to be said when all that follows on a message was sent: a record, and where it goes."""
+    """A record to be written when all that follows on its message was sent, and where."""
 
     runtime: Runtime
     key: str
@@ -49,21 +49,15 @@ def progress_of(request: RequestLike) -> Progress:
     return progress if progress is not None else _of_request.setdefault(request, Progress())
 
 
-class _Owners(threading.local):
-    """Owners under which this thread runs bodies, one inside the other: to wait for them would be to wait for ever."""
+class _ThisThread(threading.local):
+    """This thread.
+
+    Attributes:
+        owners: under which it runs bodies, one inside the other: to wait for them would be to wait for ever.
+    """
 
     def __init__(self) -> None:
-        self.all: list[str] = []
+        self.owners: list[str] = []
 
 
-_owners = _Owners()
-
-
-def owners() -> list[str]:
-    """Those of this thread."""
-    return _owners.all
-
-
-def is_nested() -> bool:
-    """Whether this thread is within the body of an exclusive task."""
-    return bool(_owners.all)
+this_thread = _ThisThread()

@@ -24,7 +24,7 @@ def settle_after(execution: Execution, ended: Outcome, seconds: float | None = N
     """Have the record, which lives for `seconds`, say that all was sent, when it was."""
     record = execution.record(Outcome(ended.state, settled=True), seconds)
     if record is not None and ended.is_awaited(execution.task, execution.request):
-        progress_of(execution.request).unsettled = Unsettled(execution.runtime, execution.key, record)
+        execution.progress.unsettled = Unsettled(execution.runtime, execution.key, record)
 
 
 @task_postrun.connect

@@ -194,7 +194,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return options
 
     def _body(self) -> Callable[..., Any]:
-        """What comes after us: `run`, or the `__call__` of a class that stands behind this one."""
+        """`run`, or the `__call__` of a class that stands behind this one."""
         following = super().__call__
         # Celery's own __call__ would push a second, empty request.
         return self.run if getattr(following, "__func__", None) is Task.__call__ else following

@@ -1,4 +1,4 @@
-"""What is kept of a return value or an exception: exactly that, or nothing.
+"""A return value or an exception is kept exactly, or not at all.
 
 A record of how a task ended must not be able to harm the task. So the bytes are made here, and not by the result
 backend: some backends give back the very object that they were to encode, or write into it, and each would run the
@@ -194,7 +194,7 @@ def _unpack(value: dict[str, Any]) -> Any:
 
 
 def _class_at(module: str, name: str) -> Any:
-    """What has this name, in a module that is imported already; None if nothing has."""
+    """Whatever has this name, in a module that is imported already; None if nothing has."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
