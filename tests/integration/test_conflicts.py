@@ -22,7 +22,8 @@ LIMIT = 30
 @pytest.fixture
 def holder(shop: Shop) -> Iterator[AsyncResult]:
     """A task that holds the lock of "report" on one of two workers."""
-    shop.start("one", "two")
+    # One slot is free beside this holder and one of the test's own: a busy worker would keep a copy until they end.
+    shop.start("one", "two", concurrency=3)
     result = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     yield result

@@ -84,7 +84,7 @@ class TestRunningMessage:
         assert forgetful.state_of(result) == "SUCCESS"
 
     def test_copy_of_a_message_that_is_acknowledged_early_is_dropped(self, shop: Shop) -> None:
-        shop.start("one", "two", concurrency=1)
+        shop.start("one", "two")  # With a slot that is free beside the first: a busy worker would keep the copy.
         result = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
         again(shop, "exclusive", "report", LONG, task_id=result.id)
