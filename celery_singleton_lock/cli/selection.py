@@ -41,8 +41,7 @@ class Selection:
     def _has(self, lock: HeldLock) -> bool:
         if self.names is not None and not any(fnmatchcase(lock.name, name) for name in self.names):
             return False
-        node = lock.held.holder.node if lock.held.holder else None
-        if self.node is not None and not fnmatchcase(node or "", self.node):
+        if self.node is not None and not fnmatchcase(lock.holder.node or "", self.node):
             return False
         return self.older_than is None or (lock.held_for is not None and lock.held_for >= self.older_than)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
@@ -18,11 +17,9 @@ from celery_singleton_lock.task import outcome
 _FEW = 5
 
 
-@click.command(cls=CeleryCommand, name="show")
+@command.locks_command("show")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @command.as_json
-@click.pass_context
-@handle_preload_options
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_: Any) -> None:
     """Show all that is known about one lock: that of KEY, or of a call of TASK.
 
