@@ -1,4 +1,4 @@
-"""What every command of `celery locks` has: the app's locks, `--json`, and errors without a traceback."""
+"""Common to all commands of `celery locks`: the app's locks, `--json`, and errors without a traceback."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class HeldLock:
 
     @property
     def name(self) -> str:
-        """What it is of: a task's name, or "beat:" and a schedule's."""
+        """Of the task, or "beat:" and that of a schedule."""
         return name_in(self.key)
 
     @property

@@ -1,4 +1,4 @@
-"""What is held, by whom, and for how long."""
+"""The locks that are held, by whom, and for how long."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from celery_singleton_lock.runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked for; None where that does not matter.
+    """The locks that are asked for; None where something does not matter.
 
     Attributes:
         names: of the locks, as patterns of a shell.
@@ -69,7 +69,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _names(app: Any, task: str) -> tuple[str, ...]:
-    """What the locks of a task are called: by its own name, unless it says otherwise."""
+    """The names of a task's locks: its own, unless it says otherwise."""
     app.loader.import_default_modules()
     lock_name = getattr(app.tasks.get(task), "lock_name", None)
     return (task,) if lock_name is None else (task, shown_name(lock_name))

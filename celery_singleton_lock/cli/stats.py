@@ -1,4 +1,4 @@
-"""What happened to the locks so far: counts of each task."""
+"""Counts of each task: all that happened to its locks so far."""
 
 from __future__ import annotations
 
