@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 
 class Kind(enum.Enum):
-    """What keeps the locks."""
+    """The ways to keep locks."""
 
     MEMORY = enum.auto()  # of this process
     SERVER = enum.auto()
@@ -96,7 +96,7 @@ def can_keep_locks(url: str) -> bool:
 
 
 def scheme(url: str) -> str:
-    """What a URL begins with, in lower case; all of it where there is no `://`."""
+    """The beginning of a URL, in lower case; all of it where there is no `://`."""
     return url.partition("://")[0].lower()
 
 

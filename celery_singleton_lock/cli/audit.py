@@ -6,17 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command, findings
 from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks, pool_name
 
 
-@click.command(cls=CeleryCommand)
+@command.locks_command()
 @command.as_json
 @findings.strict
-@click.pass_context
-@handle_preload_options
 def audit(ctx: click.Context, as_json: bool = False, strict: bool = False, **_: Any) -> None:
     """Check the settings of each exclusive task; connects to nothing.
 

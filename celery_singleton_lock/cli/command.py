@@ -1,15 +1,15 @@
-"""What every command of `celery locks` has: the app's locks, `--json`, and errors without a traceback."""
+"""Common to all commands of `celery locks`: the app's locks, `--json`, and errors without a traceback."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import click
-from celery.bin.base import CeleryOption
+from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import SingletonLockError
@@ -23,6 +23,16 @@ IN_MEMORY = "memory:// locks are in each process of its own, and cannot be seen 
 
 #: Every command takes it.
 as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+
+
+def locks_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function, which gets the context first; by default it has the function's name."""
+
+    def made(function: Callable[..., Any]) -> click.Command:
+        with_context = click.pass_context(handle_preload_options(function))
+        return click.command(name, cls=CeleryCommand, **settings)(with_context)
+
+    return made
 
 
 @contextmanager

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command, findings
 from celery_singleton_lock.diagnosis.audit import pool_name
 
 
-@click.command(cls=CeleryCommand)
+@command.locks_command()
 @command.as_json
 @findings.strict
 @command.option(
@@ -21,8 +20,6 @@ from celery_singleton_lock.diagnosis.audit import pool_name
     show_default=True,
     help="Seconds that workers get to answer.",
 )
-@click.pass_context
-@handle_preload_options
 def doctor(ctx: click.Context, as_json: bool = False, strict: bool = False, timeout: float = 1.0, **_: Any) -> None:
     """Look at the lock servers, the keys on them, the settings and the workers; say what is wrong and what to do.
 

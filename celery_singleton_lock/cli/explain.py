@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import arguments, command, target
 from celery_singleton_lock.cli.held import HeldLock
@@ -22,11 +21,9 @@ _AND = "--"
 
 
 # Options come before the task, so that what follows is left as it is, `--` included.
-@click.command(cls=CeleryCommand, context_settings={"allow_interspersed_args": False})
+@command.locks_command(context_settings={"allow_interspersed_args": False})
 @command.as_json
 @click.argument("call", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]... [-- TASK [ARG]...]")
-@click.pass_context
-@handle_preload_options
 def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **_: Any) -> None:
     """Show the key of a call, what made it, where the task's options come from, and who holds the lock.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command
 
 
-@click.command(cls=CeleryCommand)
+@command.locks_command()
 @command.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -19,8 +18,6 @@ from celery_singleton_lock.cli import command
     help="To listen on; 0 for a free one.",
 )
 @command.option("--host", default="127.0.0.1", show_default=True, help="As well.")
-@click.pass_context
-@handle_preload_options
 def exporter(ctx: click.Context, port: int = 9808, host: str = "127.0.0.1", **_: Any) -> None:
     """Serve the counts of `stats` and what is held now to Prometheus, until Ctrl-C. Needs the extra "prometheus"."""
     try:

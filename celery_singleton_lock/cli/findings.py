@@ -1,4 +1,4 @@
-"""How findings are shown, and what they make of the exit status."""
+"""Findings, for people and for programs, and what they make of the exit status."""
 
 from __future__ import annotations
 

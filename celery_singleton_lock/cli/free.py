@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command, selection, target
 from celery_singleton_lock.cli.held import COLUMNS, HeldLock, in_order
@@ -21,7 +20,7 @@ from celery_singleton_lock.runtime import Runtime
 
 
 def _how(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How both commands may be told to go about it."""
+    """The options that both commands have."""
     force = command.option(
         "--force",
         is_flag=True,
@@ -32,11 +31,9 @@ def _how(function: Callable[..., Any]) -> Callable[..., Any]:
     return force(yes(command.as_json(function)))
 
 
-@click.command(cls=CeleryCommand, name="release")
+@command.locks_command("release")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @_how
-@click.pass_context
-@handle_preload_options
 def release(
     ctx: click.Context,
     words: tuple[str, ...],
@@ -57,11 +54,9 @@ def release(
         ctx.exit(_free(runtime, locks, force=force, yes=yes, as_json=as_json))
 
 
-@click.command(cls=CeleryCommand, name="clear")
+@command.locks_command("clear")
 @selection.options
 @_how
-@click.pass_context
-@handle_preload_options
 def clear(
     ctx: click.Context,
     selection: Selection,

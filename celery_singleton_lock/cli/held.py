@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 
@@ -32,23 +33,22 @@ class HeldLock:
     @classmethod
     def of(cls, key: str, held: Held) -> HeldLock:
         """As it is now."""
-        since = held.holder.since if held.holder else None
-        return cls(key, held, None if since is None else round(max(clock.wall() - since, 0.0), 3))
-
-    @property
-    def place(self) -> tuple[str, str, int]:
-        """What it is of (a task's name, or "beat:" and a schedule's), its key, and its slot of a semaphore."""
-        return name_in(self.key), self.key, self.held.slot or 0
+        return cls(key, held, round(max(clock.wall() - held.holder.since, 0.0), 3) if held.holder else None)
 
     @property
     def name(self) -> str:
-        """What it is of."""
-        return self.place[0]
+        """Of the task, or "beat:" and that of a schedule."""
+        return name_in(self.key)
+
+    @property
+    def holder(self) -> Holder:
+        """Who has it; a holder of which nothing is known where a stranger wrote the value."""
+        return self.held.holder or Holder()
 
     @property
     def slot(self) -> int:
         """Of a semaphore."""
-        return self.place[2]
+        return self.held.slot or 0
 
     @property
     def expires_in(self) -> float | None:
@@ -58,22 +58,21 @@ class HeldLock:
     @property
     def ttl(self) -> float | None:
         """Seconds that each renewal is good for; None where it is not renewed, as between two attempts."""
-        return (self.held.holder.ttl or None) if self.held.holder else None
+        return self.holder.ttl or None
 
     @property
     def scope(self) -> str | None:
         """When the lock is held, as `lock_scope` says; None where no task holds it."""
-        return "while_executing" if self.held.holder and self.held.holder.task_id else None
+        return "while_executing" if self.holder.task_id else None
 
     def fields(self) -> dict[str, Any]:
         """For programs. Seconds everywhere; what is not known is null, and a pid of 0 where nobody runs."""
-        holder = self.held.holder
         return {
             "key": self.key,
             "name": self.name,
-            "task_id": holder.task_id if holder else None,
-            "node": holder.node if holder else None,
-            "pid": holder.pid if holder else 0,
+            "task_id": self.holder.task_id,
+            "node": self.holder.node,
+            "pid": self.holder.pid,
             "held_for": self.held_for,
             "expires_in": self.expires_in,
             "slot": self.slot,
@@ -84,12 +83,11 @@ class HeldLock:
 
     def cells(self) -> tuple[str, ...]:
         """For people, in the `COLUMNS` of a table."""
-        holder = self.held.holder
         return (
             self.key + (f" slot {self.slot}" if self.slot else ""),
             self.holder_in_short(),
-            (holder.node if holder else None) or "-",
-            str((holder.pid if holder else 0) or "-"),
+            self.holder.node or "-",
+            str(self.holder.pid or "-"),
             "-" if self.held_for is None else duration(self.held_for),
             "never" if self.expires_in is None else duration(self.expires_in),
             str(self.held.waiters),
@@ -97,21 +95,18 @@ class HeldLock:
 
     def holder_in_short(self) -> str:
         """As it fits into a column."""
-        holder = self.held.holder
-        if holder is None:
+        if self.held.holder is None:
             return "unknown"
-        if holder.task_id is not None:
-            return holder.task_id if holder.pid else f"{holder.task_id} (kept)"
+        if self.holder.task_id is not None:
+            return self.holder.task_id if self.holder.pid else f"{self.holder.task_id} (kept)"
         return "leader" if self.name.startswith("beat:") else "nobody (kept)"
 
     def holder_in_words(self) -> str:
         """And where it runs."""
-        holder = self.held.holder
-        if holder is None or holder.task_id is None:
-            who = self.holder_in_short()
-        else:
+        holder, who = self.holder, self.holder_in_short()
+        if holder.task_id is not None:
             who = f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"
-        return who if holder is None or holder.node is None else f"{who} on {holder.place}"
+        return who if holder.node is None else f"{who} on {holder.place}"
 
     def end_in_words(self) -> str:
         """When it expires."""
@@ -123,7 +118,7 @@ class HeldLock:
 
 def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     """Sorted by what they are of; each once, though a search may find one twice."""
-    once = {lock.place: lock for lock in locks}
+    once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
     return [once[place] for place in sorted(once)]
 
 

@@ -1,11 +1,10 @@
-"""What is held, by whom, and for how long."""
+"""The locks that are held, by whom, and for how long."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command, selection
@@ -15,14 +14,14 @@ from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 
-#: Seconds between two looks.
+#: Seconds from one list to the next.
 INTERVAL = 2.0
 
 #: A shorter one shows nothing that people can read.
 MIN_INTERVAL = 0.2
 
 
-@click.command(cls=CeleryCommand, name="list")
+@command.locks_command("list")
 @selection.options
 @command.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
 @command.option(
@@ -34,8 +33,6 @@ MIN_INTERVAL = 0.2
     help="How often to look again, with --watch.",
 )
 @command.as_json
-@click.pass_context
-@handle_preload_options
 def list_(
     ctx: click.Context,
     selection: Selection,

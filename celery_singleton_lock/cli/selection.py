@@ -18,7 +18,7 @@ from celery_singleton_lock.runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked for; None where that does not matter.
+    """The locks that are asked for; None where something does not matter.
 
     Attributes:
         names: of the locks, as patterns of a shell.
@@ -41,8 +41,7 @@ class Selection:
     def _has(self, lock: HeldLock) -> bool:
         if self.names is not None and not any(fnmatchcase(lock.name, name) for name in self.names):
             return False
-        node = lock.held.holder.node if lock.held.holder else None
-        if self.node is not None and not fnmatchcase(node or "", self.node):
+        if self.node is not None and not fnmatchcase(lock.holder.node or "", self.node):
             return False
         return self.older_than is None or (lock.held_for is not None and lock.held_for >= self.older_than)
 
@@ -70,7 +69,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _names(app: Any, task: str) -> tuple[str, ...]:
-    """What the locks of a task are called: by its own name, unless it says otherwise."""
+    """The names of a task's locks: its own, unless it says otherwise."""
     app.loader.import_default_modules()
     lock_name = getattr(app.tasks.get(task), "lock_name", None)
     return (task,) if lock_name is None else (task, shown_name(lock_name))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.cli.held import HeldLock, duration
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.stores.inspector import MOST_RECORDS
+from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.task import outcome
 
 #: Records that people get to see.
 _FEW = 5
 
 
-@click.command(cls=CeleryCommand, name="show")
+@command.locks_command("show")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @command.as_json
-@click.pass_context
-@handle_preload_options
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_: Any) -> None:
     """Show all that is known about one lock: that of KEY, or of a call of TASK.
 
@@ -32,20 +30,23 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
         state = runtime.store.inspect(key)
     locks = [HeldLock.of(key, held) for held in state.held]
-    if as_json:
-        command.say_json(
-            {
-                "key": key,
-                "held": [lock.fields() for lock in locks],
-                "fence": state.fence,
-                "waiters": state.waiters,
-                "done": [
-                    {"message": record.message, "state": _state(record), "seconds": round(record.seconds, 3)}
-                    for record in state.records
-                ],
-            }
-        )
-        return
+    command.say_json(_fields(key, locks, state)) if as_json else _say_all(key, locks, state)
+
+
+def _fields(key: str, locks: Sequence[HeldLock], state: KeyState) -> dict[str, Any]:
+    return {
+        "key": key,
+        "held": [lock.fields() for lock in locks],
+        "fence": state.fence,
+        "waiters": state.waiters,
+        "done": [
+            {"message": record.message, "state": _state(record), "seconds": round(record.seconds, 3)}
+            for record in state.records
+        ],
+    }
+
+
+def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState) -> None:
     _say("key", key)
     for lock in locks:
         _say("held by", lock.holder_in_words() + (f", slot {lock.slot}" if lock.slot else ""))

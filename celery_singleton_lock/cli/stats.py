@@ -1,4 +1,4 @@
-"""What happened to the locks so far: counts of each task."""
+"""Counts of each task: all that happened to its locks so far."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal import counts as metrics
@@ -58,10 +57,8 @@ _DIVIDED = tuple(counter.name for counter in metrics.COUNTERS if counter.label)
 _PLAIN = tuple(counter.name for counter in metrics.COUNTERS if not counter.label)
 
 
-@click.command(cls=CeleryCommand)
+@command.locks_command()
 @command.as_json
-@click.pass_context
-@handle_preload_options
 def stats(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
     """Show what the workers counted: runs, conflicts, losses and more, of each task; and whose copies are refused.
 

@@ -6,13 +6,12 @@ from itertools import chain
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal.timeline import Window, page, running
 
 
-@click.command(cls=CeleryCommand)
+@command.locks_command()
 @command.option(
     "--minutes",
     type=click.FloatRange(0.01, 43_200),
@@ -27,8 +26,6 @@ from celery_singleton_lock.journal.timeline import Window, page, running
     show_default=True,
     help="The file to write; - for the standard output.",
 )
-@click.pass_context
-@handle_preload_options
 def timeline(ctx: click.Context, minutes: float = 10.0, output: Any = None, **_: Any) -> None:
     """Draw who held which lock when, and what became of the copies, as a page of HTML."""
     with command.runtime_of(ctx) as runtime:

@@ -32,7 +32,7 @@ POLL, MIN_POLL = 0.5, 0.01
 
 
 class Verdict(enum.Enum):
-    """What is known about the holder; the value says why the lock is freed, or why it is not."""
+    """All that is known about the holder; the value says why the lock is freed, or why it is not."""
 
     OVER = "the process that held it is over"
     LATE = "it was not renewed in time"
@@ -48,7 +48,7 @@ TO_FREE = (Verdict.OVER, Verdict.LATE, Verdict.FORCED)
 
 
 def judge(before: Held, now: Held | None, *, renewed: bool = False) -> Verdict | None:
-    """What is to be said about the holder of a hold; None as long as that is open.
+    """Judge the holder of a hold; None as long as that is open.
 
     Args:
         before: the hold that this is about.

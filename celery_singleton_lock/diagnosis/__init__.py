@@ -1,4 +1,4 @@
-"""What is wrong with settings, tasks, servers, workers and keys, before and after something has happened.
+"""Faults of settings, tasks, servers, workers and keys, before and after something has happened.
 
 A rule is a function that yields findings about one context, and decides how bad each is. The rules stand in `settings`,
 `tasks`, `beat`, `servers`, `keys` and `workers`, each module with its tuple of them. `audit` (also for a worker that

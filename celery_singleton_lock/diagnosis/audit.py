@@ -52,7 +52,7 @@ def audit_tasks(app: Any, of_app: Settings, *, pool: str) -> list[Audited]:
 
 
 def audit_app(app: Any, of_app: Settings, *, leaders: int | None = None) -> list[Finding]:
-    """What was found about the app as a whole, worst first; `leaders` as for `AppContext`."""
+    """Findings about the app as a whole, worst first; `leaders` as for `AppContext`."""
     return worst_first(judged((*settings.RULES, *beat.RULES), AppContext(app, of_app, leaders)))
 
 
@@ -62,7 +62,7 @@ def task_warnings(app: Any, of_app: Settings, *, pool: str) -> list[Finding]:
 
 
 def warnings_at_start(app: Any, of_app: Settings, *, pool: str) -> list[Finding]:
-    """What a worker logs when it starts."""
+    """All that a worker logs when it starts."""
     wide = serious(judged(settings.AT_START, AppContext(app, of_app)))
     return [*worst_first(wide), *task_warnings(app, of_app, pool=pool)]
 

@@ -37,7 +37,7 @@ from celery_singleton_lock.task.publisher import Publisher
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What was looked at, in words, and what was found, worst first."""
+    """All that was looked at, in words, and the findings, worst first."""
 
     seen: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)

@@ -107,7 +107,7 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
 def _counting(
     task: Any, arguments: Mapping[str, Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """What `key_of_call` takes into the key, by a name for it."""
+    """All that `key_of_call` takes into the key, by a name for it."""
     lock_key = raw_attribute(task, "lock_key")
     if arguments is None:
         return {"args": args, "kwargs": kwargs}

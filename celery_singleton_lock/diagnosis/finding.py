@@ -1,4 +1,4 @@
-"""What a rule yields: how bad it is, what it is about, and what to do."""
+"""A finding: how bad it is, what it is about, and what to do. Rules yield them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Context = TypeVar("Context")
 
 
 def judged(rules: Iterable[Callable[[Context], Iterator[Finding]]], *contexts: Context) -> list[Finding]:
-    """What the rules find in each context."""
+    """The findings of all rules in each context."""
     return [finding for context in contexts for rule in rules for finding in rule(context)]
 
 

@@ -25,7 +25,7 @@ class KeyContext:
 
 
 def of_keys(server: str, found: Iterable[Key], store: Store) -> Iterator[Finding]:
-    """What should not be there, a few of each kind."""
+    """Findings about a server's keys, a few of each kind."""
     contexts = [KeyContext(key, server, store) for key in found]
     for rule in RULES:
         findings = judged([rule], *contexts)

@@ -41,7 +41,7 @@ class ServerContext:
 
     @property
     def info(self) -> Mapping[str, str]:
-        """What INFO says; nothing where the user may not ask."""
+        """The answer to INFO; empty where the user may not ask."""
         return self.checkup.info or {}
 
     @property
@@ -71,7 +71,7 @@ def in_words(checkup: Checkup) -> str:
 
 
 def of_servers(checkups: Sequence[Checkup], settings: Settings) -> list[Finding]:
-    """What is wrong with the servers, one by one and together."""
+    """Findings about the servers, one by one and together."""
     is_redlock = settings.backend.kind is Kind.REDLOCK
     silent = [unreachable(it.name, it.error, is_one_of_many=is_redlock) for it in checkups if it.error is not None]
     answering = [ServerContext(it, settings) for it in checkups if it.error is None]
@@ -80,7 +80,7 @@ def of_servers(checkups: Sequence[Checkup], settings: Settings) -> list[Finding]
 
 
 def of_watchers(watchers: Sequence[Watcher]) -> list[Finding]:
-    """What is wrong with the Sentinels."""
+    """Findings about the Sentinels."""
     return judged((_watchers_that_do_not_help, _watchers_that_disagree), watchers)
 
 

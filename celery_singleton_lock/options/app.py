@@ -89,7 +89,7 @@ class Settings:
 
 
 def problems(app: Any) -> Iterator[InvalidOption]:
-    """What is wrong with an app's settings of ours, one by one; a worker that starts raises the first of them."""
+    """The errors in an app's settings of ours, one by one; a worker that starts raises the first of them."""
     app.conf.get("singleton_lock_backend")  # As in `Settings.from_app`.
     yield from _unknown_settings(app.conf)
     for name in SETTINGS:

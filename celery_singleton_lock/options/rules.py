@@ -1,4 +1,4 @@
-"""What each option and setting is called, and what it may be.
+"""The name of each option and setting, and what it may be.
 
 Whatever is found is checked by its rule before anything is sent or locked; a comparison may raise anything, and is then
 a refusal.
@@ -38,7 +38,7 @@ MAX_LIMIT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value may be, as a test and in words."""
+    """A test of a value, and the same in words."""
 
     allows: Callable[[Any], bool]
     words: str

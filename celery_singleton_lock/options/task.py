@@ -104,7 +104,9 @@ def check_task(task: Any) -> None:
 
 
 def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[False] | None:
-    """What `apply_async(singleton_lock=...)` may be: a dictionary, False (no lock), True or None (as the task says).
+    """The value of `apply_async(singleton_lock=...)`: a dictionary, False (no lock), or None (as the task says).
+
+    True says what None says.
 
     Raises:
         InvalidOption: anything else, in the producer before sending, and in the worker for messages of others.

@@ -17,7 +17,8 @@ from celery_singleton_lock import SingletonTask, cleaned
 from celery_singleton_lock.cli.held import HeldLock
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import peers
-from celery_singleton_lock.diagnosis.workers import of_workers
+from celery_singleton_lock.diagnosis.finding import judged
+from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
@@ -316,7 +317,7 @@ class TestOthers:
         own = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
         standing = peers._known(told)
         peer = peers.Peer("n", frozenset({"t"}), frozenset(), standing)
-        for finding in of_workers([peer], ["t"], own):
+        for finding in judged(RULES, WorkerContext(peer, frozenset({"t"}), own)):
             assert len(finding.text) < 2000
             assert cleaned.printable(finding.text).isprintable()
 

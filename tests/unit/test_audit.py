@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.bin.base import CLIContext
 from celery.concurrency import prefork, solo, thread
 from celery.worker.request import Request
+from click.testing import CliRunner, Result
 from kombu import Queue
 from kombu.common import Broadcast
 
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
+from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis.audit import (
     audit_app,
     audit_tasks,
@@ -338,3 +341,32 @@ def test_broadcast_is_named_where_a_copy_cannot_go_back_to_one_worker(broker: st
     app = with_task({}, {**RABBITMQ, "broker_url": broker, "task_queues": [Broadcast("all"), Queue("usual")]})
     findings = [finding for finding in of_app(app) if "goes to the queue usual" in finding.text]
     assert len(findings) == found
+
+
+class TestWhatNoWorkerStartsWith:
+    """The audit said ok to it."""
+
+    def _run(self, app: Celery) -> Result:
+        return CliRunner().invoke(locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))
+
+    @pytest.mark.parametrize(
+        "conf",
+        [
+            {"singleton_lock_transport_options": {"sokket_timeout": 1}},
+            {"singleton_lock_backend": "redis://a;redis://b;redis://c", "singleton_lock_replicas": 1},
+            {"singleton_lock_backend": "sentinel://a"},
+        ],
+    )
+    def test_settings_that_only_fail_in_use_are_an_error(self, conf: dict[str, Any]) -> None:
+        shown = self._run(with_task({}, conf))
+        assert (shown.exit_code, shown.output.partition(" singleton_lock_")[0]) == (1, "Error: setting")
+
+    def test_wrong_option_of_a_task_is_an_error_without_a_traceback(self) -> None:
+        shown = self._run(with_task({"lock_ttl": -1}))
+        assert (shown.exit_code, type(shown.exception)) == (1, SystemExit)
+        assert "Error: option lock_ttl of task bill is -1" in shown.output
+
+    def test_locks_in_memory_are_audited(self) -> None:
+        shown = self._run(with_task({}, {"singleton_lock_backend": "memory://"}))
+        assert shown.exit_code == 0
+        assert "warning  singleton_lock_backend: the locks are in memory" in shown.output

@@ -1,4 +1,4 @@
-"""What `manage.py check` says about the locks. No server is asked.
+"""Django's checks: `manage.py check` says what is wrong with the locks. No server is asked.
 
 A worker refuses to start for what is an error here. `check --deploy` puts the rules of `diagnosis` to each app, for
 what is right on a desk and wrong in production. Settings are called here as in a project with `namespace="CELERY"`.
@@ -71,14 +71,14 @@ def check_production(*_: Any, **__: Any) -> list[CheckMessage]:
 
 
 def of_settings(app: Any, names: Iterable[str] = ()) -> Iterator[CheckMessage]:
-    """What is wrong with an app's settings; `names` are those of Django's, to look for what nobody reads."""
+    """Faults of an app's settings; `names` are those of Django's, to find those that nobody reads."""
     for problem in [*problems(app)] or [*_only_seen_in_use(app)]:
         yield _message(Error, app, "E001", str(problem))
     yield from _unread(app, names)
 
 
 def of_production(app: Any) -> Iterator[CheckMessage]:
-    """What is wrong with an app's tasks, and with its settings in production."""
+    """Faults of an app's tasks, and of its settings in production."""
     autodiscover_modules("tasks")  # A worker has imported them where this is asked; `manage.py` has not.
     try:
         exclusive_tasks(app)
@@ -144,7 +144,7 @@ def _message(level: Any, app: Any, number: str, text: str, hint: str | None = No
 
 
 def _namespace(app: Any) -> str:
-    """What the names of Celery's settings begin with in Django's: `CELERY_`, or nothing."""
+    """The beginning of the names of Celery's settings in Django's: `CELERY_`, or nothing."""
     return (getattr(app.conf, "prefix", None) or "").upper()
 
 

@@ -27,7 +27,7 @@ class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no
         super().__init__(*args, **{"default": 0, "editable": False, **kwargs})
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """What `save()` writes: who has read the row before a later holder wrote it knows an old fence only."""
+        """The value to save: if a later holder has written since the row was read, its fence here is an old one."""
         value = super().pre_save(model_instance, add)
         return value if add else Greatest(models.F(self.attname), models.Value(value))
 
