@@ -1,8 +1,27 @@
-"""For tests: locks in memory that tell what happened to them, a lock to run into, and a real Redis of one's own."""
+"""For tests: locks in memory that tell what happened to them, a lock to run into, a real Redis of one's own, and what a
+store of locks has to promise.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.testing.recorded import LockEvent, RecordedLocks, hold_lock, memory_locks
 from celery_singleton_lock.testing.server import RedisServer
 
-__all__ = ["LockEvent", "RecordedLocks", "RedisServer", "hold_lock", "memory_locks"]
+if TYPE_CHECKING:
+    from celery_singleton_lock.testing.store_contract import StoreContract
+
+__all__ = ["LockEvent", "RecordedLocks", "RedisServer", "StoreContract", "hold_lock", "memory_locks"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StoreContract":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Only then: the rest needs no pytest.
+    import pytest
+
+    pytest.register_assert_rewrite(f"{__name__}.store_contract")
+    from celery_singleton_lock.testing.store_contract import StoreContract
+
+    return StoreContract

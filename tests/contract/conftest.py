@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,15 +11,19 @@ from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 
 
+@contextmanager
+def opened(server: RedisServer, databases: int) -> Iterator[Store]:
+    """A store on some databases of one server: as independent as servers, as far as these promises go."""
+    store = open_url(";".join(map(server.url_of, range(databases))), {"restart_delay": False})
+    yield store
+    store.close()
+    server.flush()
+
+
 @pytest.fixture(params=["memory", "redis", "redlock"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
         return
-    server: RedisServer = request.getfixturevalue("redis_server")
-    # Databases of one server are as independent as servers, as far as these promises go.
-    urls = [server.url_of(database) for database in range(5 if request.param == "redlock" else 1)]
-    store = open_url(";".join(urls), {"restart_delay": False})
-    yield store
-    store.close()
-    server.flush()
+    with opened(request.getfixturevalue("redis_server"), 5 if request.param == "redlock" else 1) as store:
+        yield store

@@ -1,4 +1,4 @@
-"""What every place in the queue of a lock promises; and what a question that was sent ahead must not leave behind."""
+"""What a question that was sent ahead of a wake-up must not leave behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Waiter
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
@@ -45,58 +45,6 @@ def place(store: Store, owner: str | None = None, **more: object) -> Waiter:
     return store.waiter(LockRequest(KEY, owner, **{"ttl": TTL, "holder": ME, **more}))  # type: ignore[arg-type]
 
 
-def test_released_lock_goes_to_the_waiter(store: Store) -> None:
-    first = taken(store)
-    with place(store) as turn:
-        threading.Timer(0.05, store.free, [first]).start()
-        found = turn.wait(60)
-    assert isinstance(found, Lease)
-    assert found.fence > first.fence
-    assert found.remaining > TTL * 0.9
-    assert store.renew([found], timeout=1) == [True]
-    assert store.free(found)
-    assert store.held(KEY) == []
-
-
-def test_held_lock_is_seen_to_be_held(store: Store) -> None:
-    first = taken(store)
-    with place(store) as turn:
-        found = turn.wait(0.05)
-    assert isinstance(found, Held)
-    assert found.owner == first.owner
-    assert store.free(first)
-    assert store.held(KEY) == [], "who left does not get it"
-
-
-def test_ended_lease_is_seen_to_have_ended(store: Store) -> None:
-    taken(store, ttl=0.3)
-    with place(store) as turn:
-        until(lambda: isinstance(turn.wait(0.1), Lease))
-
-
-def test_lease_that_was_found_by_looking_is_kept(store: Store) -> None:
-    """What stands behind the bell is not carried out any more, and takes nothing away."""
-    taken(store, ttl=0.2)
-    with place(store) as turn:
-        while not isinstance(found := turn.wait(0.05), Lease):
-            pass
-    (held,) = store.held(KEY)
-    assert held.owner == found.owner
-    assert store.free(found)
-    assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("next"))), Lease)
-
-
-def test_lease_that_was_asked_for_is_kept(store: Store) -> None:
-    """As who waits does when it finds that the holder's process is gone."""
-    first = taken(store)
-    with place(store) as turn:
-        assert isinstance(turn.wait(0.05), Held)
-        store.free(first)
-        found = turn.ask()
-    assert isinstance(found, Lease)
-    assert store.renew([found], timeout=1) == [True]
-
-
 @pytest.mark.parametrize(("found", "frees"), [(Lease(KEY, "o", ttl=TTL, fence=1, sent_at=0.0), False), (None, True)])
 def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) -> None:
     class Broken:
@@ -110,57 +58,6 @@ def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) 
     with AskingWaiter(Broken(), lambda: found or held, left.append) as turn:  # type: ignore[arg-type]
         turn.wait(0.0)
     assert left == [frees]
-
-
-def test_message_that_was_carried_out_meanwhile(store: Store) -> None:
-    first = taken(store, holder=ME)
-    owner = new_owner()
-    with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME, once=True)) as turn:
-        store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=ME, waiting=True, once=True))
-        threading.Timer(0.05, lambda: store.free(first, record=Record(ME.message, b"done", 60.0))).start()
-        found = turn.wait(60)
-        while isinstance(found, Held):
-            found = turn.wait(60)
-    assert isinstance(found, Record)
-    assert store.held(KEY) == []
-
-
-def test_semaphore_has_a_turn_for_each_place(store: Store) -> None:
-    pair = [taken(store, limit=2, holder=Holder(name)) for name in ("a", "b")]
-    with place(store, limit=2) as turn:
-        threading.Timer(0.05, store.free, [pair[1]]).start()
-        found = turn.wait(60)
-        while isinstance(found, Held):
-            found = turn.wait(60)
-    assert isinstance(found, Lease)
-    assert found.slot == pair[1].slot
-
-
-def test_first_come_first_served(store: Store) -> None:
-    lease: Lease = taken(store)
-    order: list[int] = []
-
-    def wait(number: int, ready: threading.Event) -> None:
-        with place(store, holder=Holder(f"task {number}")) as turn:
-            ready.set()
-            found = turn.wait(60)
-            while isinstance(found, Held):
-                found = turn.wait(60)
-            assert isinstance(found, Lease)
-            order.append(number)
-        store.free(found)
-
-    threads = []
-    for number in range(5):
-        ready = threading.Event()
-        threads.append(threading.Thread(target=wait, args=(number, ready)))
-        threads[-1].start()
-        ready.wait(60)
-        clock.sleep(0.1)  # Until it is in the queue, which nothing tells.
-    store.free(lease)
-    for thread in threads:
-        thread.join(60)
-    assert order == list(range(5))
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""Who asks for which lock in the contract, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_singleton_lock.holder import Holder, new_owner, stem
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record, Waiter
+
+KEY = "contract:{job:1}"
+
+#: Seconds: longer than any test, so that only what is freed is free.
+TTL = 300.0
+
+#: The shortest that is useful: long enough to acquire and renew in, short enough to wait for.
+SHORT = 0.2
+
+#: Seconds after which a test that waits for something fails.
+PATIENCE = 60.0
+
+ME = Holder("my-task", 2, "worker@host", 42, 1000.0)
+OTHER = Holder("other", 0, "elsewhere", 7, 1.0)
+
+
+def request(owner: str = "", **more: Any) -> LockRequest:
+    """For the lock, by another task unless the holder is said."""
+    return LockRequest(more.pop("key", KEY), owner or new_owner(), **{"ttl": TTL, "holder": OTHER, **more})
+
+
+def ask(store: LockStore, owner: str = "", **more: Any) -> Lease | Held | Record:
+    """Acquire it; see `request`."""
+    return store.acquire(request(owner, **more))
+
+
+def taken(store: LockStore, owner: str = "", **more: Any) -> Lease:
+    """A lease of it, which must be free."""
+    lease = ask(store, owner, **more)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def is_free(store: LockStore, limit: int = 1) -> bool:
+    """Whether somebody who comes by gets it."""
+    found = ask(store, holder=Holder("passer-by"), limit=limit)
+    return isinstance(found, Lease) and store.free(found)
+
+
+def is_of(found: object, lease: Lease) -> bool:
+    """Whether the lock is held by this lease's owner; on a Redlock an owner is known by its beginning."""
+    return isinstance(found, Held) and stem(found.owner) == stem(lease.owner)
+
+
+def waited_for(waiter: Waiter) -> Lease | Record:
+    """What a waiter gets in the end."""
+    found = waiter.wait(PATIENCE)
+    while isinstance(found, Held):
+        found = waiter.wait(min(PATIENCE, found.remaining + 0.002))
+    return found
+
+
+def until_free(store: LockStore, **more: Any) -> Lease:
+    """Wait for it as an execution does, and take it."""
+    asked = request(**{"waiting": True, **more})
+    with store.waiter(asked) as waiter:
+        found = store.acquire(asked)
+        if isinstance(found, Held):
+            found = waiter.wait(found.remaining + 0.002)
+        if isinstance(found, Held):
+            found = waited_for(waiter)
+    assert isinstance(found, Lease)
+    return found

@@ -1,0 +1,126 @@
+"""Owners that are given up: what they have asked for, and may still arrive, takes nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.base import Held, LockStore, Record
+from celery_singleton_lock.testing.store_contract.asking import (
+    KEY,
+    ME,
+    PATIENCE,
+    TTL,
+    ask,
+    is_free,
+    is_of,
+    request,
+    taken,
+    waited_for,
+)
+
+RECORD = Record(ME.message, b"record", 60.0)
+
+
+class AbandonContract:
+    """Who turns away without an answer says so."""
+
+    def test_lock_of_an_abandoned_owner_is_free(self, store: LockStore) -> None:
+        assert store.abandon(taken(store)) is True
+        assert is_free(store)
+
+    def test_abandoning_what_was_never_taken_is_nothing(self, store: LockStore) -> None:
+        hold = Hold(KEY, new_owner(), ttl=TTL)
+        assert store.abandon(hold) is False
+        assert store.abandon(hold) is False, "it may be said again"
+
+    def test_what_arrives_of_an_abandoned_owner_takes_nothing(self, store: LockStore) -> None:
+        owner = new_owner()
+        store.abandon(Hold(KEY, owner, ttl=TTL))
+        with pytest.raises(LockUnavailable):
+            ask(store, owner)
+        assert is_free(store)
+
+    def test_hold_of_another_is_left_alone(self, store: LockStore) -> None:
+        lease = taken(store)
+        assert store.abandon(Hold(KEY, new_owner(), ttl=TTL)) is False
+        assert store.renew([lease], timeout=1) == [True]
+
+    def test_waiter_is_woken_when_the_holder_is_abandoned(self, store: LockStore) -> None:
+        lease = taken(store, holder=ME)
+        assert isinstance(_waited_while(store, lambda: store.abandon(lease)), Lease)
+
+    def test_slot_of_an_abandoned_owner_is_free(self, store: LockStore) -> None:
+        leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
+        store.abandon(Hold(KEY, leases[1].owner, ttl=TTL, limit=3))
+        assert taken(store, limit=3).slot == leases[1].slot
+        assert not is_free(store, 3)
+
+
+class GivenUpContract:
+    """A copy of the message names the owner that another delivery of it asked with, and got no answer."""
+
+    def test_what_it_holds_is_free_for_the_copy(self, store: LockStore) -> None:
+        ghost = taken(store, holder=ME)
+        assert isinstance(ask(store, holder=ME), Held)
+        lease = taken(store, holder=ME, given_up=[new_owner(), ghost.owner])
+        assert lease.fence > ghost.fence
+        assert store.renew([ghost, lease], timeout=1) == [False, True]
+
+    def test_what_arrives_of_an_owner_that_was_given_up_takes_nothing(self, store: LockStore) -> None:
+        given_up = new_owner()
+        lease = taken(store, holder=ME, given_up=[given_up])
+        with pytest.raises(LockUnavailable):
+            ask(store, given_up, holder=ME)
+        store.free(lease)
+        with pytest.raises(LockUnavailable):
+            ask(store, given_up, holder=ME)
+        assert is_free(store)
+
+    def test_it_frees_nothing_of_others(self, store: LockStore) -> None:
+        other = taken(store)
+        assert is_of(ask(store, holder=ME, given_up=[new_owner()]), other)
+
+    def test_it_is_freed_also_for_a_copy_of_a_message_that_was_carried_out(self, store: LockStore) -> None:
+        store.free(taken(store, holder=ME), record=RECORD)
+        ghost = taken(store, holder=ME)
+        assert isinstance(ask(store, holder=ME, once=True, given_up=[ghost.owner]), Record)
+        assert is_free(store)
+
+    def test_waiter_is_woken_where_the_copy_does_not_need_the_lock(self, store: LockStore) -> None:
+        store.free(taken(store, holder=ME), record=RECORD)
+        ghost = taken(store, holder=ME)
+        found = _waited_while(store, lambda: ask(store, holder=ME, once=True, given_up=[ghost.owner]))
+        assert isinstance(found, Lease)
+
+    def test_it_is_freed_in_each_slot(self, store: LockStore) -> None:
+        taken(store, limit=3)
+        ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
+        lease = taken(store, holder=ME, limit=3, given_up=ghosts)
+        assert lease.slot == 1
+        assert taken(store, limit=3, holder=Holder("c")).slot == 2
+        assert not is_free(store, 3)
+
+    def test_waiting_copy_gets_it(self, store: LockStore) -> None:
+        """What it has given up may arrive while it waits."""
+        first, asked = taken(store), request(holder=ME, waiting=True, given_up=[new_owner()])
+        assert isinstance(store.acquire(asked), Held)
+        with store.waiter(asked) as waiter:
+            store.free(first)
+            assert isinstance(waited_for(waiter), Lease)
+
+
+def _waited_while(store: LockStore, act: object) -> object:
+    """What somebody gets who waits for the lock while that is done."""
+    found, asked = [], request(waiting=True)
+    assert isinstance(store.acquire(asked), Held)
+    with store.waiter(asked) as waiter:
+        waits = threading.Thread(target=lambda: found.append(waited_for(waiter)))
+        waits.start()
+        act()  # type: ignore[operator]
+        waits.join(PATIENCE)
+    return found[0]

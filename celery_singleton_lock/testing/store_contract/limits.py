@@ -1,0 +1,120 @@
+"""Locks that several may hold at once, and whose limit changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockStore, Reservation
+from celery_singleton_lock.testing.store_contract.asking import (
+    KEY,
+    ME,
+    TTL,
+    ask,
+    is_free,
+    is_of,
+    request,
+    taken,
+    waited_for,
+)
+
+
+class LimitContract:
+    """Whatever is held counts, whoever's limit it was taken under.
+
+    Attributes:
+        frees_beyond_the_limit: whether `free` finds a hold of which neither the slot is known nor the limit under which
+            it was taken; else that ends with its lease.
+    """
+
+    frees_beyond_the_limit = True
+
+    def test_so_many_hold_it_each_in_another_slot(self, store: LockStore) -> None:
+        leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
+        assert [lease.slot for lease in leases] == [0, 1, 2]
+        assert isinstance(ask(store, limit=3), Held)
+        assert store.renew(leases, timeout=1) == [True] * 3
+
+    def test_newcomer_finds_what_was_taken_under_a_higher_limit(self, store: LockStore) -> None:
+        leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
+        for lease in leases[:-1]:
+            assert isinstance(ask(store), Held)
+            assert store.free(lease)
+        assert is_of(ask(store), leases[-1])
+        assert store.renew([leases[-1]], timeout=1) == [True]
+        assert store.free(leases[-1])
+        assert taken(store).slot == 0
+
+    def test_each_of_a_semaphore_counts(self, store: LockStore) -> None:
+        leases = [taken(store, holder=Holder(name), limit=5) for name in "abcde"]
+        for lease in leases[:3]:
+            store.free(lease)
+        assert isinstance(ask(store, limit=2), Held), "two are there, in other slots"
+        store.free(leases[3])
+        assert taken(store, limit=2).slot == 0
+        assert isinstance(ask(store, holder=ME, limit=2), Held)
+
+    def test_message_does_not_run_beside_itself(self, store: LockStore) -> None:
+        others = [taken(store, holder=Holder(name), limit=3) for name in "ab"]
+        mine = taken(store, holder=ME, limit=3)
+        for other in others:
+            store.free(other)
+        assert is_of(ask(store, holder=replace(ME, pid=7)), mine)
+        assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also where there is room"
+
+    def test_renewed_for_longer_than_the_first_ttl(self, store: LockStore) -> None:
+        first, second = (taken(store, holder=Holder(name), limit=2, ttl=0.5) for name in "ab")
+        store.free(first)
+        until = clock.now() + 1.0
+        while clock.now() < until:
+            assert store.renew([second], timeout=1) == [True]
+            clock.sleep(0.1)
+        assert isinstance(ask(store), Held)
+
+    def test_what_is_reserved_there_moves_to_within_the_limit(self, store: LockStore) -> None:
+        first = taken(store, limit=2)
+        second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)
+        store.free(second, reservation=Reservation(following, TTL))
+        assert is_of(ask(store, holder=following), first)
+        store.free(first)
+        assert isinstance(ask(store), Held), "it is reserved"
+        lease = taken(store, holder=following)
+        assert lease.slot == 0
+        assert store.free(lease)
+        assert is_free(store), "nothing is left in the other slot"
+
+    def test_waiter_gets_its_turn(self, store: LockStore) -> None:
+        leases = [taken(store, holder=Holder(name), limit=2) for name in "ab"]
+        asked = request(waiting=True)
+        assert isinstance(store.acquire(asked), Held)
+        with store.waiter(asked) as waiter:
+            store.free(leases[0])
+            assert isinstance(waiter.wait(0.1), Held)
+            store.free(leases[1])
+            assert isinstance(waited_for(waiter), Lease)
+
+    def test_raised_limit_has_room_at_once(self, store: LockStore) -> None:
+        taken(store)
+        assert taken(store, holder=ME, limit=2).slot == 1
+
+    def test_given_up_owner_is_freed_beyond_the_limit(self, store: LockStore) -> None:
+        first, ghost = taken(store, limit=2), taken(store, holder=ME, limit=2)
+        store.free(first)
+        lease = taken(store, holder=ME, given_up=[ghost.owner])
+        assert lease.slot == 0
+        assert store.free(lease)
+        assert is_free(store)
+
+    def test_hold_beyond_the_limit_can_be_freed(self, store: LockStore) -> None:
+        if not self.frees_beyond_the_limit:
+            pytest.skip("it ends with its lease there")
+        first, _ = taken(store, limit=2), taken(store, limit=2, holder=ME)
+        store.free(first)
+        met = ask(store, holder=Holder("a third"))
+        assert isinstance(met, Held)
+        assert store.free(met.hold(KEY, ttl=TTL, limit=1))
+        assert isinstance(ask(store), Lease)

@@ -1,0 +1,163 @@
+"""Taking, renewing and freeing a lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from contextlib import suppress
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.base import Held, LockStore
+from celery_singleton_lock.testing.store_contract.asking import (
+    KEY,
+    OTHER,
+    PATIENCE,
+    SHORT,
+    TTL,
+    ask,
+    is_free,
+    request,
+    taken,
+    until_free,
+)
+
+#: Seconds of a lease that is renewed once, and met between its first end and its second: time for a slow machine.
+RENEWED = 1.5
+
+
+class LockContract:
+    """One holder at a time, which knows when it is none any more."""
+
+    def test_free_lock_is_taken(self, store: LockStore) -> None:
+        lease = taken(store)
+        assert lease.held
+        assert lease.fence > 0
+        assert 0 < lease.remaining < TTL
+
+    def test_held_lock_is_refused_and_names_its_holder(self, store: LockStore) -> None:
+        taken(store)
+        found = ask(store)
+        assert isinstance(found, Held)
+        assert found.holder == OTHER
+        assert found.holder is not None
+        assert found.holder.ttl == TTL, "what a renewal is good for"
+        assert 0 < found.remaining <= TTL
+
+    def test_another_key_is_free(self, store: LockStore) -> None:
+        taken(store)
+        assert isinstance(ask(store, key=f"{KEY}2"), Lease)
+
+    def test_acquire_is_idempotent_by_owner(self, store: LockStore) -> None:
+        owner = new_owner()
+        first, second = taken(store, owner), taken(store, owner)
+        assert second.fence >= first.fence
+        assert isinstance(ask(store), Held)
+        assert store.free(second)
+        assert is_free(store), "it is one hold"
+
+    def test_freed_lock_is_free(self, store: LockStore) -> None:
+        assert store.free(taken(store))
+        assert isinstance(ask(store), Lease)
+
+    def test_freeing_twice_frees_nothing_of_the_next(self, store: LockStore) -> None:
+        lease = taken(store)
+        store.free(lease)
+        taken(store)
+        assert not store.free(lease)
+        assert isinstance(ask(store), Held)
+
+    def test_stranger_frees_nothing(self, store: LockStore) -> None:
+        lease, stranger = taken(store), Hold(KEY, new_owner(), ttl=TTL)
+        assert not store.free(stranger)
+        assert store.renew([stranger], timeout=1) == [False]
+        assert store.renew([lease], timeout=1) == [True]
+
+    def test_lease_ends_by_itself(self, store: LockStore) -> None:
+        taken(store, ttl=SHORT)
+        assert until_free(store).held
+
+    def test_holder_stops_trusting_before_others_can_acquire(self, store: LockStore) -> None:
+        lease = taken(store, ttl=SHORT)
+        until_free(store)
+        assert not lease.held
+
+    def test_renewed_lease_lasts(self, store: LockStore) -> None:
+        lease = taken(store, ttl=RENEWED)
+        end = lease.trusted_until
+        clock.sleep(RENEWED / 2)
+        assert store.renew([lease], timeout=1) == [True]
+        assert lease.trusted_until > end
+        clock.sleep(RENEWED * 0.6)
+        assert isinstance(ask(store), Held)
+
+    def test_ended_lease_is_not_renewed(self, store: LockStore) -> None:
+        lease = taken(store, ttl=SHORT)
+        following = until_free(store)
+        assert store.renew([lease, following], timeout=1) == [False, True]
+
+    def test_freed_lease_is_not_brought_back_by_a_late_renewal(self, store: LockStore) -> None:
+        lease = taken(store)
+        store.free(lease)
+        assert store.renew([lease], timeout=1) == [False]
+        assert isinstance(ask(store), Lease)
+
+    def test_many_leases_are_renewed_at_once(self, store: LockStore) -> None:
+        leases = [taken(store, key=f"many:{{{number}}}") for number in range(450)]
+        assert store.renew(leases, timeout=5) == [True] * 450
+        assert all(store.free(lease) for lease in leases)
+
+    def test_fences_grow(self, store: LockStore) -> None:
+        fences = []
+        for _ in range(20):
+            lease = taken(store)
+            fences.append(lease.fence)
+            store.free(lease)
+        assert fences == sorted(set(fences))
+
+    def test_fence_grows_over_an_ended_lease(self, store: LockStore) -> None:
+        first = taken(store, ttl=SHORT)
+        assert until_free(store).fence > first.fence
+
+    def test_no_update_is_lost(self, store: LockStore) -> None:
+        """Threads raise an unguarded counter under the lock; the sum must be right."""
+        threads, rounds, counter = 6, 25, [0]
+
+        def work() -> None:
+            for _ in range(rounds):
+                lease = until_free(store)
+                value = counter[0]
+                clock.sleep(0)
+                counter[0] = value + 1
+                assert store.free(lease)
+
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(PATIENCE)
+        assert counter == [threads * rounds]
+
+    def test_closed_store_opens_again_when_it_is_used(self, store: LockStore) -> None:
+        lease = taken(store)
+        store.close()
+        assert store.renew([lease], timeout=1) == [True]
+        assert store.free(lease)
+
+    def test_store_can_be_used_on_both_sides_of_a_fork(self, store: LockStore) -> None:
+        lease = taken(store)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):
+                met = store.acquire(request())
+                beside = taken(store, key=f"{KEY}:of the child")
+                os._exit(0 if isinstance(met, Held) and store.free(beside) else 1)
+            os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert store.renew([lease], timeout=1) == [True]
+        assert store.free(lease)
+        assert is_free(store)

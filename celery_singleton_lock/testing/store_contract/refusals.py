@@ -1,0 +1,101 @@
+"""Messages that are not carried out, and recorded as such."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockStore, Record, Reservation
+from celery_singleton_lock.testing.store_contract.asking import KEY, ME, OTHER, PATIENCE, TTL, ask, is_of, taken
+
+REFUSED = Record(ME.message, b"refused by a", 60.0)
+
+
+class RefusalContract:
+    """A message is refused, or it runs; of two copies that refuse it, one does."""
+
+    def test_message_is_over_from_then_on(self, store: LockStore) -> None:
+        taken(store)
+        assert store.refuse(KEY, ME, REFUSED) is None
+        record = ask(store, holder=ME, once=True)
+        assert isinstance(record, Record)
+        assert record.content == REFUSED.content
+        assert 0 < record.seconds <= 60
+
+    def test_repeated_refusal_finds_its_own(self, store: LockStore) -> None:
+        assert store.refuse(KEY, ME, REFUSED) is None
+        assert store.refuse(KEY, ME, REFUSED) is None
+
+    def test_message_that_was_carried_out_is_not_refused(self, store: LockStore) -> None:
+        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0))
+        found = store.refuse(KEY, ME, REFUSED)
+        assert isinstance(found, Record)
+        assert found.content == b"record"
+
+    def test_message_that_another_copy_refused(self, store: LockStore) -> None:
+        store.refuse(KEY, ME, REFUSED._replace(content=b"refused by b"))
+        found = store.refuse(KEY, ME, REFUSED)
+        assert isinstance(found, Record)
+        assert found.content == b"refused by b"
+
+    @pytest.mark.parametrize("limit", [1, 3])
+    def test_message_that_runs_is_not_refused(self, store: LockStore, limit: int) -> None:
+        for number in range(limit - 1):
+            taken(store, holder=Holder(f"task-{number}"), limit=limit)
+        lease = taken(store, holder=replace(ME, pid=1), limit=limit)
+        assert is_of(store.refuse(KEY, ME, REFUSED, limit=limit), lease)
+        store.free(lease)
+        assert isinstance(ask(store, holder=ME, once=True, limit=limit), Lease), "nothing is left of the refusal"
+
+    def test_message_for_which_the_lock_is_reserved_is_not_refused(self, store: LockStore) -> None:
+        lease = taken(store, holder=replace(ME, retries=1))
+        store.free(lease, reservation=Reservation(ME, TTL))
+        assert isinstance(store.refuse(KEY, ME, REFUSED), Held)
+        assert isinstance(ask(store, holder=ME, once=True), Lease)
+
+    @pytest.mark.parametrize(
+        "other", [OTHER, replace(ME, retries=1), replace(ME, replaced=1), replace(ME, sending="x")]
+    )
+    def test_other_messages_run_beside_it(self, store: LockStore, other: Holder) -> None:
+        taken(store, holder=other)
+        assert store.refuse(KEY, ME, REFUSED) is None
+
+    def test_message_that_runs_in_a_slot_beyond_the_limit_is_not_refused(self, store: LockStore) -> None:
+        taken(store, limit=2)
+        taken(store, holder=replace(ME, pid=1), limit=2)
+        assert isinstance(store.refuse(KEY, ME, REFUSED), Held)
+
+    def test_of_two_copies_one_refuses_or_runs(self, store: LockStore) -> None:
+        found: list[object] = []
+        start = threading.Barrier(2)
+
+        def run(me: Holder) -> None:
+            start.wait()
+            with suppress(LockUnavailable):  # No majority: of a Redlock nobody may win.
+                found.append(ask(store, holder=me, once=True))
+
+        def refuse(me: Holder) -> None:
+            start.wait()
+            with suppress(LockUnavailable):
+                found.append(store.refuse(KEY, me, Record(me.message, b"refused", 60.0)))
+
+        for number in range(10):
+            found.clear()
+            threads = [threading.Thread(target=each, args=[Holder(f"task-{number}")]) for each in (run, refuse)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+            leases = [it for it in found if isinstance(it, Lease)]
+            assert len(leases) + found.count(None) <= 1, found
+            assert None in found or not any(isinstance(it, Record) for it in found), (
+                "a refusal is told, and there is none"
+            )
+            for lease in leases:
+                store.free(lease)

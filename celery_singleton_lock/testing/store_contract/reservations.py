@@ -1,0 +1,95 @@
+"""Locks that are kept for the next attempt of a task."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockStore, Record, Reservation
+from celery_singleton_lock.testing.store_contract.asking import (
+    KEY,
+    ME,
+    PATIENCE,
+    SHORT,
+    TTL,
+    ask,
+    is_free,
+    request,
+    taken,
+    until_free,
+    waited_for,
+)
+
+NEXT = Holder("my-task", 3)
+
+
+def reserved(store: LockStore, seconds: float = TTL) -> Lease:
+    """A lease that was freed for the next attempt."""
+    lease = taken(store, holder=ME)
+    assert store.free(lease, reservation=Reservation(NEXT, seconds))
+    return lease
+
+
+class ReservationContract:
+    """The next attempt gets the lock, and nobody else."""
+
+    def test_only_the_next_attempt_gets_it(self, store: LockStore) -> None:
+        lease = reserved(store)
+        found = ask(store)
+        assert isinstance(found, Held)
+        assert found.holder == NEXT
+        assert found.holder is not None
+        assert found.holder.ttl == 0, "nobody renews it"
+        following = taken(store, holder=replace(NEXT, pid=99))
+        assert following.fence > lease.fence
+        assert isinstance(ask(store), Held)
+        assert store.free(following)
+        assert isinstance(ask(store), Lease)
+
+    def test_two_copies_of_the_next_attempt_do_not_both_get_it(self, store: LockStore) -> None:
+        reserved(store)
+        taken(store, holder=NEXT)
+        assert isinstance(ask(store, holder=NEXT), Held)
+
+    def test_it_does_not_wait_for_ever(self, store: LockStore) -> None:
+        reserved(store, SHORT)
+        assert until_free(store).held
+
+    def test_lost_lock_is_not_reserved(self, store: LockStore) -> None:
+        lease = taken(store, holder=ME)
+        store.free(lease)
+        taken(store)
+        assert not store.free(lease, reservation=Reservation(NEXT, TTL))
+        assert isinstance(ask(store, holder=NEXT), Held)
+
+    def test_next_attempt_that_waits_is_woken(self, store: LockStore) -> None:
+        lease, found = taken(store, holder=ME), []
+        asked = request(holder=NEXT, waiting=True)
+        assert isinstance(store.acquire(asked), Held)
+
+        def wait() -> None:
+            with store.waiter(asked) as waiter:
+                found.append(waited_for(waiter))
+
+        waits = threading.Thread(target=wait)
+        waits.start()
+        clock.sleep(SHORT / 2)
+        store.free(lease, reservation=Reservation(NEXT, TTL))
+        waits.join(PATIENCE)
+        assert isinstance(found[0], Lease)
+
+    def test_message_that_was_carried_out_meanwhile_has_nothing_reserved(self, store: LockStore) -> None:
+        """It was freed late: the message found another way to run, and does not come again."""
+        lease = taken(store, holder=ME)
+        assert store.refuse(KEY, NEXT, Record(NEXT.message, b"done", 60.0)) is None
+        assert store.free(lease, reservation=Reservation(NEXT, TTL))
+        assert is_free(store)
+
+    def test_lock_can_be_kept_after_the_end_for_nobody(self, store: LockStore) -> None:
+        """`lock_at_least_for`: it is reserved for the message itself, which ends by this very call."""
+        lease = taken(store, holder=ME)
+        assert store.free(lease, record=Record(ME.message, b"done", 60.0), reservation=Reservation(ME, TTL))
+        assert isinstance(ask(store), Held)

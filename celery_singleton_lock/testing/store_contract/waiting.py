@@ -1,0 +1,155 @@
+"""Places in the queue of a lock."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockStore, Record, Waiter
+from celery_singleton_lock.testing.store_contract.asking import (
+    ME,
+    PATIENCE,
+    TTL,
+    ask,
+    is_free,
+    is_of,
+    request,
+    taken,
+    until_free,
+    waited_for,
+)
+
+
+def place(store: LockStore, **more: Any) -> Waiter:
+    """In the queue, after an acquire that found the lock held."""
+    asked = request(**{"holder": ME, "waiting": True, **more})
+    assert isinstance(store.acquire(asked), Held)
+    return store.waiter(asked)
+
+
+class WaitingContract:
+    """Who waits gets the lock when it is freed, and does not wait for its lease to end.
+
+    Attributes:
+        wakes_in_order: whether who has waited longest comes first.
+    """
+
+    wakes_in_order = True
+
+    def test_freed_lock_goes_to_the_waiter(self, store: LockStore) -> None:
+        first = taken(store)
+        with place(store) as waiter:
+            threading.Timer(0.05, store.free, [first]).start()
+            found = waited_for(waiter)
+        assert isinstance(found, Lease)
+        assert found.fence > first.fence
+        assert found.remaining > TTL * 0.9
+        assert store.renew([found], timeout=1) == [True]
+        assert store.free(found)
+        assert is_free(store)
+
+    def test_held_lock_is_seen_to_be_held(self, store: LockStore) -> None:
+        first = taken(store)
+        with place(store) as waiter:
+            assert is_of(waiter.wait(0.05), first)
+        assert store.free(first)
+        assert is_free(store), "who left does not get it"
+
+    def test_ended_lease_is_seen_to_have_ended(self, store: LockStore) -> None:
+        taken(store, ttl=0.3)
+        with place(store) as waiter:
+            assert isinstance(waited_for(waiter), Lease)
+
+    def test_lease_that_was_found_while_it_waited_is_kept(self, store: LockStore) -> None:
+        """What a server is still to do for the waiter takes nothing away."""
+        taken(store, ttl=0.2)
+        with place(store) as waiter:
+            while not isinstance(found := waiter.wait(0.05), Lease):
+                pass
+        assert is_of(ask(store), found)
+        assert store.free(found)
+        assert is_free(store)
+
+    def test_lease_that_was_asked_for_is_kept(self, store: LockStore) -> None:
+        """As who waits does when it finds that the holder's process is gone."""
+        first = taken(store)
+        with place(store) as waiter:
+            assert isinstance(waiter.wait(0.05), Held)
+            store.free(first)
+            found = waiter.ask()
+        assert isinstance(found, Lease)
+        assert store.renew([found], timeout=1) == [True]
+
+    def test_message_that_was_carried_out_meanwhile(self, store: LockStore) -> None:
+        first = taken(store, holder=ME)
+        with place(store, once=True) as waiter:
+            record = Record(ME.message, b"done", 60.0)
+            threading.Timer(0.05, lambda: store.free(first, record=record)).start()
+            assert isinstance(waited_for(waiter), Record)
+        assert is_free(store)
+
+    def test_semaphore_has_a_turn_for_each_slot(self, store: LockStore) -> None:
+        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
+        with place(store, limit=2) as waiter:
+            threading.Timer(0.05, store.free, [pair[1]]).start()
+            found = waited_for(waiter)
+        assert isinstance(found, Lease)
+        assert found.slot == pair[1].slot
+
+    def test_waiter_is_woken_long_before_the_lease_would_end(self, store: LockStore) -> None:
+        lease, got = taken(store), []
+        waits = threading.Thread(target=lambda: got.append(until_free(store)))
+        waits.start()
+        began = clock.now()
+        store.free(lease)
+        waits.join(PATIENCE)
+        assert got[0].fence > lease.fence
+        assert clock.now() - began < 2.5
+
+    def test_every_waiter_gets_its_turn(self, store: LockStore) -> None:
+        lease, got = taken(store), []
+
+        def wait() -> None:
+            mine = until_free(store)
+            got.append(mine.fence)
+            store.free(mine)
+
+        waiters = [threading.Thread(target=wait) for _ in range(8)]
+        for waiter in waiters:
+            waiter.start()
+        store.free(lease)
+        for waiter in waiters:
+            waiter.join(PATIENCE)
+        assert len(got) == 8
+        assert got == sorted(got)
+
+    def test_first_come_first_served(self, store: LockStore) -> None:
+        if not self.wakes_in_order:
+            pytest.skip("nobody is sure to come first there")
+        lease = taken(store)
+        order: list[int] = []
+
+        def wait(number: int, ready: threading.Event) -> None:
+            with place(store, holder=Holder(f"task {number}")) as waiter:
+                ready.set()
+                found = waited_for(waiter)
+                assert isinstance(found, Lease)
+                order.append(number)
+            store.free(found)
+
+        threads = []
+        for number in range(5):
+            ready = threading.Event()
+            threads.append(threading.Thread(target=wait, args=(number, ready)))
+            threads[-1].start()
+            ready.wait(PATIENCE)
+            clock.sleep(0.1)  # Until it is in the queue, which nothing says.
+        store.free(lease)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert order == list(range(5))

@@ -1,0 +1,124 @@
+"""What every store shows of its locks."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
+from celery_singleton_lock.stores.inspector import KeyState
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.testing.store_contract.asking import KEY, ME, TTL, taken, until_free
+from tests.servers import until
+
+
+def test_holds_are_found_by_prefix(store: Store) -> None:
+    lease = taken(store, holder=ME)
+    assert dict(store.all_held("another")) == {}
+    ((key, held),) = store.all_held("contract")
+    assert (key, held.holder, held.owner) == (KEY, ME, lease.owner)
+    assert 0 < held.remaining <= TTL
+    store.free(lease)
+    assert dict(store.all_held("contract")) == {}
+
+
+class TestKey:
+    def test_of_a_key_that_nobody_ever_used(self, store: Store) -> None:
+        assert store.inspect(KEY) == KeyState((), None, 0, ())
+
+    def test_of_a_held_lock(self, store: Store) -> None:
+        lease = taken(store, holder=ME)
+        state = store.inspect(KEY)
+        (held,) = state.held
+        assert (held.holder, held.owner, held.slot) == (ME, lease.owner, 0)
+        assert held.holder is not None
+        assert held.holder.ttl == TTL, "what a renewal is good for"
+        assert (state.fence, state.waiters) == (lease.fence, 0)
+
+    def test_of_each_slot_of_a_semaphore_in_order(self, store: Store) -> None:
+        holders = [Holder(f"task-{number}") for number in range(3)]
+        for holder in holders:
+            store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=holder, limit=3))
+        assert [(held.slot, held.holder) for held in store.inspect(KEY).held] == [*enumerate(holders)]
+
+    def test_has_the_messages_that_were_carried_out(self, store: Store) -> None:
+        for message in ("one", "two"):
+            store.free(taken(store, holder=ME), record=Record(message, b"record", 60.0))
+            clock.sleep(0.01)
+        marks = store.inspect(KEY).records
+        assert [(mark.message, mark.content) for mark in marks] == [("two", b"record"), ("one", b"record")], (
+            "latest first"
+        )
+        assert all(0 < mark.seconds <= 60 for mark in marks)
+
+    def test_has_nothing_of_other_keys(self, store: Store) -> None:
+        odd = "contract:{job*[a-z]?\\:1}"
+        for key in (KEY, f"{KEY}:run", odd.replace("*", "x")):
+            store.acquire(LockRequest(key, new_owner(), ttl=TTL, holder=ME))
+        assert store.inspect(odd).held == ()
+        assert isinstance(store.acquire(LockRequest(odd, new_owner(), ttl=TTL, holder=ME)), Lease)
+        assert len(store.inspect(odd).held) == 1
+        assert len(store.inspect(KEY).held) == 1
+
+    def test_lock_that_is_kept_for_a_message_is_renewed_by_nobody(self, store: Store) -> None:
+        store.free(taken(store, holder=ME), reservation=Reservation(replace(ME, retries=3), TTL))
+        (held,) = store.inspect(KEY).held
+        assert held.holder is not None
+        assert held.holder.ttl == 0
+
+
+def test_waiters_are_counted_while_they_wait(store: Store) -> None:
+    lease = taken(store, holder=ME)
+    waiting = [threading.Thread(target=lambda: store.free(until_free(store))) for _ in range(3)]
+    for waiter in waiting:
+        waiter.start()
+    until(lambda: store.inspect(KEY).waiters == 3, "all wait")
+    assert [held.waiters for _, held in store.all_held("contract")] == [3]
+    assert [held.waiters for held in store.held(KEY)] == [3]
+    store.free(lease)
+    for waiter in waiting:
+        waiter.join(30)
+    until(lambda: store.inspect(KEY).waiters == 0, "nobody waits")
+
+
+def test_nothing_is_held_of_what_was_freed_given_up_or_never_taken(store: Store) -> None:
+    assert store.held(KEY) == []
+    lease = taken(store)
+    assert [held.owner for held in store.held(KEY)] == [lease.owner]
+    store.abandon(lease)
+    assert store.held(KEY) == []
+    ghost = taken(store, holder=ME)
+    lease = taken(store, holder=ME, given_up=[ghost.owner])
+    assert [held.owner for held in store.held(KEY)] == [lease.owner]
+    store.free(lease)
+    assert store.held(KEY) == []
+
+
+def test_holds_beyond_the_limit_are_shown(store: Store) -> None:
+    for name in "abc":
+        taken(store, holder=Holder(name), limit=3)
+    assert [held.slot for held in store.held(KEY)] == [0, 1, 2]
+    assert len(list(store.all_held("contract"))) == 3
+
+
+def test_one_hold_is_left_where_what_was_reserved_has_moved(store: Store) -> None:
+    first = taken(store, limit=2)
+    second, following = taken(store, holder=ME, limit=2), replace(ME, retries=3)
+    store.free(second, reservation=Reservation(following, TTL))
+    store.free(first)
+    lease = taken(store, holder=following)
+    assert [held.owner for held in store.held(KEY)] == [lease.owner]
+
+
+def test_replaced_records_are_shown(store: Store) -> None:
+    record = Record(ME.message, b"long record", 60.0)
+    store.replace_records([(KEY, record)])
+    assert store.inspect(KEY).records == (), "those that are gone stay gone"
+    store.free(taken(store), record=record)
+    store.replace_records([(KEY, record._replace(content=b"short"))])
+    (found,) = store.inspect(KEY).records
+    assert found.content == b"short"
+    assert 0 < found.seconds <= 60
