@@ -115,7 +115,7 @@ class Heartbeat:
         return self.in_round or owner in self.taken
 
     def round(self, due: Sequence[Watched]) -> None:
-        """Renew what is due, and say when to look at each again."""
+        """Renew what is due, and say when each is due again."""
         pairs = [(watched, lease) for watched in due if (lease := watched.lease()) is not None]
         try:
             if pairs:

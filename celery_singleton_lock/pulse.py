@@ -96,7 +96,7 @@ class Pulse:
         self._lingers_until = 0.0
 
     def follow(self, heartbeat: Renews, due_at: float) -> None:
-        """See to it that somebody looks at this heartbeat when it is due."""
+        """See to it that a thread renews for this heartbeat when that is due."""
         self._heartbeats.add(heartbeat)
         if not self._add_thread() and due_at < self._wakes_at:
             self.changed.notify()
@@ -207,7 +207,7 @@ class Pulse:
         if not rounds or (self._in_round_since is not None and now < self._in_round_since + PATIENCE):
             return None
         self._in_round, self._in_round_since = me, now
-        _, heartbeat = min(rounds, key=lambda found: found[0])
+        _, heartbeat = min(rounds, key=lambda due: due[0])
         due = {
             owner: watched
             for owner, watched in list(heartbeat.watched.items())

@@ -8,7 +8,7 @@ id. What that costs is small, since what was sent is recorded within millisecond
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.beat import ticks
@@ -16,6 +16,9 @@ from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores.ledger import Ledger, Refused
+
+if TYPE_CHECKING:
+    from celery_singleton_lock._celery import ScheduleEntry
 
 #: Seconds after which what was sent is recorded though more is about to be sent.
 RECORD_AFTER = 0.01
@@ -46,7 +49,7 @@ class Claims:
         #: What the ids of ticks are made with; known before anything may be sent.
         self.secret = ""
 
-    def align(self, entries: Iterable[Any]) -> list[Any]:
+    def align(self, entries: Iterable[ScheduleEntry]) -> list[ScheduleEntry]:
         """Have each entry know its last run, whoever sent it.
 
         Of an entry that is kept in a database only what was sent is recorded: all beats see there what else is to be
@@ -72,14 +75,14 @@ class Claims:
                 behind.append(entry)
         return behind
 
-    def granted(self, entry: Any) -> Tick | None:
+    def granted(self, entry: ScheduleEntry) -> Tick | None:
         """The tick of the entry that may be sent now."""
         tick, until = self._granted.get(entry.name, (None, 0.0))
         if tick is None or not self._may_send() or clock.now() >= until:
             return None
         return tick if tick.last == ticks.micros(entry.last_run_at) else None
 
-    def require(self, entry: Any) -> None:
+    def require(self, entry: ScheduleEntry) -> None:
         """Refuse a scheduler that sends without having asked; a claim that has ended since is no such case.
 
         Raises:
@@ -102,7 +105,7 @@ class Claims:
         lasts = {entry: tick.last for entry, tick in wanted.items()}
         try:
             refused = self._ledger.claim(lasts, self._owner, ttl=self._ttl, ceiling=_ceiling())
-            # Behind the claim, each time: should the server have lost it, whoever claims next is told the same.
+            # Behind the claim, each time: should the server have lost it, whoever claims next gets the same.
             self.secret = self._ledger.secret()
         except BaseException:
             # It may have been carried out, or be when the server has woken up, and nobody else could send then.

@@ -32,13 +32,13 @@ class Histogram(NamedTuple):
     Attributes:
         name: of the two kinds of counts, behind which stand _bucket and _sum (milliseconds).
         bounds: of its buckets: seconds.
-        shown: the bounds as labels; the last is that of the bucket above them all.
+        labels: of the buckets, by their bounds; the last is that of the bucket above them all.
         text: what it measures.
     """
 
     name: str
     bounds: tuple[float, ...]
-    shown: tuple[str, ...]
+    labels: tuple[str, ...]
     text: str
 
     @classmethod
@@ -133,7 +133,7 @@ def read(counts: Mapping[str, int]) -> dict[Count, int]:
 def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> list[tuple[str, int]]:
     """The upper bounds of a histogram, and how many were not above each: the last is their number."""
     total, found = 0, []
-    for bound in histogram.shown:
+    for bound in histogram.labels:
         total += counts.get(Count(f"{histogram.name}_bucket", task, bound), 0)
         found.append((bound, total))
     return found
@@ -145,5 +145,5 @@ def sum_of(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> floa
 
 
 def _observed(histogram: Histogram, task: str, seconds: float) -> tuple[tuple[Key, int], tuple[Key, int]]:
-    bound = histogram.shown[bisect_left(histogram.bounds, seconds)]
+    bound = histogram.labels[bisect_left(histogram.bounds, seconds)]
     return ((histogram.name + "_bucket", task, bound), 1), ((histogram.name + "_sum", task, ""), round(seconds * 1000))

@@ -43,7 +43,7 @@ def running(key: str, held: Held, now: float) -> Entry | None:
     holder = held.holder
     if holder is None or not holder.pid:
         return None
-    # The holder's clock is not the server's: for a look that is near enough.
+    # The holder's clock is not the server's: near enough for a picture.
     began = min(holder.since, now)
     place, times, limit = Place(holder.node, holder.pid), Times(began, now), (held.slot or 0) + 1
     return Entry("run", name_in(key), key, holder.task_id, place, times, Run(RUNNING), limit).cleaned()
@@ -64,9 +64,9 @@ def page(title: str, entries: Sequence[Entry], window: Window) -> str:
 
 
 def _summary(entries: Sequence[Entry], window: Window) -> str:
-    counts = Counter(_what(entry) for entry in entries)
-    told = ", ".join(f"{count} {what}" for what, count in counts.most_common())
-    return f"{_moment(window.since)} to {_moment(window.until)} UTC: {told or 'nothing'}"
+    counts = Counter(_ending(entry) for entry in entries)
+    parts = ", ".join(f"{count} {what}" for what, count in counts.most_common())
+    return f"{_moment(window.since)} to {_moment(window.until)} UTC: {parts or 'nothing'}"
 
 
 def _charts(entries: Sequence[Entry], window: Window) -> Iterator[str]:
@@ -95,27 +95,27 @@ def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str
 
 
 def _bars(entry: Entry, window: Window) -> Iterator[str]:
-    told = escape(_told(entry))
+    title = escape(_in_words(entry))
     left, right = window.share(entry.began), window.share(entry.ended)
     if entry.kind != "run":
         sign, kind = _SIGNS.get(entry.kind, "\u00d7"), "free" if entry.kind == "free" else "copy"
         marked = "mark" if entry.kind in REFUSALS else f"mark {kind}"
-        yield f'<i class="{marked}" data-sign="{sign}" style="left:{100 * left:.3f}%" title="{told}"></i>'
+        yield f'<i class="{marked}" data-sign="{sign}" style="left:{100 * left:.3f}%" title="{title}"></i>'
         return
     asked = window.share(entry.began - entry.waited)
     if left - asked > 0.0005:
-        yield f'<i class="wait" style="left:{100 * asked:.3f}%;width:{100 * (left - asked):.3f}%" title="{told}"></i>'
+        yield f'<i class="wait" style="left:{100 * asked:.3f}%;width:{100 * (left - asked):.3f}%" title="{title}"></i>'
     outcome = {RUNNING: "now"}.get(entry.outcome, escape(entry.outcome.lower()))
-    yield f'<i class="{outcome}" style="left:{100 * left:.3f}%;width:{100 * (right - left):.3f}%" title="{told}"></i>'
+    yield f'<i class="{outcome}" style="left:{100 * left:.3f}%;width:{100 * (right - left):.3f}%" title="{title}"></i>'
 
 
-def _told(entry: Entry) -> str:
+def _in_words(entry: Entry) -> str:
     holder = f", held by {entry.holder} on {entry.holder_node}" if entry.holder else ""
     waited = f", waited {entry.waited:.2f} s" if entry.waited >= 0.005 else ""
     seconds = f" for {entry.ended - entry.began:.2f} s" if entry.kind == "run" else ""
     where = f" on {entry.node} (pid {entry.pid})" if entry.node else ""
     task = f"{entry.task}[{entry.task_id}]"
-    return f"{_moment(entry.began)[11:]} {task}{where}: {_what(entry)}{seconds}{waited}{holder}"
+    return f"{_moment(entry.began)[11:]} {task}{where}: {_ending(entry)}{seconds}{waited}{holder}"
 
 
 def _row(entry: Entry) -> str:
@@ -126,7 +126,7 @@ def _row(entry: Entry) -> str:
         f"<td>{_moment(entry.began)}</td>",
         f'<td class="n">{seconds}</td>',
         f"<td>{escape(entry.task)}</td>",
-        f"<td>{escape(_what(entry))}</td>",
+        f"<td>{escape(_ending(entry))}</td>",
         f'<td class="n">{waited}</td>',
         *(f"<td><code>{escape(text)}</code></td>" for text in (entry.task_id or "", where, entry.holder or "")),
         f"<td><code>{escape(entry.key)}</code></td>",
@@ -134,7 +134,7 @@ def _row(entry: Entry) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _what(entry: Entry) -> str:
+def _ending(entry: Entry) -> str:
     return entry.outcome.lower() if entry.kind == "run" else entry.kind
 
 

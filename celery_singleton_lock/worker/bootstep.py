@@ -132,7 +132,9 @@ class LockStep(bootsteps.StartStopStep):
         observe()
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
-            *(settings.backend.masked, settings.defaults["ttl"], settings.defaults["on_conflict"]),
+            settings.backend.masked,
+            settings.defaults["ttl"],
+            settings.defaults["on_conflict"],
         )
         for finding in audit.warnings_at_start(parent.app, settings, pool=audit.pool_name(parent.pool_cls)):
             logger.warning("singleton lock: %s", finding)

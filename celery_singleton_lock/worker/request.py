@@ -64,7 +64,7 @@ class SingletonRequest(WorkerRequest):
         self._goes_on = False
         delivery.give(message, self.request_dict, self._owner)
         if self.delivery_info["redelivered"]:
-            # It may be running: to record that it has expired would overwrite its state. The child looks first.
+            # It may be running: to record that it has expired would overwrite its state. The child asks first.
             self.expires = None
 
     @property
@@ -74,13 +74,13 @@ class SingletonRequest(WorkerRequest):
 
     def hold(self) -> Hold | None:
         """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
-        key_report.receive()  # Another owner may have been told since.
+        key_report.receive()  # It may ask under another owner by now.
         report = self.report
         return None if report is None else Hold(report.key, report.asks_as, ttl=report.ttl, limit=report.limit)
 
     @property
     def is_stopped_when_lost(self) -> bool:
-        """Whether its task is stopped when it has lost its lock, and not only told."""
+        """Whether its task is stopped when it has lost its lock, and not only warned."""
         options = self._options()
         return options is not None and options.on_lock_lost == "abort"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts
 from celery_singleton_lock.journal_entry import Entry, Place, Run, Times
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker import bootstep
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
 
@@ -77,8 +79,15 @@ def test_dashboard_shows_metrics_that_exist(app: Celery) -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
+def test_observer_whose_library_is_missing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    observers = [EntryPoint("absent", "no_such_library", bootstep.OBSERVERS), *entry_points(group=bootstep.OBSERVERS)]
+    monkeypatch.setattr(bootstep, "entry_points", lambda *, group: observers)
+    bootstep.observe()
+    assert [observer.name for observer in observers] == ["absent", "opentelemetry"]
+
+
 def test_span_has_the_lock(app: Celery) -> None:
-    import celery_singleton_lock.contrib.opentelemetry  # noqa: F401 - as a worker does
+    bootstep.observe()  # As a worker does.
 
     @app.task(base=SingletonTask, name="traced")
     def traced() -> None:
