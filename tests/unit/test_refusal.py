@@ -10,10 +10,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock import (
-    LockConflict,
-    LockLost,
-)
+from celery_singleton_lock import LockConflict, LockLost
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
@@ -24,10 +21,6 @@ from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.unit.deliveries import deliver, id_for, make
 
 _numbers = itertools.count()
-
-
-class NotSerialisable:
-    pass
 
 
 @pytest.fixture
