@@ -133,7 +133,7 @@ def _is_stored(task: TaskLike, age: float, given_up: str | None) -> bool:
 
     What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
     """
-    if not outcome.is_stored(task, task.request):
+    if not outcome.backend_knows(task, task.request):
         return False
     try:
         if task.backend.get_state(task.request.id) not in states.READY_STATES:
