@@ -17,8 +17,7 @@ import os
 import select
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from celery_singleton_lock import forks
@@ -30,8 +29,7 @@ MAX_SIZE = min(select.PIPE_BUF, 4096)
 _CHUNK = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """The lock that an execution is about to ask for.
 
     Attributes:
@@ -50,7 +48,7 @@ class Report:
 
     def dumps(self) -> bytes:
         """As a line."""
-        return json.dumps([self.owner, self.key, self.ttl, self.limit, self.asks_as]).encode() + b"\n"
+        return json.dumps(self).encode() + b"\n"
 
     @classmethod
     def loads(cls, line: bytes) -> Report | None:

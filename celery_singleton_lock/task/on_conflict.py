@@ -36,7 +36,7 @@ class Skipped(Ignore):
 
 
 class Expired(Skipped):
-    """Ends one that came too late."""
+    """Ends one that came too late, as the worker would have done."""
 
 
 def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
@@ -55,14 +55,7 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
 
 
 def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, *, given_up: str | None) -> NoReturn:
-    """End the execution that lost to another task.
-
-    Args:
-        task: whose `request` has lost.
-        conflict: what it met.
-        policy: what to do.
-        given_up: see `requeue.put_back`.
-    """
+    """End the execution that lost to another task; `given_up` as for `requeue.put_back`."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
@@ -88,11 +81,6 @@ def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn
         raise error
     _record(task, error, states.FAILURE, task_id=uuid())
     raise Ignore(str(error))
-
-
-def expire(task: TaskLike) -> NoReturn:
-    """End the execution as one that came too late, as the worker would have done."""
-    revoke(task, Expired("expired"))
 
 
 def revoke(task: TaskLike, why: Ignore) -> NoReturn:
@@ -140,13 +128,8 @@ def _shares_id(task: TaskLike, conflict: LockConflict) -> bool:
 
 
 def _record(task: TaskLike, error: Exception, state: str, *, task_id: str | None = None) -> None:
-    """Give the execution a final state, and with it the rest of its chain, and its part in a chord.
-
-    Args:
-        task: whose `request` it is.
-        error: why.
-        state: which.
-        task_id: to store it under; by default the execution's own.
+    """Give the execution a final state, under an id of its own or another, and so the rest of its chain, and its part
+    in a chord.
     """
     request = task.request
     if request.id is None:

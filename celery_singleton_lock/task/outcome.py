@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
         head = _head(self.state, seconds, self.content is not None, self.settled)
         return Record(holder.message, head + (self.content or b""), seconds)
 
-    def is_awaited(self, task: TaskLike, request: RequestLike) -> bool:
+    def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:
         """Whether a later copy of the message has to know that what follows on it was sent."""
         return self.state in states.READY_STATES and is_awaited(task, request)
 
@@ -110,7 +110,7 @@ def is_awaited(task: TaskLike, request: RequestLike) -> bool:
     return not (ignores_result(task, request) or isinstance(task.backend, DisabledBackend))
 
 
-def is_stored(task: TaskLike, request: RequestLike) -> bool:
+def backend_knows(task: TaskLike, request: RequestLike) -> bool:
     """Whether the result backend knows what becomes of a task. The results of rpc:// are in the caller's queue."""
     if ignores_result(task, request) or isinstance(task.backend, DisabledBackend):
         return False

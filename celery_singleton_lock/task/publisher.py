@@ -15,8 +15,9 @@ anything, older servers; and for all other brokers.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -71,32 +72,27 @@ class Publisher:
         return publisher
 
     def send(self, original: Original, header: dict[str, Any], *, expires: bool, delay: float) -> None:
-        """Send a copy of `original` to its queue.
-
-        Args:
-            original: the message.
-            header: what we know of it.
-            expires: whether the copy still does.
-            delay: seconds until it is due.
+        """Send a copy of `original`, with a header of ours, to its queue, due in `delay` seconds.
 
         Raises:
             Exception: as the transport has them; whether the copy was sent is not known then.
         """
+        copy_due_in = partial(self._copy, original, header, expires)
         if not self._speaks_amqp:
-            self._put(original, header, expires, delay)
+            self._put(original, copy_due_in(delay))
             return
         queue = self._queue_of(original)
         if delay <= 0 or not original.lasts or original.may_expire or clock.now() < self._eta_until:
-            self._confirmed(self._copy(original, header, expires, delay), queue, None)
-        else:
-            try:
-                self._confirmed(self._copy(original, header, expires, 0.0), queue, delay)
-            except _Refused as error:
-                self._do_without(error)
-                self._confirmed(self._copy(original, header, expires, delay), queue, None)
-            except TimeoutError as error:
-                self._do_without(error)  # The others may well answer.
-                raise
+            self._confirmed(copy_due_in(delay), queue, None)
+            return
+        try:
+            self._confirmed(copy_due_in(0.0), queue, delay)
+        except _Refused as error:
+            self._do_without(error)
+            self._confirmed(copy_due_in(delay), queue, None)
+        except TimeoutError as error:
+            self._do_without(error)  # The others may well answer.
+            raise
 
     def prepare(self) -> str | None:
         """Have RabbitMQ make what messages wait in, when a worker starts; why it does not, if that is so.
@@ -106,19 +102,15 @@ class Publisher:
         """
         if not self._speaks_amqp:
             return None
-        connection = None
         try:
-            connection = _Connection(self._app)
-            for seconds in DELAYS:
-                connection.exchange_for(seconds)
+            with closing(_Connection(self._app)) as connection:
+                for seconds in DELAYS:
+                    connection.exchange_for(seconds)
         except _Refused as error:
             self._do_without(error)
             return str(error)
         except Exception as error:  # noqa: BLE001 - py-amqp has many; it is made when it is needed
             logger.debug("nothing is prepared for messages to wait in: %r", error)
-        finally:
-            if connection is not None:
-                connection.close()
         return None
 
     def _do_without(self, error: Exception) -> None:
@@ -133,13 +125,12 @@ class Publisher:
     def _app(self) -> Any:
         return self._app_ref()
 
-    def _put(self, original: Original, header: dict[str, Any], expires: bool, delay: float) -> None:
+    def _put(self, original: Original, copy: Copy) -> None:
         """Send by one of kombu's virtual transports, whose broker answers by itself."""
         with self._app.producer_or_acquire() as producer:
             queue = self._queue_of(original, producer.channel)
             if (declared := self._app.amqp.queues.get(queue)) is not None:
                 producer.maybe_declare(declared)  # Some transports know only what they have declared.
-            copy = self._copy(original, header, expires, delay)
             producer.channel.basic_publish(_message(producer.channel, copy), exchange="", routing_key=queue)
 
     def _copy(self, original: Original, header: dict[str, Any], expires: bool, delay: float) -> Copy:

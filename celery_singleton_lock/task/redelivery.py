@@ -45,13 +45,7 @@ class End(NamedTuple):
 
 
 def end(execution: Execution, found: Held | Record, given_up: str | None) -> Any:
-    """End as a copy of a message that is, or was, carried out.
-
-    Args:
-        execution: the copy.
-        found: what carries the message out, or is remembered of it.
-        given_up: see `requeue.put_back`.
-    """
+    """End as a copy of a message that is, or was, carried out; `given_up` as for `requeue.put_back`."""
     try:
         if isinstance(found, Held):
             _stand_by(execution, found, given_up)
@@ -98,11 +92,6 @@ def _end_again(execution: Execution, found: Record, given_up: str | None) -> End
 def answer(task: TaskLike, record: Record, given_up: str | None = None) -> End:
     """The end of a copy of a message that was carried out: the same return value or exception.
 
-    Args:
-        task: whose `request` is the copy.
-        record: what is remembered.
-        given_up: see `requeue.put_back`.
-
     Raises:
         Ignore: nothing is left to be done, or the copy was put back, for the first execution may still be storing its
             result.
@@ -144,7 +133,7 @@ def _is_stored(task: TaskLike, age: float, given_up: str | None) -> bool:
 
     What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
     """
-    if not outcome.is_stored(task, task.request):
+    if not outcome.backend_knows(task, task.request):
         return False
     try:
         if task.backend.get_state(task.request.id) not in states.READY_STATES:

@@ -76,7 +76,7 @@ def drop_if_expired(execution: Execution, lease: Lease) -> None:
         with suppress(LockUnavailable):  # It is repeated until it is answered.
             execution.runtime.store.free(lease, record=execution.record(revoked))
         settling.settle_after(execution, revoked)
-        on_conflict.expire(execution.task)
+        on_conflict.revoke(execution.task, on_conflict.Expired("expired"))
 
 
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:

@@ -23,7 +23,7 @@ from celery_singleton_lock.task.running import Unsettled, progress_of
 def settle_after(execution: Execution, ended: Outcome, seconds: float | None = None) -> None:
     """Have the record, which lives for `seconds`, say that all was sent, when it was."""
     record = execution.record(Outcome(ended.state, settled=True), seconds)
-    if record is not None and ended.is_awaited(execution.task, execution.request):
+    if record is not None and ended.needs_settling(execution.task, execution.request):
         execution.progress.unsettled = Unsettled(execution.runtime, execution.key, record)
 
 
@@ -34,7 +34,7 @@ def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     if unsettled is None or sys.exc_info()[0] is not None or state not in (*states.READY_STATES, states.IGNORED):
         return
     runtime, key, record = unsettled
-    if outcome.is_stored(sender, sender.request):
+    if outcome.backend_knows(sender, sender.request):
         runtime.record_writer.replace(key, record)
         return
     with suppress(LockUnavailable):  # At once: nobody else could be asked.

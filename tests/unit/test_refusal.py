@@ -1,0 +1,285 @@
+"""A message whose body does not run here has one end, and leaves no lock behind."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Retry
+
+from celery_singleton_lock import LockConflict, LockLost
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task import redelivery, refusal, requeue
+from celery_singleton_lock.task.execution import holder_of
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from tests.unit.deliveries import deliver, id_for, make
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery(f"refusal{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
+    app.conf.singleton_lock_prefix = app.main
+    return app
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the first execution had had its time to store what it returned."""
+    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
+
+
+class TestEndWithoutABody:
+    """It is the message's end: a copy that is delivered while the first one waits does not run afterwards."""
+
+    def test_conflict_policy_that_fails(self, app: Celery) -> None:
+        def decide(task: Any, conflict: object) -> str:
+            raise RuntimeError("a fault of the policy")
+
+        task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
+        store, key = Runtime.of(app).store, task.lock_key_of()
+        other = store.acquire(LockRequest(key, "o" * 32, ttl=60.0, holder=Holder("other")))
+        assert isinstance(other, Lease)
+        with pytest.raises(RuntimeError, match="policy"):
+            deliver(task)
+        store.free(other)
+        with pytest.raises(RuntimeError, match="policy"):
+            deliver(task)
+        assert runs == []
+
+    def test_conflict_policy_that_raises_the_conflict(self, app: Celery) -> None:
+        def decide(task: Any, conflict: LockConflict) -> str:
+            raise conflict
+
+        task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
+        other = Runtime.of(app).store.acquire(
+            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        )
+        assert isinstance(other, Lease)
+        with pytest.raises(LockConflict):
+            deliver(task)
+        Runtime.of(app).store.free(other)
+        with pytest.raises(LockConflict):
+            deliver(task)
+        assert runs == []
+
+    def test_body_that_makes_another_error_of_its_loss(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A copy of it runs by now: its end is the message's."""
+
+        def lose() -> None:
+            store = Runtime.of(app).store
+            store.free(task.lock)
+            task.lock.lose("deleted")
+            holder = holder_of(task, task.request)
+            assert isinstance(store.acquire(LockRequest(task.lock.key, "c" * 32, ttl=60.0, holder=holder)), Lease)
+            try:
+                task.lock.check()
+            except LockLost:
+                raise ValueError from None
+
+        task, runs = make(app, lose, acks_late=True)
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert len(runs) == 1
+
+    def test_lock_that_was_lost(self, app: Celery) -> None:
+        def lose() -> None:
+            Runtime.of(app).store.free(task.lock)
+            task.lock.lose("deleted")
+            task.lock.check()
+
+        task, runs = make(app, lose, acks_late=True)
+        for _ in range(2):
+            with pytest.raises(LockLost):
+                deliver(task)
+        assert len(runs) == 1
+
+    def test_lock_that_was_lost_and_is_still_there(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It could not be renewed, nor freed: what is there is its own, and no copy that carries it out."""
+
+        def lose() -> None:
+            task.lock.lose("could not be renewed")
+            task.lock.check()
+
+        task, runs = make(app, lose, acks_late=True)
+        monkeypatch.setattr(Runtime.of(app).store, "free", lambda *_, **__: False)
+        with pytest.raises(LockLost):
+            deliver(task)
+        assert len(runs) == 1
+
+    def test_message_that_is_rejected_may_come_again(self, app: Celery) -> None:
+        """As by a dead-letter exchange; like a failure of the body."""
+        task, runs = make(app, lambda: 1, on_conflict="raise", acks_late=True, acks_on_failure_or_timeout=False)
+        other = Runtime.of(app).store.acquire(
+            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        )
+        assert isinstance(other, Lease)
+        with pytest.raises(LockConflict):
+            deliver(task)
+        Runtime.of(app).store.free(other)
+        assert deliver(task) == 1
+        assert len(runs) == 1
+
+
+class Interrupted(Exception):
+    """As a soft time limit, at any line."""
+
+
+def holds(app: Celery) -> list[str]:
+    return [held.owner for _, held in Runtime.of(app).store.all_held(app.main)]
+
+
+def interrupts(*_: object, **__: object) -> Any:
+    raise Interrupted
+
+
+class TestInterrupted:
+    """Before its body, or beside it: one end for the message, and no lock stays behind."""
+
+    def is_interrupted(self, task: Any) -> None:
+        with pytest.raises(Interrupted):
+            deliver(task)
+
+    def has_ended(self, task: Any, runs: list[str]) -> None:
+        """Nothing holds the lock, and a copy ends in the same way without a body."""
+        assert holds(task.app) == []
+        self.is_interrupted(task)
+        assert runs == []
+
+    def test_retry_whose_lock_was_kept(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        def again() -> None:
+            raise task.retry(countdown=30)
+
+        task, runs = make(app, again, lock_retain_on_retry=True)
+        with pytest.raises(Retry):
+            deliver(task)
+        assert len(holds(app)) == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(Runtime.of(app).store, "acquire", interrupts)
+            with pytest.raises(Interrupted):
+                deliver(task, retries=1)
+        assert holds(app) == []
+        with pytest.raises(Interrupted):
+            deliver(task, retries=1)
+        assert len(runs) == 1
+
+    def test_what_a_delivery_before_gave_up_is_no_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        task, runs = make(app, lambda: 1)
+        given_up = "a" * 32
+        headers = {PUT_BACK_HEADER: {"retries": 0, "given_up": [given_up]}}
+        task.push_request(id=id_for(task), headers=headers)
+        holder = holder_of(task, task.request)
+        task.pop_request()
+        Runtime.of(app).store.acquire(LockRequest(task.lock_key_of(), given_up, ttl=60.0, holder=holder))
+        monkeypatch.setattr(Runtime.of(app).store, "acquire", interrupts)
+        with pytest.raises(Interrupted):
+            deliver(task, headers=headers)
+        assert holds(app) == []
+        assert runs == []
+
+    @pytest.mark.parametrize("place", ["drop_if_expired", "acquire"])
+    def test_with_the_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+        """Between the answer and the first line that cleans up."""
+        task, runs = make(app, lambda: 1, acks_late=True)
+        acquire = Runtime.of(app).store.acquire
+
+        def granted(*arguments: Any, **options: Any) -> Any:
+            found = acquire(*arguments, **options)
+            if place == "acquire":
+                raise Interrupted
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Runtime.of(app).store, "acquire", granted)
+            if place == "drop_if_expired":
+                patched.setattr(refusal, place, interrupts)
+            self.is_interrupted(task)
+        self.has_ended(task, runs)
+
+    def test_as_the_body_is_about_to_begin(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        task, runs = make(app, lambda: 1, acks_late=True)
+        with monkeypatch.context() as patched:
+            patched.setattr("celery_singleton_lock.task.run.Body", interrupts)
+            self.is_interrupted(task)
+        self.has_ended(task, runs)
+
+    @pytest.mark.parametrize("policy", ["retry", "skip"])
+    def test_while_it_is_refused(self, app: Celery, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+        task, runs = make(app, lambda: 1, acks_late=True, on_conflict=policy)
+        other = Runtime.of(app).store.acquire(
+            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+        )
+        assert isinstance(other, Lease)
+        with monkeypatch.context() as patched:
+            patched.setattr("celery_singleton_lock.task.on_conflict.end", interrupts)
+            with suppress(Interrupted, Ignore):
+                deliver(task)
+        Runtime.of(app).store.free(other)
+        with pytest.raises((Interrupted, Ignore)):
+            deliver(task)
+        assert runs == []
+
+    def test_copy_leaves_the_end_to_the_one_that_runs(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        task, _ = make(app, lambda: 1, acks_late=True)
+        task.push_request(id=id_for(task), headers={})
+        holder = holder_of(task, task.request)
+        task.pop_request()
+        running = Runtime.of(app).store.acquire(LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=holder))
+        assert isinstance(running, Lease)
+        put_back, times = requeue.put_back, itertools.count()
+
+        def interrupted_once(*arguments: Any, **options: Any) -> Any:
+            return interrupts() if next(times) == 0 else put_back(*arguments, **options)
+
+        monkeypatch.setattr(requeue, "put_back", interrupted_once)
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert next(times) == 2
+        assert Runtime.of(app).store.renew([running], timeout=1.0) == [True]
+
+
+def test_lock_that_the_body_lost_is_not_the_tasks(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its failure is recorded with the release, so that a copy that waits finds it."""
+
+    def lose_another() -> None:
+        raise LockLost("inner", "deleted")
+
+    task, runs = make(app, lose_another, acks_late=True)
+    marks: list[object] = []
+    release = Runtime.of(app).store.free
+
+    def noted(lease: Lease, **options: Any) -> bool:
+        marks.append(options["record"])
+        return release(lease, **options)
+
+    monkeypatch.setattr(Runtime.of(app).store, "free", noted)
+    for _ in range(2):
+        with pytest.raises(LockLost):
+            deliver(task)
+    assert len(runs) == 1
+    assert marks[0] is not None
+
+
+def test_policy_that_fails_beside_a_task_of_the_same_id(app: Celery) -> None:
+    """The result under that id is the other's to write."""
+
+    def decide(task: Any, conflict: object) -> str:
+        raise RuntimeError("a fault of the policy")
+
+    task, runs = make(app, lambda: 1, on_conflict=decide)
+    store = Runtime.of(app).store
+    other = store.acquire(
+        LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder(id_for(task), sending="another"))
+    )
+    assert isinstance(other, Lease)
+    with pytest.raises(Ignore):
+        deliver(task)
+    assert task.backend.get_state(id_for(task)) == "PENDING"
+    assert runs == []
