@@ -46,7 +46,7 @@ def audit_tasks(app: Any, of_app: Settings, *, pool: str) -> list[Audited]:
         pool: of the workers, as `celery worker -P` calls it.
     """
     return [
-        Audited(context.name, _lock(context), worst_first(judged(tasks.RULES, context)))
+        Audited(context.subject, _lock(context), worst_first(judged(tasks.RULES, context)))
         for context in _contexts(app, of_app, pool)
     ]
 
@@ -76,7 +76,7 @@ def pool_name(pool: Any) -> str:
 
 def _contexts(app: Any, of_app: Settings, pool: str) -> Iterator[TaskContext]:
     for task in exclusive_tasks(app):
-        yield TaskContext(task, options_for(task, of_app), pool)
+        yield TaskContext(task.name, task, options_for(task, of_app), pool)
 
 
 def _lock(context: TaskContext) -> str:

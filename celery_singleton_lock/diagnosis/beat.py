@@ -8,7 +8,7 @@ from typing import Any
 from celery.beat import PersistentScheduler
 from celery.utils.imports import load_extension_class_names, qualname, symbol_by_name
 
-from celery_singleton_lock.diagnosis.finding import Finding, note, some, warning
+from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.settings import AppContext
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.options.beat import BeatSettings
@@ -30,8 +30,7 @@ def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
     may_send = entries or (exclusive and not is_celerys)
     if may_send and not getattr(scheduler, "is_exclusive", False) and not it.leaders:
         name = qualname(scheduler) if isinstance(scheduler, type) else str(scheduler)
-        yield note(
-            "beat_scheduler",
+        yield Subject("beat_scheduler").note(
             f"it is {name}, which is not exclusive: started on two hosts it sends "
             f"{some(entries) or 'all that its schedule says'} twice, and the second run follows the first",
             f"set beat_scheduler to 'exclusive' and singleton_lock_beat_scheduler to {name!r}, or start beat with "
@@ -43,8 +42,7 @@ def led_by_nobody(it: AppContext) -> Iterator[Finding]:
     """A schedule of which nothing is sent."""
     beat = BeatSettings.from_app(it.app)
     if it.leaders == 0 and getattr(_scheduler(it.app), "is_exclusive", False) and beat.mode == "leader":
-        yield warning(
-            "beat",
+        yield Subject("beat").warning(
             f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent",
             "start one: celery beat -S exclusive",
         )

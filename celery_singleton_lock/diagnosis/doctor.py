@@ -14,7 +14,7 @@ from typing import Any
 from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis import peers, workers
 from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
-from celery_singleton_lock.diagnosis.finding import Finding, judged, note, problem, warning, worst_first
+from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged, worst_first
 from celery_singleton_lock.diagnosis.keys import of_keys
 from celery_singleton_lock.diagnosis.servers import in_words, of_servers, of_watchers, unreachable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
@@ -96,7 +96,7 @@ def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtim
     found.seen.append(f"{name}: {len(keys)} keys under {runtime.settings.prefix}:")
     if len(keys) == MAX_KEYS:
         text = f"it has more than {MAX_KEYS:,} keys under the prefix; no more were looked at"
-        found.findings.append(note(name, text, "a shorter singleton_lock_done_ttl keeps fewer"))
+        found.findings.append(Subject(name).note(text, "a shorter singleton_lock_done_ttl keeps fewer"))
 
 
 def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
@@ -107,15 +107,13 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
         lease = store.acquire(LockRequest(key, new_owner(), ttl=settings.defaults["ttl"], holder=holder))
         kept = isinstance(lease, Lease) and store.renew([lease], timeout=1.0) == [True] and store.free(lease)
     except LockUnavailable as error:
-        yield problem(
-            settings.backend.masked,
+        yield Subject(settings.backend.masked).problem(
             f"no lock can be taken: {error}",
             "see what is said of the servers; nodes of a Redlock that are new or came back empty need one lock_ttl",
         )
         return
     if not kept:
-        yield problem(
-            settings.backend.masked,
+        yield Subject(settings.backend.masked).problem(
             "a lock was taken and was gone at once",
             "see what else deletes keys there: eviction, FLUSHALL, a failover",
         )
@@ -137,8 +135,7 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
 def _broker_without_delays(app: Any) -> Iterator[Finding]:
     """Whether RabbitMQ lets messages wait that are put back."""
     if is_rabbitmq(app.conf) and (why := Publisher.of(app).prepare()) is not None:
-        yield warning(
-            "broker",
+        yield Subject("broker").warning(
             f"RabbitMQ gives no queue {DELAYED}.* to wait in ({why}): workers hold the messages that are put back, "
             "each in a place that another task could have",
             f"let the workers' user configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
@@ -151,10 +148,12 @@ def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:
         answering = peers.ask(app, timeout=timeout)
         if not answering:
             text = f"no worker answered within {timeout:g} s"
-            found.findings.append(note("workers", text, "start one, or ask again with a longer --timeout"))
+            found.findings.append(Subject("workers").note(text, "start one, or ask again with a longer --timeout"))
     except Exception as error:  # noqa: BLE001 - every transport has its own, and some know no remote control
         text = f"workers cannot be asked: {type(error).__name__}: {error}"
-        found.findings.append(warning("broker", text, "see that the broker can be reached from here"))
+        found.findings.append(Subject("broker").warning(text, "see that the broker can be reached from here"))
     exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.standing(app)
     found.seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in answering]
-    found.findings += judged(workers.RULES, *(WorkerContext(peer, exclusive, own) for peer in answering))
+    found.findings += judged(
+        workers.RULES, *(WorkerContext(f"worker {peer.node}", peer, exclusive, own) for peer in answering)
+    )

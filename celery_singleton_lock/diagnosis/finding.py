@@ -36,19 +36,23 @@ class Finding:
         return f"{self.subject}: {self.text}; {self.remedy}"
 
 
-def problem(subject: str, text: str, remedy: str) -> Finding:
-    """A promise does not hold, or nothing works."""
-    return Finding("problem", subject, text, remedy)
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whatever findings are about. The context of a rule is one, with what the rule has to know of it."""
 
+    subject: str
 
-def warning(subject: str, text: str, remedy: str) -> Finding:
-    """It is not as somebody meant it."""
-    return Finding("warning", subject, text, remedy)
+    def problem(self, text: str, remedy: str) -> Finding:
+        """A promise does not hold, or nothing works."""
+        return Finding("problem", self.subject, text, remedy)
 
+    def warning(self, text: str, remedy: str) -> Finding:
+        """It is not as somebody meant it."""
+        return Finding("warning", self.subject, text, remedy)
 
-def note(subject: str, text: str, remedy: str) -> Finding:
-    """It is good to know."""
-    return Finding("note", subject, text, remedy)
+    def note(self, text: str, remedy: str) -> Finding:
+        """It is good to know."""
+        return Finding("note", self.subject, text, remedy)
 
 
 Context = TypeVar("Context")

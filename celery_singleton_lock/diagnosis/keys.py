@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from celery_singleton_lock import process_identity
-from celery_singleton_lock.diagnosis.finding import Finding, judged, note, problem, warning
+from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged
 from celery_singleton_lock.holder import stem
 from celery_singleton_lock.stores.redis.probe import Key
 from celery_singleton_lock.stores.store import Store
@@ -16,7 +16,7 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class KeyContext:
+class KeyContext(Subject):
     """A key, the server that has it, and the store to ask whether that is still so."""
 
     key: Key
@@ -26,7 +26,7 @@ class KeyContext:
 
 def of_keys(server: str, found: Iterable[Key], store: Store) -> Iterator[Finding]:
     """Findings about a server's keys, a few of each kind."""
-    contexts = [KeyContext(key, server, store) for key in found]
+    contexts = [KeyContext(key.name, key, server, store) for key in found]
     for rule in RULES:
         findings = judged([rule], *contexts)
         yield from findings[:MAX_NAMED]
@@ -37,8 +37,7 @@ def of_keys(server: str, found: Iterable[Key], store: Store) -> Iterator[Finding
 
 def _of_another_type(it: KeyContext) -> Iterator[Finding]:
     if it.key.foreign_type is not None:
-        yield problem(
-            it.key.name,
+        yield it.problem(
             f"on {it.server}, there is a {it.key.foreign_type} where a lock should be: whoever wants that lock fails",
             f"delete it: DEL '{it.key.name}'",
         )
@@ -46,8 +45,7 @@ def _of_another_type(it: KeyContext) -> Iterator[Finding]:
 
 def _of_a_stranger(it: KeyContext) -> Iterator[Finding]:
     if it.key.held is not None and it.key.held.holder is None:
-        yield warning(
-            it.key.name,
+        yield it.warning(
             f"on {it.server}, it has a value that this package did not write: while it is there, nobody gets the lock",
             f"find out who wrote it, or delete it: DEL '{it.key.name}'",
         )
@@ -56,8 +54,7 @@ def _of_a_stranger(it: KeyContext) -> Iterator[Finding]:
 def _of_the_dead(it: KeyContext) -> Iterator[Finding]:
     holder = it.key.held.holder if it.key.held is not None else None
     if holder is not None and it.key.remaining is not None and _is_over(it):
-        yield warning(
-            it.key.name,
+        yield it.warning(
             f"its holder, process {holder.pid} of {holder.node} on this host, is over; the lock ends in "
             f"{it.key.remaining:.0f} s",
             f"wait, or start {holder.node} again, which frees it",
@@ -69,9 +66,9 @@ def _endless(it: KeyContext) -> Iterator[Finding]:
         return
     text = f"on {it.server}, it has no time to live, as all that this package writes has: it stays for ever"
     if "}:" in it.key.name:
-        yield problem(it.key.name, text, f"if no task holds it, delete it: DEL '{it.key.name}'")
+        yield it.problem(text, f"if no task holds it, delete it: DEL '{it.key.name}'")
     else:
-        yield note(it.key.name, text, "give others another prefix")
+        yield it.note(text, "give others another prefix")
 
 
 RULES = (_of_another_type, _of_a_stranger, _of_the_dead, _endless)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from celery_singleton_lock.backend import Kind
-from celery_singleton_lock.diagnosis.finding import Finding, judged, note, problem, warning
+from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.redis.probe import Checkup, Watcher
 
@@ -28,16 +28,11 @@ _SYNCHRONIZE = "let NTP set the clocks of all hosts"
 
 
 @dataclass(frozen=True, slots=True)
-class ServerContext:
+class ServerContext(Subject):
     """A server that answers, and the settings by which it is used."""
 
     checkup: Checkup
     settings: Settings
-
-    @property
-    def name(self) -> str:
-        """Where it is."""
-        return self.checkup.name
 
     @property
     def info(self) -> Mapping[str, str]:
@@ -74,7 +69,7 @@ def of_servers(checkups: Sequence[Checkup], settings: Settings) -> list[Finding]
     """Findings about the servers, one by one and together."""
     is_redlock = settings.backend.kind is Kind.REDLOCK
     silent = [unreachable(it.name, it.error, is_one_of_many=is_redlock) for it in checkups if it.error is not None]
-    answering = [ServerContext(it, settings) for it in checkups if it.error is None]
+    answering = [ServerContext(it.name, it, settings) for it in checkups if it.error is None]
     together = (_clocks_apart, _one_server_twice) if is_redlock else (_clocks_apart,)
     return [*silent, *judged(RULES, *answering), *judged(together, checkups)]
 
@@ -88,9 +83,9 @@ def unreachable(name: str, error: str, *, is_one_of_many: bool = False) -> Findi
     """A server that does not answer."""
     text = f"it does not answer: {error}"
     if is_one_of_many:
-        return warning(name, f"{text} (the locks need most of the nodes)", "start it, or see to the network")
+        return Subject(name).warning(f"{text} (the locks need most of the nodes)", "start it, or see to the network")
     remedy = "start it, or correct singleton_lock_backend, its user and password; see that this host may reach it"
-    return problem(name, text, remedy)
+    return Subject(name).problem(text, remedy)
 
 
 def _missing_rights(it: ServerContext) -> Iterator[Finding]:
@@ -98,15 +93,14 @@ def _missing_rights(it: ServerContext) -> Iterator[Finding]:
     user, prefix = f"ACL SETUSER <its user> ~{it.settings.prefix}:*", it.settings.prefix
     if it.checkup.refused:
         refused = ", ".join(it.checkup.refused)
-        yield problem(it.name, f"its user may not run {refused} on {prefix}:*", f"{user} +@read +@write +@scripting")
+        yield it.problem(f"its user may not run {refused} on {prefix}:*", f"{user} +@read +@write +@scripting")
     if "WAIT" in it.checkup.refused_extras and it.settings.replicas:
-        yield problem(it.name, "its user may not run WAIT, which singleton_lock_replicas needs", f"{user} +wait")
+        yield it.problem("its user may not run WAIT, which singleton_lock_replicas needs", f"{user} +wait")
 
 
 def _not_looked_at(it: ServerContext) -> Iterator[Finding]:
     if it.checkup.info is None or it.checkup.ahead is None:
-        yield note(
-            it.name,
+        yield it.note(
             "its user may not run INFO or TIME: version, eviction, replicas and clock could not be looked at",
             "run the doctor as a user who may (+info +time), by another singleton_lock_backend",
         )
@@ -116,13 +110,12 @@ def _too_old(it: ServerContext) -> Iterator[Finding]:
     if it.checkup.version is not None and it.checkup.version < MIN_VERSION:
         needed = ".".join(map(str, MIN_VERSION))
         version = it.info.get("redis_version")
-        yield problem(it.name, f"it is version {version}; the locks need {needed} or newer", "upgrade it")
+        yield it.problem(f"it is version {version}; the locks need {needed} or newer", "upgrade it")
 
 
 def _a_replica(it: ServerContext) -> Iterator[Finding]:
     if it.info and it.info.get("role") != "master":
-        yield problem(
-            it.name,
+        yield it.problem(
             "it is a replica: it takes no locks, and what it has may be old",
             "name the master in singleton_lock_backend, or the Sentinels (sentinel://)",
         )
@@ -132,8 +125,7 @@ def _slots_that_nobody_serves(it: ServerContext) -> Iterator[Finding]:
     cluster = it.checkup.cluster or {}
     state, slots = cluster.get("cluster_state"), cluster.get("cluster_slots_ok")
     if cluster and (state, slots) != ("ok", str(SLOTS)):
-        yield problem(
-            it.name,
+        yield it.problem(
             f"its cluster is in the state {state!r}, with {slots} of {SLOTS} slots well: locks in the others cannot "
             "be taken",
             "see CLUSTER NODES, and bring back what has failed",
@@ -147,15 +139,13 @@ def _memory(it: ServerContext) -> Iterator[Finding]:
         drops = "any key" if policy.startswith("allkeys") else "keys that have a time to live, as all locks have"
         so_far = f" (it has dropped {evicted} keys since its start)" if evicted else ""
         never = "" if limit else " (maxmemory is not set, so that is never)"
-        yield (problem if limit else note)(
-            it.name,
+        yield (it.problem if limit else it.note)(
             f"maxmemory-policy is {policy}: with its memory full it drops {drops}{so_far}; two may hold one lock then"
             f"{never}",
             "CONFIG SET maxmemory-policy noeviction, or a server of its own for the locks",
         )
     elif limit and used > MAX_USED * limit:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"{used / limit:.0%} of its memory is used, and it drops nothing: when it is full, no lock can be taken",
             "raise maxmemory, or lower singleton_lock_done_ttl",
         )
@@ -164,8 +154,7 @@ def _memory(it: ServerContext) -> Iterator[Finding]:
 def _forgetful_node(it: ServerContext) -> Iterator[Finding]:
     votes_at_once = it.settings.transport_options.get("restart_delay") is False
     if it.info and it.is_node and votes_at_once and not it.keeps:
-        yield problem(
-            it.name,
+        yield it.problem(
             "it keeps nothing on disk and may vote as soon as it is back ('restart_delay' is False): a restart of "
             "two nodes can give one lock twice",
             "remove restart_delay from singleton_lock_transport_options, or set appendonly yes, appendfsync always",
@@ -177,22 +166,19 @@ def _replicas(it: ServerContext) -> Iterator[Finding]:
         return
     replicas, wanted = it.checkup.number("connected_slaves"), it.settings.replicas
     if wanted > replicas:
-        yield problem(
-            it.name,
+        yield it.problem(
             f"singleton_lock_replicas is {wanted}, and it has {replicas}: no lock counts as taken",
             "start replicas, or lower singleton_lock_replicas",
         )
     elif replicas and not wanted:
-        yield note(
-            it.name,
+        yield it.note(
             f"it has {replicas} replicas, and singleton_lock_replicas is 0: a failover may forget the latest locks",
             "set singleton_lock_replicas to 1, or use a Redlock",
         )
     elif not replicas and it.settings.backend.kind is Kind.SENTINEL:
-        yield warning(it.name, "no replica is linked to it: there is nothing to fail over to", "start the replicas")
+        yield it.warning("no replica is linked to it: there is nothing to fail over to", "start the replicas")
     if not it.keeps and not replicas:
-        yield note(
-            it.name,
+        yield it.note(
             "it keeps nothing on disk at once (appendonly no): a restart forgets locks, whose holders are stopped at "
             "their next renewal, and what messages were carried out",
             "set appendonly yes, or use a Redlock",
@@ -202,8 +188,7 @@ def _replicas(it: ServerContext) -> Iterator[Finding]:
 def _wrong_clock(it: ServerContext) -> Iterator[Finding]:
     ahead = it.checkup.ahead or 0.0
     if abs(ahead) - it.checkup.uncertain > MAX_DRIFT:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this host's. Leases do not "
             "depend on that; fencing tokens do after a server has lost its keys, and so does what beat sends",
             _SYNCHRONIZE,
@@ -228,7 +213,7 @@ def _clocks_apart(checkups: Sequence[Checkup]) -> Iterator[Finding]:
     for one, other in itertools.combinations(known, 2):
         apart = abs((one.ahead or 0.0) - (other.ahead or 0.0))
         if apart - one.uncertain - other.uncertain > MAX_DRIFT:
-            yield warning(one.name, f"its clock and that of {other.name} are {apart:.1f} s apart", _SYNCHRONIZE)
+            yield Subject(one.name).warning(f"its clock and that of {other.name} are {apart:.1f} s apart", _SYNCHRONIZE)
 
 
 def _one_server_twice(checkups: Sequence[Checkup]) -> Iterator[Finding]:
@@ -238,8 +223,7 @@ def _one_server_twice(checkups: Sequence[Checkup]) -> Iterator[Finding]:
             by_identity[identity].append(checkup.name)
     for first, *others in by_identity.values():
         if others:
-            yield problem(
-                first,
+            yield Subject(first).problem(
                 f"it is the same server as {', '.join(others)}: one that fails takes several votes with it",
                 "name servers in singleton_lock_backend that are independent of each other",
             )
@@ -248,14 +232,12 @@ def _one_server_twice(checkups: Sequence[Checkup]) -> Iterator[Finding]:
 def _watchers_that_do_not_help(watchers: Sequence[Watcher]) -> Iterator[Finding]:
     for watcher in watchers:
         if watcher.error is not None:
-            yield warning(
-                f"Sentinel {watcher.name}",
+            yield Subject(f"Sentinel {watcher.name}").warning(
                 f"it does not answer: {watcher.error}",
                 "start it, or correct singleton_lock_backend: a failover needs most of them",
             )
         elif watcher.master is None:
-            yield problem(
-                f"Sentinel {watcher.name}",
+            yield Subject(f"Sentinel {watcher.name}").problem(
                 "it does not know a master of this name",
                 "correct 'master_name' in singleton_lock_transport_options, or what the Sentinel monitors",
             )
@@ -264,8 +246,7 @@ def _watchers_that_do_not_help(watchers: Sequence[Watcher]) -> Iterator[Finding]
 def _watchers_that_disagree(watchers: Sequence[Watcher]) -> Iterator[Finding]:
     masters = sorted({watcher.master for watcher in watchers if watcher.master})
     if len(masters) > 1:
-        yield warning(
-            "Sentinels",
+        yield Subject("Sentinels").warning(
             f"they take different servers for the master: {', '.join(masters)}",
             "wait for the end of the failover; if there is none, they monitor different servers under one name",
         )

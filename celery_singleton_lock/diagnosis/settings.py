@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock.backend import Kind
-from celery_singleton_lock.diagnosis.finding import Finding, problem, some, warning
+from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
@@ -34,8 +34,7 @@ class AppContext:
 def switched_off(it: AppContext) -> Iterator[Finding]:
     """Exclusive tasks that are not."""
     if not it.settings.enabled:
-        yield warning(
-            "singleton_lock_enabled",
+        yield Subject("singleton_lock_enabled").warning(
             "it is False: exclusive tasks run without a lock",
             "remove it, unless that is meant",
         )
@@ -44,8 +43,7 @@ def switched_off(it: AppContext) -> Iterator[Finding]:
 def kept_in_memory(it: AppContext) -> Iterator[Finding]:
     """Locks that no other process sees."""
     if it.settings.enabled and it.settings.backend.in_memory:
-        yield warning(
-            "singleton_lock_backend",
+        yield Subject("singleton_lock_backend").warning(
             "the locks are in memory, which processes do not share: each has its own",
             "set singleton_lock_backend to the URL of a Redis",
         )
@@ -55,8 +53,7 @@ def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
     """Records of finished messages that end before the broker may deliver a copy."""
     visibility, remembered = visibility_timeout(it.app.conf), it.settings.done_ttl
     if visibility is not None and remembered < visibility:
-        yield problem(
-            "singleton_lock_done_ttl",
+        yield Subject("singleton_lock_done_ttl").problem(
             f"finished messages are remembered for {remembered:g} s, and the broker delivers one again that was "
             f"not acknowledged after {visibility:g} s (its visibility timeout): a copy that comes then runs again",
             f"remove the setting, or set it to {visibility:g} or more",
@@ -65,8 +62,7 @@ def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
 
 def _pickled_results(it: AppContext) -> Iterator[Finding]:
     if it.app.conf.result_serializer == "pickle":
-        yield warning(
-            "result_serializer",
+        yield Subject("result_serializer").warning(
             "it is 'pickle', and so are the return values that the lock server keeps for copies of finished messages: "
             "who may write there can run code in the workers",
             "set result_serializer='json'",
@@ -79,8 +75,7 @@ def _broadcasts(it: AppContext) -> Iterator[Finding]:
     fanout = [name for name, queue in queues.items() if queue.exchange is not None and queue.exchange.type == "fanout"]
     if fanout and not is_rabbitmq(it.app.conf):
         others = sorted(name for name in queues if name not in fanout) or [str(it.app.conf.task_default_queue)]
-        yield warning(
-            f"task_queues {some(fanout)}",
+        yield Subject(f"task_queues {some(fanout)}").warning(
             "every worker gets what is sent there; a message that has to wait for its lock cannot go back to one "
             f"worker alone on this broker, and goes to the queue {others[0]}, where any worker may take it",
             "send exclusive tasks to other queues, or use RabbitMQ",
@@ -97,22 +92,19 @@ def _shared_names(it: AppContext) -> Iterator[Finding]:
 
 def _of_one_name(subject: str, tasks: Sequence[Any], settings: Settings) -> Iterator[Finding]:
     if forms := _where_they_differ((task.name, form) for task in tasks if (form := _form(task)) is not None):
-        yield problem(
-            subject,
+        yield Subject(subject).problem(
             f"tasks share it whose keys are made in different ways, and so never exclude each other: {forms}",
             "give them one lock_key of the same argument names, or templates such as 'tenant:{tenant_id}'",
         )
     options = {task.name: options_for(task, settings) for task in tasks}
     if limits := _where_they_differ((name, str(of.limit)) for name, of in options.items()):
-        yield warning(
-            subject,
+        yield Subject(subject).warning(
             f"tasks share it with different lock_limit, and each counts to its own: {limits}",
             "give them one lock_limit",
         )
     ttls = _where_they_differ((name, f"{of.ttl:g} s") for name, of in options.items())
     if ttls and settings.backend.kind is Kind.REDLOCK:
-        yield problem(
-            subject,
+        yield Subject(subject).problem(
             f"tasks share it with different lock_ttl on a Redlock, where a node that came back empty has no vote for "
             f"the ttl of the lock that is asked for: {ttls}",
             "give them one lock_ttl",

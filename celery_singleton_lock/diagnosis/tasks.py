@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.utils.imports import symbol_by_name
 
-from celery_singleton_lock.diagnosis.finding import Finding, note, problem, warning
+from celery_singleton_lock.diagnosis.finding import Finding, Subject
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
 from celery_singleton_lock.options.delivery import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
 from celery_singleton_lock.options.task import Options, raw_attribute
@@ -42,17 +42,12 @@ def lock_key_in_words(task: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskContext:
+class TaskContext(Subject):
     """An exclusive task, its options, and the pool of its workers, as `celery worker -P` calls it."""
 
     task: Any
     options: Options
     pool: str
-
-    @property
-    def name(self) -> str:
-        """The task's."""
-        return str(self.task.name)
 
     @property
     def conf(self) -> Any:
@@ -79,8 +74,7 @@ class TaskContext:
 
 def _reject_of_acknowledged(it: TaskContext) -> Iterator[Finding]:
     if it.options.on_conflict == "reject" and not it.task.acks_late:
-        yield warning(
-            it.name,
+        yield it.warning(
             "on_conflict is 'reject' without acks_late: the message is acknowledged before the lock is asked for, so "
             "that no dead-letter queue gets it",
             "set acks_late=True, or on_conflict='raise'",
@@ -93,8 +87,7 @@ def _autoretry_of_lock_errors(it: TaskContext) -> Iterator[Finding]:
         (LockUnavailable, "on_unavailable", "on_unavailable='retry'"),
     ):
         if error in tuple(getattr(it.task, "autoretry_for", None) or ()):
-            yield warning(
-                it.name,
+            yield it.warning(
                 f"autoretry_for has {error.__name__}, which is raised before the body: Celery's autoretry does not "
                 f"see it (here {option} is {getattr(it.options, option)!r})",
                 f"set {instead}",
@@ -104,14 +97,12 @@ def _autoretry_of_lock_errors(it: TaskContext) -> Iterator[Finding]:
 def _lost_workers(it: TaskContext) -> Iterator[Finding]:
     task = it.task
     if task.reject_on_worker_lost and not it.conf.task_reject_on_worker_lost and not task.acks_late:
-        yield warning(
-            it.name,
+        yield it.warning(
             "reject_on_worker_lost does nothing without acks_late: what a killed child was doing is lost",
             "set acks_late=True as well",
         )
     if task.acks_late and not task.reject_on_worker_lost:
-        yield note(
-            it.name,
+        yield it.note(
             "acks_late without reject_on_worker_lost: the message of a killed child counts as done (Celery's default)",
             "set reject_on_worker_lost=True if it is to run again",
         )
@@ -119,8 +110,7 @@ def _lost_workers(it: TaskContext) -> Iterator[Finding]:
 
 def _long_ttl(it: TaskContext) -> Iterator[Finding]:
     if it.options.ttl > _LONG_TTL:
-        yield note(
-            it.name,
+        yield it.note(
             f"lock_ttl {it.options.ttl:g} s: so long the lock of a host that is gone stays; it does not limit the run",
             "lower lock_ttl: it is renewed while the task runs",
         )
@@ -129,8 +119,7 @@ def _long_ttl(it: TaskContext) -> Iterator[Finding]:
 def _waiting_beyond_visibility(it: TaskContext) -> Iterator[Finding]:
     visibility = visibility_timeout(it.conf)
     if visibility is not None and it.task.acks_late and it.options.wait >= visibility:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"lock_wait {it.options.wait:g} s is not below the broker's visibility timeout of {visibility:g} s: a "
             "message that waits for its lock is delivered again meanwhile",
             "lower lock_wait, or set on_conflict='retry', which waits in the queue",
@@ -148,14 +137,12 @@ def _unacknowledged_on_rabbitmq(it: TaskContext) -> Iterator[Finding]:
     if it.options.wait >= CONSUMER_TIMEOUT or (limit is not None and limit >= CONSUMER_TIMEOUT):
         waits = it.options.wait >= CONSUMER_TIMEOUT
         longer = f"lock_wait {it.options.wait:g} s" if waits else f"a time limit of {limit:g} s"
-        yield warning(
-            it.name,
+        yield it.warning(
             f"acks_late with {longer} {closes}",
             "raise consumer_timeout in rabbitmq.conf (or x-consumer-timeout of the queue), or split the task",
         )
     elif limit is None:
-        yield note(
-            it.name,
+        yield it.note(
             f"acks_late without a time limit {closes}",
             "set a time limit below it, or raise it in rabbitmq.conf",
         )
@@ -166,8 +153,7 @@ def _greenlets_that_reconnect(it: TaskContext) -> Iterator[Finding]:
     # greenlet reads.
     reduces = it.conf.worker_enable_prefetch_count_reduction
     if it.pool in ("gevent", "eventlet") and is_rabbitmq(it.conf) and reduces:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"the {it.pool} pool on RabbitMQ with worker_enable_prefetch_count_reduction: a worker that loses its "
             "connection while tasks run may end",
             "set worker_enable_prefetch_count_reduction=False",
@@ -178,8 +164,7 @@ def _limits_that_the_pool_lacks(it: TaskContext) -> Iterator[Finding]:
     if lost := [name for name, _, has in it.limits() if not has]:
         ends = any(has for _, _, has in it.limits())
         hangs = "" if ends else ": a run that hangs keeps its lock as long as its worker lives"
-        yield warning(
-            it.name,
+        yield it.warning(
             f"the {it.pool} pool has no {' and no '.join(lost)} time limits{hangs}",
             "use the prefork pool, or time-outs within the task",
         )
@@ -188,8 +173,7 @@ def _limits_that_the_pool_lacks(it: TaskContext) -> Iterator[Finding]:
 def _waiting_beyond_a_limit(it: TaskContext) -> Iterator[Finding]:
     limit = min((limit for _, limit, has in it.limits() if has), default=None)
     if limit is not None and it.options.wait >= limit:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"lock_wait {it.options.wait:g} s is not below the time limit of {limit:g} s, in which waiting counts: it "
             "is stopped while it still waits",
             "lower lock_wait, or raise the time limit",
@@ -198,20 +182,17 @@ def _waiting_beyond_a_limit(it: TaskContext) -> Iterator[Finding]:
 
 def _limits_that_do_not_fit(it: TaskContext) -> Iterator[Finding]:
     if it.soft and it.hard and it.soft >= it.hard:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"soft_time_limit {it.soft:g} s is not below time_limit {it.hard:g} s, which kills the child first",
             "lower soft_time_limit",
         )
     if not it.soft and not it.hard:
-        yield note(
-            it.name,
+        yield it.note(
             "no time limit: a run that hangs keeps its lock for as long as its worker lives",
             "set soft_time_limit and time_limit if it can hang",
         )
     elif [(name, has) for name, _, has in it.limits()] == [("hard", True)]:
-        yield note(
-            it.name,
+        yield it.note(
             "a hard time limit and no soft one: the run ends without a chance to clean up (its lock is freed)",
             "set soft_time_limit below time_limit",
         )
@@ -219,8 +200,7 @@ def _limits_that_do_not_fit(it: TaskContext) -> Iterator[Finding]:
 
 def _foreign_request(it: TaskContext) -> Iterator[Finding]:
     if not getattr(symbol_by_name(it.task.Request), "looks_after_its_lock", False):
-        yield problem(
-            it.name,
+        yield it.problem(
             f"its Request is {it.task.Request}, which is no SingletonRequest: on prefork nobody frees the lock of a "
             "child that is killed, nor renews it for one that is busy",
             "derive that class from celery_singleton_lock.SingletonRequest",
@@ -229,14 +209,12 @@ def _foreign_request(it: TaskContext) -> Iterator[Finding]:
 
 def _exclusion_given_up(it: TaskContext) -> Iterator[Finding]:
     if it.options.on_unavailable == "run":
-        yield note(
-            it.name,
+        yield it.note(
             "on_unavailable is 'run': while the lock server does not answer, it runs without a lock",
             "leave it at 'retry' if it must never run twice",
         )
     if it.options.on_lock_lost == "warn":
-        yield note(
-            it.name,
+        yield it.note(
             "on_lock_lost is 'warn': a run that has lost its lock goes on, maybe beside another",
             "leave it at 'abort' if it must never run twice, or let what it writes to check self.lock.fence",
         )
@@ -244,8 +222,7 @@ def _exclusion_given_up(it: TaskContext) -> Iterator[Finding]:
 
 def _retained_for_ever(it: TaskContext) -> Iterator[Finding]:
     if it.options.retain_on_retry and it.task.max_retries is None:
-        yield note(
-            it.name,
+        yield it.note(
             "lock_retain_on_retry with max_retries=None: a task that never succeeds never frees its lock",
             "set max_retries",
         )
@@ -253,8 +230,7 @@ def _retained_for_ever(it: TaskContext) -> Iterator[Finding]:
 
 def _arguments_without_a_form(it: TaskContext) -> Iterator[Finding]:
     if raw_attribute(it.task, "lock_key") is None and it.task.serializer in ("pickle", "yaml"):
-        yield note(
-            it.name,
+        yield it.note(
             f"its key is made of all arguments, and the serializer {it.task.serializer} also sends objects that have "
             "no stable form: a call with one is refused (InvalidKey)",
             "set lock_key to the arguments that make two calls the same",

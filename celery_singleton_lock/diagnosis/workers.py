@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from celery_singleton_lock.diagnosis.finding import Finding, problem, warning
+from celery_singleton_lock.diagnosis.finding import Finding, Subject
 from celery_singleton_lock.diagnosis.peers import Peer, Standing
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerContext:
+class WorkerContext(Subject):
     """A worker, and the app that asks it.
 
     Attributes:
@@ -23,16 +23,10 @@ class WorkerContext:
     exclusive: frozenset[str]
     own: Standing
 
-    @property
-    def name(self) -> str:
-        """The worker's."""
-        return f"worker {self.peer.node}"
-
 
 def _unprotected(it: WorkerContext) -> Iterator[Finding]:
     if unprotected := sorted(it.exclusive & it.peer.plain):
-        yield problem(
-            it.name,
+        yield it.problem(
             f"it runs {', '.join(unprotected)} without a lock: these are no exclusive tasks there",
             "deploy the code that this app has to it, and restart it",
         )
@@ -40,8 +34,7 @@ def _unprotected(it: WorkerContext) -> Iterator[Finding]:
 
 def _unknown(it: WorkerContext) -> Iterator[Finding]:
     if it.peer.exclusive and it.peer.standing is None:
-        yield warning(
-            it.name,
+        yield it.warning(
             "it has exclusive tasks and does not say how it locks them: it runs another version of "
             "celery-singleton-lock, or was too busy to answer",
             "ask again with a longer --timeout; else deploy one version everywhere",
@@ -53,28 +46,24 @@ def _set_up_otherwise(it: WorkerContext) -> Iterator[Finding]:
     if its is None or not it.peer.exclusive:
         return
     if not its["enabled"] and own["enabled"]:
-        yield problem(
-            it.name,
+        yield it.problem(
             "it runs exclusive tasks without a lock: singleton_lock_enabled is False there",
             "restart it without --singleton-lock-disable, and without that setting",
         )
     if its["prefix"] != own["prefix"]:
-        yield problem(
-            it.name,
+        yield it.problem(
             f"its locks have the prefix {its['prefix']!r}, those of this app {own['prefix']!r}: neither sees the "
             "other's",
             "give all workers of this app one singleton_lock_prefix",
         )
     if its["backend"] != own["backend"]:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"it keeps its locks at {its['backend']}, this app at {own['backend']}: unless that is one server by two "
             "names, they exclude nothing of each other",
             "give all workers of this app one singleton_lock_backend",
         )
     if its["version"] != own["version"]:
-        yield warning(
-            it.name,
+        yield it.warning(
             f"it runs celery-singleton-lock {its['version']}, this is {own['version']}",
             "deploy one version everywhere",
         )

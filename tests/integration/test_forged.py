@@ -317,7 +317,7 @@ class TestOthers:
         own = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
         standing = peers._known(told)
         peer = peers.Peer("n", frozenset({"t"}), frozenset(), standing)
-        for finding in judged(RULES, WorkerContext(peer, frozenset({"t"}), own)):
+        for finding in judged(RULES, WorkerContext(f"worker {peer.node}", peer, frozenset({"t"}), own)):
             assert len(finding.text) < 2000
             assert cleaned.printable(finding.text).isprintable()
 

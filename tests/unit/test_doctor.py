@@ -243,14 +243,14 @@ class TestWorkers:
     def _found(self, *, plain: str = "", **its: Any) -> list[Finding]:
         standing = None if its.get("standing", 1) is None else {**self.OWN, **its}
         peer = Peer("one@host", frozenset({"bill"}), frozenset(plain.split()), standing)
-        return judged(RULES, WorkerContext(peer, frozenset({"bill", "refund"}), self.OWN))
+        return judged(RULES, WorkerContext(f"worker {peer.node}", peer, frozenset({"bill", "refund"}), self.OWN))
 
     def test_nothing_is_said_about_one_that_locks_as_we_do(self) -> None:
         assert self._found(plain="mail") == []
 
     def test_nothing_is_said_about_one_that_has_other_tasks(self) -> None:
         mails = Peer("mails@host", frozenset(), frozenset({"mail"}), None)
-        assert judged(RULES, WorkerContext(mails, frozenset({"bill"}), self.OWN)) == []
+        assert judged(RULES, WorkerContext(f"worker {mails.node}", mails, frozenset({"bill"}), self.OWN)) == []
 
     @pytest.mark.parametrize(
         ("its", "severity", "words"),
@@ -270,7 +270,7 @@ class TestWorkers:
 
     def test_one_without_the_extension_is_a_problem(self) -> None:
         bare = Peer("old@host", frozenset(), frozenset({"bill", "mail"}), None)
-        (finding,) = judged(RULES, WorkerContext(bare, frozenset({"bill"}), self.OWN))
+        (finding,) = judged(RULES, WorkerContext(f"worker {bare.node}", bare, frozenset({"bill"}), self.OWN))
         assert (finding.severity, "runs bill without a lock" in finding.text) == ("problem", True)
 
 
