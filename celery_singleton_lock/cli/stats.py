@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
@@ -11,47 +11,6 @@ import click
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys.key import name_in
-
-
-@dataclass(slots=True)
-class TaskCounts:
-    """The counts of one task, since they were begun.
-
-    Attributes:
-        task: its name.
-        runs: how many executions, by how they ended.
-        conflicts: how many met a held lock, by what was done.
-        refused_ticks: how many of them were sent by beat, by the entry of its schedule.
-        redeliveries: how many copies stood by or were dropped.
-        renewals, losses, takeovers, blocked, overlaps: see `metrics.COUNTERS`.
-        waited: seconds that executions waited for their lock, altogether.
-        held: seconds for which they held it, altogether.
-    """
-
-    task: str
-    runs: dict[str, int] = field(default_factory=dict)
-    conflicts: dict[str, int] = field(default_factory=dict)
-    refused_ticks: dict[str, int] = field(default_factory=dict)
-    redeliveries: dict[str, int] = field(default_factory=dict)
-    renewals: int = 0
-    losses: int = 0
-    takeovers: int = 0
-    blocked: int = 0
-    overlaps: int = 0
-    waited: float = 0.0
-    held: float = 0.0
-
-    def __str__(self) -> str:
-        ran = sum(self.runs.values())
-        parts = [f"runs {ran}{_divided(self.runs)}"]
-        if ran:
-            parts.append(f"held {self.held / ran:.3g} s, waited {self.waited / ran:.3g} s each")
-        for name in _DIVIDED[1:]:
-            if found := getattr(self, name):
-                parts.append(f"{name.replace('_', ' ')} {sum(found.values())}{_divided(found)}")
-        parts += [f"{name} {count}" for name in _PLAIN if (count := getattr(self, name))]
-        return f"{self.task}  " + "; ".join(parts)
-
 
 _DIVIDED = tuple(counter.name for counter in metrics.COUNTERS if counter.label)
 _PLAIN = tuple(counter.name for counter in metrics.COUNTERS if not counter.label)
@@ -67,24 +26,42 @@ def stats(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
     with command.runtime_of(ctx) as runtime:
         journal = runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal)
         counts, refused = metrics.read(journal.counts()), journal.refused()
-    for of_task in _by_task(counts):
-        command.say_json(asdict(of_task)) if as_json else command.say(str(of_task))
+    by_task: defaultdict[str, dict[metrics.Count, int]] = defaultdict(dict)
+    for count, value in sorted(counts.items()):
+        by_task[count.task][count] = value
+    for task in sorted(by_task):
+        fields = _fields(task, by_task[task])
+        command.say_json(fields) if as_json else command.say(_in_words(**fields))
     for key, in_a_row in sorted(refused.items(), key=lambda item: -item[1]):
         found = {"key": key, "name": name_in(key), "refused_in_a_row": in_a_row}
         text = f"{name_in(key)}  refused {in_a_row} times since a run under this key ended  [{key}]"
         command.say_json(found) if as_json else command.say(text)
 
 
-def _by_task(counts: Mapping[metrics.Count, int]) -> list[TaskCounts]:
-    found = {task: TaskCounts(task) for task in sorted({count.task for count in counts})}
-    for count, value in sorted(counts.items()):
-        if count.name in _DIVIDED:
-            getattr(found[count.task], count.name)[count.label] = value
-        elif count.name in _PLAIN:
-            setattr(found[count.task], count.name, value)
-    for task, of_task in found.items():
-        of_task.waited, of_task.held = (metrics.sum_of(it, task, counts) for it in (metrics.WAITED, metrics.HELD))
-    return [*found.values()]
+def _fields(task: str, counts: Mapping[metrics.Count, int]) -> dict[str, Any]:
+    """The counts of one task: numbers, or numbers by label; `waited` and `held` are seconds altogether."""
+    divided: dict[str, dict[str, int]] = {name: {} for name in _DIVIDED}
+    plain = dict.fromkeys(_PLAIN, 0)
+    for count, value in counts.items():
+        if count.name in divided:
+            divided[count.name][count.label] = value
+        elif count.name in plain:
+            plain[count.name] = value
+    waited, held = (metrics.sum_of(it, task, counts) for it in (metrics.WAITED, metrics.HELD))
+    return {"task": task, **divided, **plain, "waited": waited, "held": held}
+
+
+def _in_words(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> str:
+    ran = sum(runs.values())
+    parts = [f"runs {ran}{_divided(runs)}"]
+    if ran:
+        parts.append(f"held {held / ran:.3g} s, waited {waited / ran:.3g} s each")
+    for name, count in others.items():
+        if count and name in _DIVIDED:
+            parts.append(f"{name.replace('_', ' ')} {sum(count.values())}{_divided(count)}")
+        elif count:
+            parts.append(f"{name} {count}")
+    return f"{task}  " + "; ".join(parts)
 
 
 def _divided(counts: Mapping[str, int]) -> str:
