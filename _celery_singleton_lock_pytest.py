@@ -14,6 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from celery_singleton_lock.testing import RecordedLocks
 
+# What a test of a store inherits says what it has found.
+pytest.register_assert_rewrite("celery_singleton_lock.testing.store_contract")
+
 
 @pytest.fixture
 def singleton_locks() -> Iterator[RecordedLocks]:

@@ -11,33 +11,27 @@ locks nobody out; there is a fencing token; and a release that failed can be rep
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
 import secrets
 import socket
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from redis import Redis
 from redis.cluster import RedisCluster
-from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
+from redis.exceptions import LockError
 
 from celery_singleton_lock import clock, process_identity, trust
-from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.lock.clients import (
-    Keeper,
-    address_of,
-    kept_by,
-    kept_by_each,
-)
-from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.lock.clients import Keeper, kept_by
+from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
+from celery_singleton_lock.lock.holding import OF_TOKEN, Holding, Local, LocalOfThread, Releasing, encoded, owner_of
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis.keyspace import Name
 
@@ -59,50 +53,6 @@ MIN_PAUSE = 0.01
 
 _GONE = "it ended, was taken over, or was deleted"
 _UNDER_WAY = "its release was not answered, and is said again"
-
-#: Held while it is noted which hold an object has.
-_noting = Mutex(threading.RLock)
-
-#: Characters of an owner that come from the token; the rest is new for each hold.
-_OF_TOKEN = 20
-
-
-class NotHeld(SingletonLockError, LockError):
-    """The lock is not held by this thread, or has been released already."""
-
-    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
-
-
-class NotOwned(LockLost, LockNotOwnedError):
-    """The lock was held, and is no more: it was not renewed in time, taken over, or deleted."""
-
-    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
-
-    def __init__(self, key: str, reason: str = "") -> None:
-        super().__init__(key, reason)
-        self.lock_name = key
-
-
-class NoTimeout(SingletonLockError, LockError):
-    """The lock was made without a `timeout`, and so has none to extend."""
-
-    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
-
-
-class NotAcquired(LockConflict, LockError):
-    """Somebody else holds the lock, and has held it for as long as this one was willing to wait."""
-
-    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
-
-    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
-        super().__init__(key, task_id, remaining)
-        self.lock_name = key
-
-
-class Unavailable(LockUnavailable, ConnectionError):
-    """The lock server does not answer, or refuses to serve."""
-
-    __repr__ = Exception.__repr__  # redis-py's needs what its own __init__ has set.
 
 
 class Lock:
@@ -161,7 +111,7 @@ class Lock:
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
-        self.local: _Local = _LocalOfThread() if self.thread_local else _Local()
+        self.local: Local = LocalOfThread() if self.thread_local else Local()
         self.raise_on_release_error = raise_on_release_error
         self._replicas = replicas
         self._keeper = self._kept(redis)
@@ -173,7 +123,7 @@ class Lock:
     def __enter__(self) -> Lock:
         if self.acquire():
             return self
-        found = self._look()
+        found = self._held()
         task_id = found[0].holder.task_id if found and found[0].holder else None
         raise NotAcquired(self.name, task_id, found[0].remaining if found else 0.0)
 
@@ -208,9 +158,9 @@ class Lock:
         """
         blocking = self.blocking if blocking is None else blocking
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        made = _encoded(token) or secrets.token_hex(16).encode()
+        made = encoded(token) or secrets.token_hex(16).encode()
         # New for each call: what is repeated within it gets its own hold again, and nobody else does.
-        owner = _of(made) + new_owner()[_OF_TOKEN:]
+        owner = owner_of(made) + new_owner()[OF_TOKEN:]
         until = float("inf") if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
         try:
@@ -246,7 +196,7 @@ class Lock:
         released = False
         if lease is not None:
             if not again:
-                begun = self.local.releasing = _Releasing(token, lease.held)
+                begun = self.local.releasing = Releasing(token, lease.held)
             self._keeper.heartbeat.stop(lease)
             try:
                 released = _translated(lambda: self._keeper.store.free(lease))
@@ -283,12 +233,12 @@ class Lock:
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        return bool(self._look())
+        return bool(self._held())
 
     def owned(self) -> bool:
         """Whether this thread holds the lock, as the server sees it. False in the child of a fork: its parent does."""
         token = self.local.token
-        return token is not None and any(found.owner.startswith(self._owner(token)) for found in self._look())
+        return token is not None and any(found.owner.startswith(self._owner(token)) for found in self._held())
 
     @property
     def fence(self) -> int:
@@ -343,7 +293,7 @@ class Lock:
         return found
 
     def _hold(self, lease: Lease, token: bytes) -> None:
-        held = _Holding(self, lease)
+        held = Holding(lease, self._keeper.heartbeat, self._say_lost)
         if self._renews:
             self._keeper.heartbeat.start(lease, held.when_lost)
         self.local.hold(held, token)
@@ -359,14 +309,14 @@ class Lock:
     def _owner(self, token: bytes) -> str:
         """What the owner of this thread's hold is, or begins with."""
         held = self.local.held
-        return _of(token) if held is None else held.lease.owner
+        return owner_of(token) if held is None else held.lease.owner
 
     def _lease(self) -> Lease | None:
         """Of this thread's hold, or of the one whose token it was given; None if that is gone."""
         if (held := self.local.held) is not None:
             return held.lease
-        owner = _of(self._token("use"))
-        found = next((found for found in self._look() if found.owner.startswith(owner)), None)
+        owner = owner_of(self._token("use"))
+        found = next((found for found in self._held() if found.owner.startswith(owner)), None)
         if found is None:
             return None
         # A key without an end is not as we left it: it is treated as one of ours.
@@ -399,155 +349,18 @@ class Lock:
         if not _translated(lambda: heartbeat.renew(lease, ttl)):
             raise NotOwned(self.name, lease.reason or _GONE)
 
-    def _look(self) -> list[Held]:
+    def _held(self) -> list[Held]:
         return _translated(lambda: self._keeper.store.held(self._key, limit=self._limit))
 
-    def _tell(self, lease: Lease) -> None:
+    def _say_lost(self, lease: Lease) -> None:
         logger.error("lock %s was lost while it was held: %s", self.name, lease.reason)
         if self._on_lost is not None:
             self._on_lost(self)
 
 
-class Redlock(Lock):
-    """A lock on a majority of independent servers; see `Lock`.
-
-    Args:
-        redis: clients of an odd number of servers, at least three, that are no replicas of each other.
-        restart_delay: False: believe nodes that came back without their data, at the risk of two holders.
-
-    Raises:
-        ValueError: the number of clients is even or too small, two of them are of one server, or see `Lock`.
-    """
-
-    def __init__(
-        self, redis: Sequence[Redis], name: str | bytes, *arguments: Any, restart_delay: bool = True, **options: Any
-    ) -> None:
-        if len(redis) % 2 == 0 or len(redis) < 3:
-            raise ValueError(f"lock {name!r} has {len(redis)} clients; allowed: an odd number of at least 3 (Redlock)")
-        addresses = [address_of(client) for client in redis]
-        if twice := [address for address in addresses if addresses.count(address) > 1]:
-            raise ValueError(
-                f"lock {name!r} has {len(twice)} clients of {twice[0]}; allowed: each of another server, or one that "
-                "fails takes the majority with it (Redlock)"
-            )
-        if options.get("replicas"):
-            raise ValueError(f"lock {name!r} has replicas={options['replicas']!r}; a Redlock has a majority instead")
-        self._restart_delay = restart_delay
-        super().__init__(redis, name, *arguments, **options)
-
-    def _kept(self, redis: Any) -> Keeper:
-        return kept_by_each(redis, self._restart_delay)
-
-
-class Semaphore(Lock):
-    """A lock that up to `limit` may hold at once, each with an object of its own (or a thread of its own); see `Lock`.
-
-    Args:
-        limit: how many; the same for all who use the name.
-
-    Raises:
-        ValueError: the limit is less than one, or the timeout is too short.
-    """
-
-    def __init__(self, redis: Redis | RedisCluster, name: str | bytes, limit: int, **options: Any) -> None:
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit of semaphore {name!r} is {limit!r}; allowed: a whole number from 1")
-        super().__init__(redis, name, **options)
-        self._limit = limit
-
-
-class _Holding:
-    """One hold of a lock; the heartbeat forgets it with the thread or the lock that it belongs to."""
-
-    def __init__(self, lock: Lock, lease: Lease) -> None:
-        self._lock = lock
-        self.lease = lease
-        self._told = False
-
-    def when_lost(self) -> None:
-        """In the heartbeat's thread, now and then from when the lease is lost."""
-        if not self._told:
-            # What is called may take its time; other leases need the heartbeat's thread meanwhile.
-            threading.Thread(
-                target=self._lock._tell, args=(self.lease,), name="singleton-lock-lost", daemon=True
-            ).start()
-            self._told = True
-
-    def end(self) -> None:
-        """Believe in it no more, and do not renew it."""
-        self._lock._keeper.heartbeat.stop(self.lease)
-
-
-class _Releasing(NamedTuple):
-    token: bytes
-    was_held: bool
-
-
-class _Local:
-    """What a lock object knows of its hold; redis-py's has the token only."""
-
-    _token: bytes | None = None
-    _held: _Holding | None = None
-    #: A release that was begun and not answered.
-    releasing: _Releasing | None = None
-
-    @property
-    def token(self) -> bytes | None:
-        """What the hold is known by; None while there is none. To be given to another object, or None to forget it."""
-        return None if self.parent is not None else self._token
-
-    @token.setter
-    def token(self, token: str | bytes | None) -> None:
-        given, held = _encoded(token), self._held
-        if held is not None and (given != self._token or self.parent is not None):
-            self._held = None
-            held.end()
-        self._token = given
-
-    @property
-    def held(self) -> _Holding | None:
-        """This process's own hold."""
-        return None if self.parent is not None else self._held
-
-    @property
-    def parent(self) -> int | None:
-        """The process that has the hold, if this is a child that was forked meanwhile."""
-        held = self._held
-        return None if held is None or held.lease.pid == os.getpid() else held.lease.pid
-
-    def hold(self, held: _Holding, token: bytes) -> None:
-        """Have got the lock."""
-        with _noting.lock:
-            self._token, self._held, self.releasing = token, held, None
-
-    def forget(self, held: _Holding | None, token: bytes) -> None:
-        """Have released this hold; where threads share the object, another one may have got the lock since."""
-        with _noting.lock:
-            if self._held is held and self._token == token:
-                self._token = self._held = self.releasing = None
-
-
-class _LocalOfThread(_Local, threading.local):
-    """Another one in each thread."""
-
-
 @cache
 def _node() -> str:
     return socket.gethostname()
-
-
-def _encoded(token: str | bytes | None) -> bytes | None:
-    """A token as bytes, which is what `local.token` is."""
-    if token is None or isinstance(token, bytes):
-        return token
-    if isinstance(token, str):
-        return token.encode()
-    raise TypeError(f"a lock's token is {token!r}; allowed: text or bytes")
-
-
-def _of(token: bytes) -> str:
-    """What the owner of a hold with this token begins with; of one length, so that none begins like another."""
-    return hashlib.sha256(token).hexdigest()[:_OF_TOKEN]
 
 
 def _number(seconds: object) -> float:

@@ -1,4 +1,8 @@
-"""Where locks are kept."""
+"""Where locks are kept.
+
+`LockStore` is what a store of locks promises, and what anybody can write: the names here are for that. Begin with
+`base.py`; `memory` is the shortest store, `redis` the one that is meant.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.app import Settings, parse_backend
 from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record, Reservation, Waiter
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.waiters import PollingWaiter
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.redlock import RedlockStore
@@ -18,8 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Held",
+    "Hold",
+    "Holder",
+    "Lease",
     "LockRequest",
     "LockStore",
+    "PollingWaiter",
     "Record",
     "Reservation",
     "Store",

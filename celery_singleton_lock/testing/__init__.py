@@ -19,9 +19,6 @@ def __getattr__(name: str) -> Any:
     if name != "StoreContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Only then: the rest needs no pytest.
-    import pytest
-
-    pytest.register_assert_rewrite(f"{__name__}.store_contract")
     from celery_singleton_lock.testing.store_contract import StoreContract
 
     return StoreContract

@@ -167,7 +167,7 @@ def test_histories(kind: str, redis_server: RedisServer) -> None:
 
     def end(store: Store, owner: str) -> None:
         if isinstance(store, MemoryStore):
-            store._entries[KEY] = {slot: it for slot, it in store._entries[KEY].items() if it.owner != owner}
+            store._occupants[KEY] = {slot: it for slot, it in store._occupants[KEY].items() if it.owner != owner}
             return
         for client in clients:
             for place in client.scan_iter(f"{KEY}:run*"):

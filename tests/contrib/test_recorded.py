@@ -165,7 +165,7 @@ def test_lock_on_a_server_can_be_held_too(redis_server: RedisServer) -> None:
 
 def test_lock_that_is_lost_is_recorded(shop: Shop, locks: RecordedLocks) -> None:
     def lose() -> None:
-        Runtime.of(shop.app).store._entries.clear()  # type: ignore[attr-defined]
+        Runtime.of(shop.app).store._occupants.clear()  # type: ignore[attr-defined]
         until(lambda: locks.lost)
 
     options = {"shared": False, "lock_ttl": 1.0, "on_lock_lost": "warn"}

@@ -18,7 +18,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 
 from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Redlock, Semaphore, clock
-from celery_singleton_lock.lock.lock import (
+from celery_singleton_lock.lock import (
     NotAcquired,
     NotHeld,
     NotOwned,

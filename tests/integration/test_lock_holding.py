@@ -20,7 +20,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redis.sentinel import Sentinel
 
 from celery_singleton_lock import Lock, Redlock, Semaphore, clock
-from celery_singleton_lock.lock.lock import (
+from celery_singleton_lock.lock import (
     MAX_TIMEOUT,
     NotAcquired,
     NotHeld,

@@ -212,7 +212,7 @@ def test_wrapped_scheduler_is_made_anew_for_each_term(make: Callable[..., Exclus
     scheduler.tick()
     first = scheduler._inner
     store = Runtime.of(scheduler.app).store
-    store._entries.clear()  # As after a flush of the lock server.
+    store._occupants.clear()  # As after a flush of the lock server.
     scheduler._leadership._renews_at = 0.0
     scheduler.tick()
     assert scheduler._inner is not first
@@ -395,7 +395,7 @@ def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pyte
     other = Leadership(store, "k", "unit", ttl=1.0, holder=Holder(pid=2))
     assert not other.lead(0.001)
     lease.trusted_until = clock.now() - 1
-    store._entries.clear()
+    store._occupants.clear()
     clock.sleep(0.01)
     assert other.lead(0)
     assert not leadership.lead(0.001)

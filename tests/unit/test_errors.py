@@ -17,7 +17,7 @@ from celery_singleton_lock import (
     SingletonLockError,
     StaleFence,
 )
-from celery_singleton_lock.lock.lock import (
+from celery_singleton_lock.lock import (
     NotAcquired,
     NotHeld,
     NoTimeout,

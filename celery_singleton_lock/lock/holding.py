@@ -1,0 +1,115 @@
+"""What a lock object knows of its hold, in each thread and on both sides of a fork."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.mutex import Mutex
+
+#: Characters of an owner that come from the token; the rest is new for each hold.
+OF_TOKEN = 20
+
+#: Held while it is noted which hold an object has.
+_noting = Mutex(threading.RLock)
+
+
+class Holding:
+    """One hold of a lock; the heartbeat forgets it with the thread or the lock that it belongs to.
+
+    Args:
+        lease: that it has.
+        heartbeat: which renews it.
+        on_lost: called once when it is lost.
+    """
+
+    def __init__(self, lease: Lease, heartbeat: Heartbeat, on_lost: Callable[[Lease], None]) -> None:
+        self.lease = lease
+        self._heartbeat = heartbeat
+        self._on_lost = on_lost
+        self._is_lost = False
+
+    def when_lost(self) -> None:
+        """In the heartbeat's thread, now and then from when the lease is lost."""
+        if not self._is_lost:
+            # What is called may take its time; other leases need the heartbeat's thread meanwhile.
+            threading.Thread(target=self._on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
+            self._is_lost = True
+
+    def end(self) -> None:
+        """Believe in it no more, and do not renew it."""
+        self._heartbeat.stop(self.lease)
+
+
+class Releasing(NamedTuple):
+    """A release that was begun; and whether the lock was held then."""
+
+    token: bytes
+    was_held: bool
+
+
+class Local:
+    """What a lock object knows of its hold; redis-py's has the token only."""
+
+    _token: bytes | None = None
+    _held: Holding | None = None
+    #: A release that was begun and not answered.
+    releasing: Releasing | None = None
+
+    @property
+    def token(self) -> bytes | None:
+        """What the hold is known by; None while there is none. To be given to another object, or None to forget it."""
+        return None if self.parent is not None else self._token
+
+    @token.setter
+    def token(self, token: str | bytes | None) -> None:
+        given, held = encoded(token), self._held
+        if held is not None and (given != self._token or self.parent is not None):
+            self._held = None
+            held.end()
+        self._token = given
+
+    @property
+    def held(self) -> Holding | None:
+        """This process's own hold."""
+        return None if self.parent is not None else self._held
+
+    @property
+    def parent(self) -> int | None:
+        """The process that has the hold, if this is a child that was forked meanwhile."""
+        held = self._held
+        return None if held is None or held.lease.pid == os.getpid() else held.lease.pid
+
+    def hold(self, held: Holding, token: bytes) -> None:
+        """Have got the lock."""
+        with _noting.lock:
+            self._token, self._held, self.releasing = token, held, None
+
+    def forget(self, held: Holding | None, token: bytes) -> None:
+        """Have released this hold; where threads share the object, another one may have got the lock since."""
+        with _noting.lock:
+            if self._held is held and self._token == token:
+                self._token = self._held = self.releasing = None
+
+
+class LocalOfThread(Local, threading.local):
+    """Another one in each thread."""
+
+
+def encoded(token: str | bytes | None) -> bytes | None:
+    """A token as bytes, which is what `local.token` is."""
+    if token is None or isinstance(token, bytes):
+        return token
+    if isinstance(token, str):
+        return token.encode()
+    raise TypeError(f"a lock's token is {token!r}; allowed: text or bytes")
+
+
+def owner_of(token: bytes) -> str:
+    """What the owner of a hold with this token begins with; of one length, so that none begins like another."""
+    return hashlib.sha256(token).hexdigest()[:OF_TOKEN]

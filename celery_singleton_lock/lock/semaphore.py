@@ -1,0 +1,27 @@
+"""A lock outside of tasks that several may hold at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis import Redis
+from redis.cluster import RedisCluster
+
+from celery_singleton_lock.lock.lock import Lock
+
+
+class Semaphore(Lock):
+    """A lock that up to `limit` may hold at once, each with an object of its own (or a thread of its own); see `Lock`.
+
+    Args:
+        limit: how many; the same for all who use the name.
+
+    Raises:
+        ValueError: the limit is less than one, or the timeout is too short.
+    """
+
+    def __init__(self, redis: Redis | RedisCluster, name: str | bytes, limit: int, **options: Any) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ValueError(f"limit of semaphore {name!r} is {limit!r}; allowed: a whole number from 1")
+        super().__init__(redis, name, **options)
+        self._limit = limit

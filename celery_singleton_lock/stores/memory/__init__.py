@@ -1,0 +1,10 @@
+"""Locks in the memory of this process: for tests and for `memory://` brokers. Excludes threads, not processes.
+
+Begin with `store.py`; what beat and the journal write is beside it.
+"""
+
+from __future__ import annotations
+
+from celery_singleton_lock.stores.memory.store import MemoryStore
+
+__all__ = ["MemoryStore"]

@@ -1,0 +1,68 @@
+"""What beat has sent, in the memory of this process."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.stores.ledger import MEMORY, Refused
+
+
+class MemoryLedger:
+    """A `Ledger`."""
+
+    def __init__(self) -> None:
+        self._lasts: dict[str, int] = {}
+        self._gone: dict[str, tuple[int, float]] = {}
+        self._claims: dict[str, tuple[str, float]] = {}
+        self._secret = secrets.token_hex(16)
+        self._mutex = Mutex()
+
+    def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
+        with self._mutex.lock:
+            known = {entry: self._known(entry, ceiling) for entry in lasts}
+            found = {entry: last if known[entry] is None else known[entry] or 0 for entry, last in lasts.items()}
+            now = clock.now()
+            self._gone = {entry: (last, until) for entry, (last, until) in self._gone.items() if until > now}
+            self._gone |= {entry: (last, now + MEMORY) for entry, last in self._lasts.items() if entry not in lasts}
+            self._lasts = {entry: last for entry, last in found.items() if last}
+            return found
+
+    def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
+        with self._mutex.lock:
+            refused, now = {}, clock.now()
+            for entry, last in lasts.items():
+                gone, until = self._gone.get(entry, (0, 0.0))
+                known = self._lasts.get(entry, gone if until > now else 0)
+                claimer, until = self._claims.get(entry, (owner, 0.0))
+                if last < known <= ceiling:
+                    refused[entry] = Refused(known, 0.0)
+                elif claimer != owner and until > now:
+                    refused[entry] = Refused(None, until - now)
+                else:
+                    self._claims[entry] = owner, now + ttl
+            return refused
+
+    def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
+        with self._mutex.lock:
+            for entry, last in lasts.items():
+                if last > (self._known(entry, ceiling) or 0):
+                    self._lasts[entry] = last
+                if self._claims.get(entry, (None, 0.0))[0] == owner:
+                    del self._claims[entry]
+
+    def unclaim(self, entries: Sequence[str], owner: str) -> None:
+        with self._mutex.lock:
+            # Nothing is carried out late here.
+            for entry in entries:
+                if self._claims.get(entry, (None, 0.0))[0] == owner:
+                    del self._claims[entry]
+
+    def secret(self) -> str:
+        return self._secret
+
+    def _known(self, entry: str, ceiling: int) -> int | None:
+        known = self._lasts.get(entry)
+        return None if known is None or known > ceiling else known

@@ -1,0 +1,248 @@
+"""Locks in the memory of this process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
+from celery_singleton_lock.stores.memory.journal import MemoryJournal
+from celery_singleton_lock.stores.memory.ledger import MemoryLedger
+from celery_singleton_lock.stores.slots import Occupant, copy_of, free_slot, in_the_way, slot_of
+from celery_singleton_lock.stores.waiters import AskingWaiter
+
+#: Seconds at least for which it is known that an owner was given up.
+OVER = 60.0
+
+#: Seconds from being refused to waiting, and from a release to a claim of its wake-up.
+CLAIMED_WITHIN = 1.0
+
+
+class MemoryStore:
+    """A `Store` in memory; instances do not see each other's locks."""
+
+    server = "memory://"
+
+    def __init__(self) -> None:
+        self._fences = itertools.count(1)
+        self._occupants: dict[str, dict[int, Occupant]] = {}
+        self._records: dict[tuple[str, str], tuple[bytes, float]] = {}
+        #: Owners that were given up, and until when that is known.
+        self._over: dict[tuple[str, str], float] = {}
+        self._mutex = Mutex()
+        self._waiting: dict[str, deque[_MemoryBell]] = {}
+        #: When somebody was last refused that is about to wait, and when it was freed and nobody waited yet.
+        self._refused: dict[str, float] = {}
+        self._unclaimed: dict[str, float] = {}
+        self._ledgers: dict[str, MemoryLedger] = {}
+        self._journals: dict[str, MemoryJournal] = {}
+
+    def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        key, holder, sent_at = request.key, request.holder, clock.now()
+        with self._mutex.lock:
+            if self._over.get((key, request.owner), 0.0) > sent_at:
+                raise LockUnavailable(self.server, "this owner was given up")
+            for name in request.given_up:
+                self._give_up(key, name, request.ttl)
+            if request.once and (record := self._record(key, holder.message)):
+                return record
+            live = self._live(key)
+            slot = slot_of(request.owner, live)
+            if slot is None:
+                slot = free_slot(request, live)
+                if slot is None:
+                    if request.waiting:
+                        self._refused[key] = sent_at
+                    return in_the_way(request, live).held(sent_at)
+                if (reserved := slot_of(holder.reserved_as, live)) is not None:
+                    del live[reserved]
+                taken = Occupant(request.owner, replace(holder, ttl=request.ttl), next(self._fences), 0.0)
+                self._occupants.setdefault(key, {})[slot] = taken
+            occupant = self._occupants[key][slot]
+            occupant.ends_at = sent_at + request.ttl
+            return request.lease(fence=occupant.fence, sent_at=sent_at, slot=slot)
+
+    def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
+        with self._mutex.lock:
+            return [self._renew(hold) for hold in holds]
+
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
+        with self._mutex.lock:
+            if record is not None:
+                self._remember(hold.key, record)
+            live = self._live(hold.key)
+            slot = slot_of(hold.owner, live)
+            if slot is None:
+                return False
+            fence = self._occupants[hold.key].pop(slot).fence
+            if reservation is not None and not self._is_over(hold.key, reservation.holder, record):
+                holder = reservation.holder
+                reserved = Occupant(holder.reserved_as, holder, fence, clock.now() + reservation.seconds)
+                self._occupants[hold.key][slot] = reserved
+            self._wake(hold.key)
+            return True
+
+    def abandon(self, hold: Hold) -> bool | None:
+        with self._mutex.lock:
+            return self._give_up(hold.key, hold.owner, hold.ttl)
+
+    def remember(self, key: str, record: Record) -> None:
+        with self._mutex.lock:
+            self._remember(key, record)
+
+    def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
+        with self._mutex.lock:
+            known, now = self._record(key, record.message), clock.now()
+            if known is not None:
+                return None if known.content == record.content else known
+            if (copy := copy_of(holder, self._live(key))) is not None:
+                return copy.held(now)
+            self._remember(key, record)
+            return None
+
+    def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
+        with self._mutex.lock:
+            for key, record in records:
+                if self._record(key, record.message) is not None:
+                    self._remember(key, record)
+
+    def waiter(self, request: LockRequest) -> AskingWaiter:
+        waiting = replace(request, waiting=True)
+        return AskingWaiter(_MemoryBell(self, request.key), lambda: self.acquire(waiting))
+
+    def queue(self, bell: _MemoryBell) -> None:
+        """Put a waiter at the end, if it is not in the queue."""
+        with self._mutex.lock:
+            waiting = self._waiting.setdefault(bell.key, deque())
+            if bell in waiting or bell.woken.is_set():
+                return
+            if clock.now() - self._unclaimed.pop(bell.key, 0.0) < CLAIMED_WITHIN:
+                bell.woken.set()  # The lock was freed between the question and this.
+            else:
+                waiting.append(bell)
+
+    def leave(self, bell: _MemoryBell) -> None:
+        """Take a waiter out; the wake-up that it has got and not used is for the next one."""
+        with self._mutex.lock:
+            waiting = self._waiting.get(bell.key, deque())
+            if bell in waiting:
+                waiting.remove(bell)
+            elif bell.woken.is_set() and waiting:
+                waiting.popleft().woken.set()
+            if not waiting:
+                self._waiting.pop(bell.key, None)
+
+    def held(self, key: str, *, limit: int = 1) -> list[Held]:
+        with self._mutex.lock:
+            return self._held_now(key)
+
+    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
+        with self._mutex.lock:
+            keys = [key for key in self._occupants if key.startswith(f"{prefix}:")]
+            found = [(key, held) for key in keys for held in self._held_now(key)]
+        yield from found
+
+    def inspect(self, key: str) -> KeyState:
+        with self._mutex.lock:
+            self._forget_old_records()
+            now, waiters = clock.now(), len(self._waiting.get(key, ()))
+            fences = [it.fence for it in self._live(key).values()]
+            latest = sorted(self._records.items(), key=lambda record: record[1][1], reverse=True)
+            records = [Record(message, content, until - now) for (of, message), (content, until) in latest if of == key]
+            return KeyState(
+                tuple(self._held_now(key)), max(fences, default=None), waiters, tuple(records[:MOST_RECORDS])
+            )
+
+    def ledger(self, key: str) -> MemoryLedger:
+        return self._ledgers.setdefault(key, MemoryLedger())
+
+    def journal(self, prefix: str, *, size: int) -> MemoryJournal:
+        return self._journals.setdefault(prefix, MemoryJournal(size))
+
+    def close(self) -> None:
+        pass
+
+    def _give_up(self, key: str, owner: str, ttl: float) -> bool:
+        now = clock.now()
+        self._over = {place: until for place, until in self._over.items() if until > now}
+        self._over[key, owner] = now + max(ttl, OVER)
+        slot = slot_of(owner, self._live(key))
+        if slot is None:
+            return False
+        del self._occupants[key][slot]
+        self._wake(key)
+        return True
+
+    def _wake(self, key: str) -> None:
+        if waiting := self._waiting.get(key):
+            waiting.popleft().woken.set()
+        elif key in self._refused and clock.now() - self._refused.pop(key) < CLAIMED_WITHIN:
+            self._unclaimed[key] = clock.now()
+
+    def _renew(self, hold: Hold) -> bool:
+        live = self._live(hold.key)
+        slot = slot_of(hold.owner, live)
+        if slot is None:
+            return False
+        sent_at = clock.now()
+        live[slot].ends_at = sent_at + hold.ttl
+        if isinstance(hold, Lease):
+            hold.extend(sent_at)
+        return True
+
+    def _live(self, key: str) -> dict[int, Occupant]:
+        now = clock.now()
+        live = {slot: it for slot, it in self._occupants.get(key, {}).items() if it.ends_at > now}
+        if live:
+            self._occupants[key] = live
+        else:
+            self._occupants.pop(key, None)
+        return live
+
+    def _held_now(self, key: str) -> list[Held]:
+        now, waiters, live = clock.now(), len(self._waiting.get(key, ())), self._live(key)
+        return [live[slot].held(now, slot, waiters) for slot in sorted(live)]
+
+    def _is_over(self, key: str, holder: Holder, record: Record | None) -> bool:
+        """Whether a message that the lock is to be reserved for has ended, otherwise than by this record."""
+        own = record is not None and record.message == holder.message
+        return not own and self._record(key, holder.message) is not None
+
+    def _record(self, key: str, message: str) -> Record | None:
+        self._forget_old_records()
+        found = self._records.get((key, message))
+        return None if found is None else Record(message, found[0], found[1] - clock.now())
+
+    def _remember(self, key: str, record: Record) -> None:
+        self._records[key, record.message] = record.content, clock.now() + record.seconds
+
+    def _forget_old_records(self) -> None:
+        now = clock.now()
+        for place in [place for place, (_, until) in self._records.items() if until <= now]:
+            del self._records[place]
+
+
+class _MemoryBell:
+    """A place in the queue of a lock."""
+
+    def __init__(self, store: MemoryStore, key: str) -> None:
+        self._store = store
+        self.key = key
+        self.woken = threading.Event()
+
+    def __exit__(self, *_: object) -> None:
+        self._store.leave(self)
+
+    def wait(self, timeout: float) -> None:
+        self._store.queue(self)
+        if self.woken.wait(timeout):
+            self.woken.clear()
