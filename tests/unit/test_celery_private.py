@@ -53,6 +53,7 @@ INSIDE = ("billiard", "celery._state", "celery.worker.state", "celery.worker.req
 
 #: Private names that are documented, and so are as good as public.
 DOCUMENTED = {
+    "_exit": "of Python's os",
     "_fields": "a named tuple's",
     "_replace": "a named tuple's",
     "_base_manager": "of a model of Django's",
