@@ -278,13 +278,14 @@ def forget_heap(scheduler: Scheduler) -> None:
     scheduler._heap = None
 
 
-def entries_by(scheduler: Scheduler, moment: float) -> list[ScheduleEntry]:
-    """The entries that are to be looked at by then, the first ones first; none where there is no heap.
+def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> list[ScheduleEntry]:
+    """The entries that are to be looked at by now, as `entry` is, the first ones first; none where there is no heap.
 
     Promise: ticks that are due together are claimed in one round trip.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
+    Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
     """
-    return [event.entry for event in sorted(event for event in scheduler._heap or () if event.time <= moment)]
+    now = scheduler._when(entry, 0)
+    return [event.entry for event in sorted(event for event in scheduler._heap or () if event.time <= now)]
 
 
 def is_next(scheduler: Scheduler, entry: ScheduleEntry) -> bool:
@@ -305,15 +306,6 @@ def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> N
     """
     heap = scheduler._heap or []
     heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
-
-
-def moment_of(scheduler: Scheduler, entry: ScheduleEntry) -> float:
-    """The present, as the heap counts it.
-
-    Promise: as for `entries_by`.
-    Touches: celery.beat.Scheduler._when
-    """
-    return scheduler._when(entry, 0)
 
 
 def close_connection(scheduler: Scheduler) -> None:

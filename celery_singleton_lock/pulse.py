@@ -181,27 +181,8 @@ class Pulse:
         return min(max(next_at - now, 0.001), MAX_SLEEP)
 
     def _work(self, now: float, me: threading.Thread) -> Callable[[], None] | None:
-        lost: list[tuple[Renews, Watched]] = []
-        rounds: list[tuple[float, Renews]] = []
-        for heartbeat in list(self._heartbeats):
-            for owner, watched in list(heartbeat.watched.items()):
-                lease = watched.lease()
-                if lease is None:
-                    del heartbeat.watched[owner]
-                    self.left(heartbeat, watched.linger)
-                    continue
-                under_way = heartbeat.is_under_way(owner)
-                if now < watched.next_at(under_way=under_way):
-                    continue
-                if lease.reason is None and under_way:
-                    watched.lose(lease, "it could not be renewed in time: the store has not answered")
-                if lease.reason is None:
-                    rounds.append((watched.due_at, heartbeat))
-                else:
-                    watched.due_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
-                    lost.append((heartbeat, watched))
-            if not heartbeat.watched and not heartbeat.in_round:
-                self._heartbeats.discard(heartbeat)
+        """What is to be done now: say that leases are lost, or renew those of the store where one is most overdue."""
+        lost, rounds = self._due(now)
         if lost:
             return partial(self._strike, lost)
         if not rounds or (self._in_round_since is not None and now < self._in_round_since + PATIENCE):
@@ -216,6 +197,31 @@ class Pulse:
         heartbeat.in_round = True
         heartbeat.taken.update(due)
         return partial(self._go_round, heartbeat, due)
+
+    def _due(self, now: float) -> tuple[list[tuple[Renews, Watched]], list[tuple[float, Renews]]]:
+        """The leases that are lost and to be given up, and since when others are due, of which heartbeat."""
+        lost: list[tuple[Renews, Watched]] = []
+        rounds: list[tuple[float, Renews]] = []
+        for heartbeat in list(self._heartbeats):
+            for owner, watched in list(heartbeat.watched.items()):
+                lease = watched.lease()
+                if lease is None:
+                    heartbeat.watched.pop(owner, None)
+                    self.left(heartbeat, watched.linger)
+                    continue
+                under_way = heartbeat.is_under_way(owner)
+                if now < watched.next_at(under_way=under_way):
+                    continue
+                if lease.reason is None and under_way:
+                    watched.lose(lease, "it could not be renewed in time: the store has not answered")
+                if lease.reason is None:
+                    rounds.append((watched.due_at, heartbeat))
+                else:
+                    watched.due_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
+                    lost.append((heartbeat, watched))
+            if not heartbeat.watched and not heartbeat.in_round:
+                self._heartbeats.discard(heartbeat)
+        return lost, rounds
 
     def _go_round(self, heartbeat: Renews, due: Mapping[str, Watched]) -> None:
         try:

@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock._celery import entries_by, forget_heap, is_next, moment_of, put_off
+from celery_singleton_lock._celery import entries_beside, forget_heap, is_next, put_off
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
@@ -164,7 +164,7 @@ class Claiming(Scheduler):
     def _others_due(self, entry: ScheduleEntry) -> dict[str, Tick]:
         """Ticks of the entries behind this one that are due as well, to be claimed along with it."""
         found: dict[str, Tick] = {}
-        for other in entries_by(self, moment_of(self, entry)):
+        for other in entries_beside(self, entry):
             if other is entry or other.name in self._unsent or self._claims.granted(other):
                 continue
             with suppress(Exception):  # It will say so itself, when it is its turn.

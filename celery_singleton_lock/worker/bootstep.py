@@ -119,16 +119,8 @@ class LockStep(bootsteps.StartStopStep):
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
             return
-        in_memory = settings.backend.in_memory
-        separate = issubclass(parent.pool_cls, prefork.TaskPool)
-        if in_memory and separate and parent.concurrency > 1:
-            raise InvalidOption(
-                "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
-                "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
-            )
-        if separate and not in_memory:
-            children_of[parent.app] = Children(runtime.store, runtime.journal)
-            key_report.open_channel()
+        if issubclass(parent.pool_cls, prefork.TaskPool):
+            _look_after_processes(parent, runtime)
         observe()
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
@@ -148,6 +140,18 @@ class LockStep(bootsteps.StartStopStep):
             threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
             prepare = Publisher.of(parent.app).prepare
             threading.Thread(target=prepare, name="singleton-lock-queues", daemon=True).start()
+
+
+def _look_after_processes(parent: Any, runtime: Runtime) -> None:
+    """Renew and free for the processes of the pool; refuse several that have no lock in common."""
+    if not runtime.settings.backend.in_memory:
+        children_of[parent.app] = Children(runtime.store, runtime.journal)
+        key_report.open_channel()
+    elif parent.concurrency > 1:
+        raise InvalidOption(
+            "setting singleton_lock_backend is 'memory://', which the processes of a prefork pool do not share; "
+            "allowed here: a redis:// URL, or a pool of threads (-P threads) or of one process (-c 1)"
+        )
 
 
 def free_left_behind(runtime: Runtime, node: str) -> None:
