@@ -38,14 +38,14 @@ class Runtime:
         Raises:
             InvalidOption: a setting is unknown or not allowed.
         """
-        runtime = _places[-1].runtimes.get(app)
+        runtime = _all_opened[-1].runtimes.get(app)
         return runtime if runtime is not None else _open(app)
 
 
 def write_all() -> None:
     """Write what is still to be written of records, then of journals: the process ends."""
     with _opening.lock:
-        runtimes = [runtime for place in _places for runtime in place.runtimes.values()]
+        runtimes = [runtime for opened in _all_opened for runtime in opened.runtimes.values()]
     for runtime in runtimes:
         runtime.record_writer.write()
     for runtime in runtimes:
@@ -56,21 +56,21 @@ def write_all() -> None:
 def in_memory() -> Iterator[MemoryStore]:
     """Keep the locks of every app of this process in a fresh memory meanwhile, and read their settings anew."""
     store = MemoryStore()
-    place = _Place(store)
+    opened = _Opened(store)
     with _opening.lock:
-        _places.append(place)
+        _all_opened.append(opened)
     try:
         yield store
     finally:
         with _opening.lock:
-            _places.remove(place)
-        for runtime in place.runtimes.values():
+            _all_opened.remove(opened)
+        for runtime in opened.runtimes.values():
             runtime.heartbeat.close()
 
 
 @dataclass(eq=False)
-class _Place:
-    """The runtimes that were opened, and the store that they share if they do."""
+class _Opened:
+    """The runtimes that were opened, by app, and the store that they share if they do."""
 
     store: MemoryStore | None = None
     runtimes: WeakKeyDictionary[Any, Runtime] = field(default_factory=WeakKeyDictionary)
@@ -85,14 +85,14 @@ class _Place:
         return Runtime(settings, store, Heartbeat(store), writer, RecordWriter(store))
 
 
-#: Where the locks are: what the settings say, and what stands in for that; the last one counts.
-_places = [_Place()]
+#: With the stores that the settings name, and with memories in their place; the last one counts.
+_all_opened = [_Opened()]
 
 
 def _open(app: Any) -> Runtime:
     with _opening.lock:
-        place = _places[-1]
-        runtime = place.runtimes.get(app)
+        opened = _all_opened[-1]
+        runtime = opened.runtimes.get(app)
         if runtime is None:
-            runtime = place.runtimes[app] = place.open(app)
+            runtime = opened.runtimes[app] = opened.open(app)
         return runtime

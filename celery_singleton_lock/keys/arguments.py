@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 
 def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments by name, defaults applied; None when they do not fit or there is no signature."""
-    known = _known_of(run)
-    if known is None:
+    its = _parameters_of(run)
+    if its is None:
         return None
     try:
-        if known.defaults is not None:
-            return _bind_plain(known, args, kwargs)
-        bound = known.signature.bind(*args, **kwargs)
+        if its.defaults is not None:
+            return _bind_plain(its, args, kwargs)
+        bound = its.signature.bind(*args, **kwargs)
     except TypeError:
         return None
     bound.apply_defaults()
@@ -27,30 +27,30 @@ def bind(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def choose(run: Callable[..., Any], names: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the arguments of `run` that have these names; they may be among its `**kwargs`."""
-    known = _known_of(run)
-    others = arguments.get(known.takes_others, {}) if known is not None and known.takes_others is not None else {}
+    its = _parameters_of(run)
+    others = arguments.get(its.takes_others, {}) if its is not None and its.takes_others is not None else {}
     named = {**others, **arguments}
     return {name: named[name] for name in names if name in named}
 
 
 def possible(run: Callable[..., Any]) -> Collection[str] | None:
     """The names that arguments of `run` may have; None for any, and where there is no signature."""
-    known = _known_of(run)
-    return None if known is None or known.takes_others is not None else known.signature.parameters
+    its = _parameters_of(run)
+    return None if its is None or its.takes_others is not None else its.signature.parameters
 
 
-def _bind_plain(known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+def _bind_plain(its: _Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """As `Signature.bind`, in a tenth of its time, where each argument may be given by place or by name."""
-    names = known.signature.parameters.keys()
+    names = its.signature.parameters.keys()
     by_place = dict(zip(names, args, strict=False))
-    arguments = {**(known.defaults or {}), **by_place, **kwargs}
+    arguments = {**(its.defaults or {}), **by_place, **kwargs}
     if len(args) > len(names) or arguments.keys() != names or not by_place.keys().isdisjoint(kwargs):
         return None
     return {name: arguments[name] for name in names}
 
 
-class _Known(NamedTuple):
-    """Remembered of a function.
+class _Parameters(NamedTuple):
+    """Of a function, as they are remembered.
 
     Attributes:
         signature: without `self` of a method.
@@ -63,7 +63,7 @@ class _Known(NamedTuple):
     takes_others: str | None
 
     @classmethod
-    def of(cls, run: Callable[..., Any]) -> _Known:
+    def of(cls, run: Callable[..., Any]) -> _Parameters:
         """Ask for it, which takes longer than everything else here.
 
         Raises:
@@ -78,15 +78,15 @@ class _Known(NamedTuple):
 
 
 #: By function, and whether it was bound.
-_functions: WeakKeyDictionary[Any, dict[bool, _Known]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[Any, dict[bool, _Parameters]] = WeakKeyDictionary()
 
 
-def _known_of(run: Callable[..., Any]) -> _Known | None:
+def _parameters_of(run: Callable[..., Any]) -> _Parameters | None:
     function, bound = getattr(run, "__func__", run), hasattr(run, "__func__")
     try:
-        known = _functions.setdefault(function, {})
-        if bound not in known:
-            known[bound] = _Known.of(run)
-        return known[bound]
+        its = _functions.setdefault(function, {})
+        if bound not in its:
+            its[bound] = _Parameters.of(run)
+        return its[bound]
     except (TypeError, ValueError):
         return None

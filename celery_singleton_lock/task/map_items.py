@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 _SENDERS = ("celery.map", "celery.starmap")
 
 
-def sender() -> Any:
+def sender() -> TaskLike | None:
     """The task that makes calls for items in this thread, if that is what it does; else None.
 
     What an item's own function calls is called by that: Celery notes what runs, one inside the other.
@@ -44,7 +44,7 @@ def sender() -> Any:
     return task if task is not None and task.name in _SENDERS else None
 
 
-def call(task: Any, sender: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the task's function for one item, under the lock of these arguments.
 
     Raises:

@@ -67,8 +67,7 @@ class Run:
         except BaseException as error:
             self.was_lost = not lease.held and _is_failure(error)
             if not self.was_lost:  # What that left undone, a copy that stands by may do.
-                ended = outcome.ended_by(it.task, it.request, error)
-                reservation = _for_next_attempt(it, error)
+                ended, reservation = outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
             raise
         finally:
             try:

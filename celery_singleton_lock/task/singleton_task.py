@@ -32,6 +32,7 @@ from celery_singleton_lock.options.task import (
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import map_items, message_identity, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
+from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.delivery import is_applied
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.running import progress_of
@@ -156,7 +157,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
-        request: Any = self.request
+        request: RequestLike = self.request
         if is_builtin(self.name):
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
         if (sender := map_items.sender()) is not None:
@@ -199,7 +200,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         # Celery's own __call__ would push a second, empty request.
         return self.run if getattr(following, "__func__", None) is Task.__call__ else following
 
-    def lock_options(self, request: Any) -> Options | None:
+    def lock_options(self, request: RequestLike) -> Options | None:
         """The options of the lock that an execution takes; None when it takes none.
 
         Raises:
@@ -214,7 +215,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return None
         return options_for(self, settings, call)
 
-    def lock_of(self, request: Any, args: Any, kwargs: Any) -> tuple[Options, str] | None:
+    def lock_of(self, request: RequestLike, args: Any, kwargs: Any) -> tuple[Options, str] | None:
         """The options and the key of the lock that an execution takes; None when it takes none.
 
         Raises:

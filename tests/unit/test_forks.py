@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
 
+from celery_singleton_lock import forks
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock.clients import _making
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.pulse import pulse
+from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.runtime import _opening
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task.key_report import _expected
 from celery_singleton_lock.worker.background import Aside
 from tests.patience import LIMIT
 
@@ -51,6 +58,43 @@ def test_memory_is_free() -> None:
     store = MemoryStore()
     lease = Lease("k", new_owner(), ttl=1.0, fence=1, sent_at=0.0)
     assert child_ends(lambda: store._mutex.lock, lambda: store.renew([lease], timeout=1.0))
+
+
+def test_records_are_free() -> None:
+    writer = RecordWriter(MemoryStore())
+    assert child_ends(lambda: writer._mutex, lambda: writer.replace("k", Record("m", b"", 1.0)))
+
+
+def test_reports_are_free() -> None:
+    assert child_ends(lambda: _expected.mutex, key_report.receive)
+
+
+class Counted:
+    """How often it has started anew."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        self.times += 1
+
+
+def test_only_the_child_starts_anew() -> None:
+    counted = Counted()
+    pid = os.fork()
+    if not pid:
+        os._exit(counted.times)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert counted.times == 0
+
+
+def test_to_start_anew_is_no_reason_to_stay() -> None:
+    counted = Counted()
+    gone = weakref.ref(counted)
+    del counted
+    gc.collect()
+    assert gone() is None
 
 
 def child_ends(lock: Callable[[], object], use: Callable[[], object]) -> bool:
