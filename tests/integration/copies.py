@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.utils.encoding import ensure_bytes
 
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from tests.integration.conftest import Shop
+from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 
 #: Content that a worker must be told to accept.
@@ -124,10 +124,12 @@ def check(shop: Shop, queue: str, way: list[str], *, mirror: str = "mirror", **o
         options: of the worker.
     """
     shop.start("one", arguments=("-Q", queue), **options)
-    shop.send("exclusive", "report", 2.0, queue=queue)
+    shop.send("exclusive", "report", LONG, queue=queue)
     shop.record.wait_for(starts=1)
     results = {kind: send(shop, kind, "report", queue=queue, mirror=mirror) for kind in KINDS}
     sent = as_sent(shop.app, mirror)
+    until(lambda: all(f"[{result.id}] on_conflict=retry" in shop.log for result in results.values()))
+    shop.record.let_end("report")
     for kind, result in results.items():
         came = result.get(timeout=LIMIT)
         assert came["put back"] >= 1
