@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock import cleaned
@@ -70,8 +69,20 @@ class Blocker(NamedTuple):
 NO_RUN, NOBODY = Run(), Blocker()
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class _Parts(NamedTuple):
+    kind: Kind
+    task: str
+    key: str
+    task_id: str | None
+    place: Place
+    times: Times
+    run: Run = NO_RUN
+    limit: int = 1
+    blocker: Blocker = NOBODY
+    scheduled: str = ""
+
+
+class Entry(_Parts):
     """What became of one copy. What is in the groups can be read without them, too: `entry.began`.
 
     Attributes:
@@ -87,16 +98,7 @@ class Entry:
         scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another beat than ours.
     """
 
-    kind: Kind
-    task: str
-    key: str
-    task_id: str | None
-    place: Place
-    times: Times
-    run: Run = NO_RUN
-    limit: int = 1
-    blocker: Blocker = NOBODY
-    scheduled: str = ""
+    __slots__ = ()
 
     # As the receivers of `overlap_detected` know them.
     node, pid = property(lambda self: self.place.node), property(lambda self: self.place.pid)
@@ -108,11 +110,11 @@ class Entry:
 
     def cleaned(self) -> Entry:
         """The same, whatever is in it, as it may be kept and shown."""
-        return _made_of(self._fields())
+        return _made_of(self._flat())
 
     def dumps(self) -> str:
         """As it stands in the journal."""
-        return _encode(self._fields())
+        return _encode(self._flat())
 
     @classmethod
     def loads(cls, text: str | bytes) -> Entry | None:
@@ -125,7 +127,7 @@ class Entry:
             return None
         return _made_of([*fields, *_LEAST[len(fields) :]])
 
-    def _fields(self) -> list[Any]:
+    def _flat(self) -> list[Any]:
         """As they stand in the journal, one behind the other."""
         copy = (self.kind, self.task, self.key, self.task_id, *self.place, *self.times)
         return [*copy, *self.run, self.limit, *self.blocker, self.scheduled]
@@ -163,4 +165,4 @@ _CLEAN: Sequence[Callable[[Any], Any]] = [
 ]
 
 #: What an entry has at least, and the fields that it has for those that an earlier version did not write.
-_REQUIRED, _LEAST = 8, Entry("run", "", "", None, Place(None, 0), Times(0.0, 0.0))._fields()
+_REQUIRED, _LEAST = 8, Entry("run", "", "", None, Place(None, 0), Times(0.0, 0.0))._flat()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from celery.utils.log import get_logger
@@ -179,4 +178,4 @@ class JournalWriter:
 
 def _at(entry: Entry, offset: float) -> Entry:
     # Cleaned here, and not in the way of the task: what of it is a sender's was bounded when the entry was made.
-    return replace(entry, times=entry.times.moved(offset)).cleaned()
+    return entry._replace(times=entry.times.moved(offset)).cleaned()

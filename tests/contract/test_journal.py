@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from celery_singleton_lock import clock
@@ -66,7 +64,7 @@ def test_tells_the_servers_time(journal: Journal) -> None:
 
 
 def test_entries_come_back_as_they_were_written(journal: Journal) -> None:
-    written = [run(-2.0, -1.0), replace(refusal(), task="ünï {}*", task_id=None, place=Place(None, 7)), run(-1.0, 0.0)]
+    written = [run(-2.0, -1.0), refusal()._replace(task="ünï {}*", task_id=None, place=Place(None, 7)), run(-1.0, 0.0)]
     journal.write({}, written, slack=0.0)
     assert list(journal.entries(since=0.0)) == written
     assert list(journal.entries(since=clock.wall() + 60)) == []
@@ -89,7 +87,7 @@ def test_many_entries_are_read(journal: Journal) -> None:
 
 
 def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
-    other = replace(refusal(), key="contract:1:{report:2}")
+    other = refusal()._replace(key="contract:1:{report:2}")
     assert [*journal.write({}, [refusal(), other, refusal()], slack=0.0).in_a_row] == [1, 1, 2]
     assert [*journal.write({}, [refusal()], slack=0.0).in_a_row] == [3]
     assert journal.refused() == {KEY: 3, other.key: 1}
@@ -99,7 +97,7 @@ def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
 
 def test_what_will_still_be_carried_out_is_no_refusal(journal: Journal) -> None:
     kinds = ("retry", "stand-by", "drop", "repeat", "free")
-    assert not any(journal.write({}, [replace(refusal(), kind=kind) for kind in kinds], slack=0.0).in_a_row)
+    assert not any(journal.write({}, [refusal()._replace(kind=kind) for kind in kinds], slack=0.0).in_a_row)
 
 
 class TestOverlaps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def test_prometheus_gets_every_metric(app: Celery) -> None:
         entry = Entry(
             "run", "shop.report", "p:1:{shop.report:1}", "id", Place("node", 1), Times(0.0, 2.0), Run("SUCCESS")
         )
-        writer.add(replace(entry, kind=kind))
+        writer.add(entry._replace(kind=kind))
     writer.write()
     page = page_of(app)
     assert 'singleton_lock_runs_total{outcome="SUCCESS",task="shop.report"} 1.0' in page

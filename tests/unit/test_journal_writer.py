@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,8 +100,8 @@ def test_counts(book: Book, told: JournalWriter) -> None:
     told.add(run(now - 2.0, now, waited=0.3, renewals=4))
     told.add(run(now - 700.0, now, outcome=LOST))
     for kind in ("skip", "skip", "raise", "retry", "stand-by", "repeat", "free"):
-        told.add(replace(refusal(), kind=kind))
-    told.add(replace(refusal(), scheduled="every night"))
+        told.add(refusal()._replace(kind=kind))
+    told.add(refusal()._replace(scheduled="every night"))
     told.write()
     counts = book.counts()
     assert counts["runs", "report", "SUCCESS"] == counts["runs", "report", LOST] == 1
@@ -143,7 +142,7 @@ def test_many_are_all_counted_and_the_latest_kept(book: Book, told: JournalWrite
 def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, told: JournalWriter) -> None:
     book.fails = True
     for number in range(writer.MOST_COUNTS + 100):
-        told.add(replace(refusal(), scheduled=f"entry {number}"))
+        told.add(refusal()._replace(scheduled=f"entry {number}"))
     assert len(told._counts) <= writer.MOST_COUNTS + 2
     book.fails = False
     told.write()
@@ -218,7 +217,7 @@ class TestWarnings:
         since = clock.wall() + Book.ahead - 3 * 3600
         with caplog.at_level(logging.WARNING):
             for _ in range(14):
-                told.add(replace(refusal(), blocker=Blocker("other", "there", since)))
+                told.add(refusal()._replace(blocker=Blocker("other", "there", since)))
                 told.write()
         assert [it["in_a_row"] for it in blocked] == [3, 6, 12]
         assert blocked[0]["sender"] == "the task"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -26,7 +25,7 @@ def run(began: float, ended: float, *, waited: float = 0.0, outcome: str = "SUCC
     times = Times(began, ended, waited)
     key = "p:1:{shop.report:abcdef}"
     entry = Entry("run", "shop.report", key, "the-id", Place("one@web", 7), times, Run(outcome))
-    return replace(entry, **more)
+    return entry._replace(**more)
 
 
 class Balanced(HTMLParser):
@@ -87,7 +86,7 @@ def test_names_are_text_and_not_markup() -> None:
     evil = '"><script>alert(1)</script>$title'
     more = {"task": evil, "key": f"p:1:{{{evil}:1}}", "task_id": evil, "place": Place(evil, 7)}
     entry = run(1_000_060.0, 1_000_061.0, outcome=evil, **more)
-    text = page(evil, [entry, replace(entry, kind="skip", blocker=Blocker(evil, evil))], WINDOW)
+    text = page(evil, [entry, entry._replace(kind="skip", blocker=Blocker(evil, evil))], WINDOW)
     assert "script" not in parsed(text).seen
     assert "<script" not in text
 
