@@ -9,6 +9,7 @@ import click
 
 from celery_singleton_lock.cli import command, findings
 from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks, pool_name
+from celery_singleton_lock.options.app import problems
 
 
 @command.locks_command()
@@ -22,6 +23,8 @@ def audit(ctx: click.Context, as_json: bool = False, strict: bool = False, **_: 
     app = ctx.obj.app
     app.loader.import_default_modules()
     with command.runtime_of(ctx, memory=True) as runtime:
+        for error in problems(app):
+            raise error  # Of beat: a worker starts all the same.
         tasks = audit_tasks(app, runtime.settings, pool=pool_name(app.conf.worker_pool))
         wide = audit_app(app, runtime.settings)
     for task in tasks:

@@ -40,8 +40,10 @@ def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
 
 def led_by_nobody(it: AppContext) -> Iterator[Finding]:
     """A schedule of which nothing is sent."""
+    if it.leaders != 0 or not getattr(_scheduler(it.app), "is_exclusive", False):
+        return
     beat = BeatSettings.from_app(it.app)
-    if it.leaders == 0 and getattr(_scheduler(it.app), "is_exclusive", False) and beat.mode == "leader":
+    if beat.mode == "leader":
         yield Subject("beat").warning(
             f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent",
             "start one: celery beat -S exclusive",

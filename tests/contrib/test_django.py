@@ -178,6 +178,15 @@ class TestProduction:
         assert "W005" in told_in_production(app_of(**REDIS, CELERY_SINGLETON_LOCK_DONE_TTL=60))
         assert "W005" in told_in_production(app_of(**REDIS, CELERY_SINGLETON_LOCK_DONE_TTL=0))
 
+    def test_settings_of_beat_that_are_wrong_are_left_to_the_other_check(self, told_in_production: Any) -> None:
+        app = app_of(**REDIS, CELERY_BEAT_SCHEDULER="exclusive", CELERY_SINGLETON_LOCK_BEAT_TTL=0)
+        assert told_in_production(app) == {}
+        assert [number for number, _ in told(app)] == ["E001"]
+
+    def test_what_else_the_audit_warns_of(self, told_in_production: Any) -> None:
+        app = app_of(**REDIS, CELERY_RESULT_SERIALIZER="pickle")
+        assert told_in_production(app) == {"W007": "Set CELERY_RESULT_SERIALIZER='json'."}
+
     def test_option_of_a_task(self, told_in_production: Any) -> None:
         app = app_of(**REDIS)
         app.task(base=SingletonTask, name="shop.x", shared=False, lock_ttl=-1)(body)

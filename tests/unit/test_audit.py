@@ -355,6 +355,7 @@ class TestWhatNoWorkerStartsWith:
             {"singleton_lock_transport_options": {"sokket_timeout": 1}},
             {"singleton_lock_backend": "redis://a;redis://b;redis://c", "singleton_lock_replicas": 1},
             {"singleton_lock_backend": "sentinel://a"},
+            {"singleton_lock_beat_ttl": 0},
         ],
     )
     def test_settings_that_only_fail_in_use_are_an_error(self, conf: dict[str, Any]) -> None:
