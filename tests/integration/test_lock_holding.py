@@ -20,14 +20,8 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redis.sentinel import Sentinel
 
 from celery_singleton_lock import Lock, Redlock, Semaphore, clock
-from celery_singleton_lock.lock import (
-    MAX_TIMEOUT,
-    NotAcquired,
-    NotHeld,
-    NoTimeout,
-    NotOwned,
-    Unavailable,
-)
+from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
+from celery_singleton_lock.lock.lock import MAX_TIMEOUT
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.outside import NAME
 from tests.patience import LIMIT
