@@ -23,13 +23,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis.probe import (
-    _EXTRAS,
-    Key,
-    Probe,
-    SentinelProbe,
-    _probes,
-)
+from celery_singleton_lock.stores.redis.probe import _EXTRAS, Key, Probe, SentinelProbe, _commands_on
 
 WELL = {
     "redis_version": "7.2.4",
@@ -150,7 +144,7 @@ def test_each_command_of_the_scripts_is_tried() -> None:
     texts = [script.read_text() for script in folder.rglob("*.lua")]
     used = {name for text in texts for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(used) > 10
-    assert used <= {command[0] for command in (*_probes("key"), *_EXTRAS)} | {"SET"}
+    assert used <= {command[0] for command in (*_commands_on("key"), *_EXTRAS)} | {"SET"}
 
 
 class TestClocks:

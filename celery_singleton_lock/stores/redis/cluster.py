@@ -25,7 +25,7 @@ REDIRECTIONS = 5
 
 
 class Cluster:
-    """A cluster that has been told some of its nodes.
+    """A cluster of which some nodes are known.
 
     Args:
         start: nodes to ask for the others.
@@ -33,7 +33,7 @@ class Cluster:
     """
 
     def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
-        #: Nodes to ask for the map: at first the ones that were told, later all.
+        #: Nodes to ask for the map: at first those it was made with, later all.
         self._known = tuple(start)
         self._pool_of = pool_of
         self._servers: dict[Address, Server] = {}

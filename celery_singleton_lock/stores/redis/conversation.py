@@ -3,7 +3,7 @@
 Each node has one ordered connection here. An answer that comes too late is read, and left aside, before the answer to
 something newer; what is sent behind a request that the node has not answered yet cannot overtake it.
 
-What is to be repeated (the undoing of an attempt, a release) counts as sent when it was answered, and not before: a
+What is to be repeated (the end of a hold, or of an attempt) counts as sent when it was answered, and not before: a
 connection that breaks, or is given up, leaves it to the next one.
 """
 
@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.redis.connection import Connection, packed
 from celery_singleton_lock.stores.redis.node import Node
 from celery_singleton_lock.stores.redis.script import Call
 
-#: Rounds without an answer after which a node counts as silent: it is told what is pending, and asked for nothing.
+#: Rounds without an answer after which a node counts as silent: it is sent what is pending, and asked for nothing.
 SILENT = 32
 
 #: Unanswered requests, and bytes that its socket has not taken, with which the connection is given up.
@@ -81,7 +81,7 @@ class Conversation:
         self._selector = selectors.DefaultSelector()
 
     def connect(self, *, step: float, seconds: float) -> None:
-        """Open what connections are missing and can be had, and tell the nodes what is pending.
+        """Open what connections are missing and can be had, and send the nodes what is pending.
 
         Args:
             step: seconds that each step of connecting to a node may take.
@@ -113,7 +113,7 @@ class Conversation:
             call: what to ask.
             enough: whether the answers so far decide the matter.
             seconds: how long to wait for answers.
-            repeat_for: seconds for which each node is told again that has not answered it.
+            repeat_for: seconds for which it is sent again to each node that has not answered it.
         """
         (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
         return answers
@@ -156,7 +156,7 @@ class Conversation:
         Args:
             call: what to do.
             indexes: of the nodes.
-            repeat_for: seconds for which they are told again; 0 if it does not matter where it is lost.
+            repeat_for: seconds for which it is sent again to those that have not answered it; 0 if it does not matter where it is lost.
         """
         command = packed(call.by_digest)
         until = clock.now() + repeat_for if repeat_for else 0.0
@@ -269,7 +269,7 @@ class Conversation:
             for answer in connection.arrived():
                 sent = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
-                    # Also where nobody waits for it any more: it may be a release.
+                    # Also where nobody waits for it any more: it may end a hold.
                     self._send(index, sent, packed(sent.call.by_text))
                     if self._connections[index] is None:
                         return

@@ -1,4 +1,4 @@
-"""A look at the locks that one server holds, and at the ledgers; none blocks the server.
+"""What one server shows of its locks and ledgers; nothing here blocks it.
 
 Where there are many keys, they are looked for step by step, and what a step has found is asked for in one round trip.
 """
@@ -57,12 +57,12 @@ def inspect(server: Reader, key: str) -> KeyState:
     """
     done = keyspace.done_key(key, "")
     places: set[_Place] = set()
-    marks: dict[str, int] = {}
+    remaining: dict[str, int] = {}
     for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in server.searched()):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
-        marks.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
-    latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MOST_RECORDS]
+        remaining.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
+    latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     about: list[Command] = [
         ("GET", keyspace.fence_key(key)),
@@ -75,9 +75,9 @@ def inspect(server: Reader, key: str) -> KeyState:
         _number(fence),
         _count(waiters),
         tuple(
-            Record(name.removeprefix(done), record, marks[name] / 1000)
+            Record(name.removeprefix(done), record, remaining[name] / 1000)
             for name, record in zip(latest, records, strict=True)
-            if isinstance(record, bytes) and marks[name] > 0
+            if isinstance(record, bytes) and remaining[name] > 0
         ),
     )
 
@@ -104,10 +104,10 @@ def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[
         once = {(key, held.slot, attempt_of(held.owner, 0)): held for key, held in of_node}
         for place, held in once.items():
             by_owner[place].append(held)
-    for (key, slot, owner), shown in by_owner.items():
-        if len(shown) >= quorum:
-            holder = next((held.holder for held in shown if held.holder is not None), None)
-            remaining, waiters = max(held.remaining for held in shown), max(held.waiters for held in shown)
+    for (key, slot, owner), alike in by_owner.items():
+        if len(alike) >= quorum:
+            holder = next((held.holder for held in alike if held.holder is not None), None)
+            remaining, waiters = max(held.remaining for held in alike), max(held.waiters for held in alike)
             yield key, Held(holder, owner, remaining, slot, waiters)
 
 
