@@ -66,8 +66,8 @@ class Lock:
         name: of the lock, and its key.
         timeout: seconds that the lock outlives its holder's process; None: 30, and `extend` and `reacquire` fail as
             redis-py's do. While it is held it is renewed.
-        sleep: seconds between two questions while a lock of redis-py's own holds the key, which wakes nobody; else waiters
-            are woken.
+        sleep: seconds between two questions while a lock of redis-py's own holds the key, which wakes nobody; else
+            waiters are woken.
         blocking: whether `acquire` waits.
         blocking_timeout: seconds that it waits at most; None: without bound.
         thread_local: whether only the thread that acquired the lock may release it.

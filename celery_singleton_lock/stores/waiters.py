@@ -66,7 +66,7 @@ class AskingWaiter:
     Args:
         bell: wakes it.
         ask: acquires the lock.
-        leave: sees to it that nothing is left of the questions, when it was interrupted; frees the lock where the argument is True.
+        leave: sees to it that nothing is left of the questions, when it was interrupted; with True, frees the lock.
     """
 
     def __init__(self, bell: Bell, ask: Ask, leave: Callable[[bool], None] = lambda free: None) -> None:

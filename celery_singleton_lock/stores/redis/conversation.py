@@ -156,7 +156,7 @@ class Conversation:
         Args:
             call: what to do.
             indexes: of the nodes.
-            repeat_for: seconds for which it is sent again to those that have not answered it; 0 if it does not matter where it is lost.
+            repeat_for: seconds for which it is sent again to those that do not answer; 0 if it may be lost.
         """
         command = packed(call.by_digest)
         until = clock.now() + repeat_for if repeat_for else 0.0

@@ -49,7 +49,7 @@ ANSWER_SHARE, MIN_ANSWER = 1 / 20, 0.05
 #: Seconds after which no new try is begun to get a majority.
 PATIENCE = 3.0
 
-#: Seconds at least for which the undoing of an attempt, or the end of a hold, is repeated: what a node was sent before may come as late.
+#: Seconds at least for which the end of a hold, or of an attempt, is repeated: what a node was sent may come as late.
 REPEAT_FOR = 600.0
 
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.

@@ -1,4 +1,4 @@
-"""A thread that exists while a node of a Redlock has not answered what is to be repeated: the end of a hold, or of an attempt.
+"""A thread that exists while a node of a Redlock has not answered the end of a hold, or of an attempt.
 
 What was given up must not stay behind as a hold that nobody knows of: the process that gave it up may ask for nothing
 more, and then nobody else would say so when the server answers again.

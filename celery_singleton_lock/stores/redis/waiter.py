@@ -43,7 +43,7 @@ class PipedWaiter(AskingWaiter):
     Args:
         bell: wakes it.
         ask: acquires the lock, where the bell brought no answer.
-        leave: sees to it that nothing is left of the questions; and frees the lock where the argument is True.
+        leave: sees to it that nothing is left of the questions; with True, frees the lock.
         request: what it asks for.
         confirm: gives it its whole ttl; whether it is still ours.
     """
