@@ -32,7 +32,7 @@ def held(server: Reader, key: str, limit: int) -> list[Held]:
         RedisError, OSError: no answer, or an error.
     """
     (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
-    slots = max(limit, min(_number(in_use) or 0, lock_answers.MAX_SLOTS))
+    slots = max(limit, min(cleaned.whole(in_use) or 0, lock_answers.MAX_SLOTS))
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
@@ -72,7 +72,7 @@ def inspect(server: Reader, key: str) -> KeyState:
     fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
         tuple(it for it in held if it is not None),
-        _number(fence),
+        cleaned.whole(fence),
         _count(waiters),
         tuple(
             Record(name.removeprefix(done), record, remaining[name] / 1000)
@@ -88,10 +88,20 @@ def entries(server: Reader, key: str) -> Iterator[bytes]:
     Raises:
         RedisError, OSError: no answer, or an error.
     """
+    for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
+        yield from pairs[::2]
+
+
+def scanned(server: Reader, *command: object, match: str = "*") -> Iterator[list[bytes]]:
+    """What a SCAN or HSCAN finds, step by step; some perhaps more than once.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
     cursor = b"0"
     while True:
-        cursor, pairs = server.command("HSCAN", keyspace.ledger_key(key), cursor, "COUNT", _STEP)
-        yield from pairs[::2]
+        cursor, found = server.command(*command, cursor, "MATCH", match, "COUNT", _STEP)
+        yield found
         if cursor == b"0":
             return
 
@@ -139,13 +149,9 @@ class _Place:
 
 
 def _named(server: Reader, pattern: str) -> Iterator[list[str]]:
-    """The keys of such names, step by step; some perhaps more than once."""
-    cursor = b"0"
-    while True:
-        cursor, names = server.command("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)
+    """The keys of such names."""
+    for names in scanned(server, "SCAN", match=pattern):
         yield [name.decode(errors="replace") for name in names]
-        if cursor == b"0":
-            return
 
 
 def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
@@ -173,10 +179,6 @@ def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False
 
 def _count(answer: object) -> int:
     return answer if isinstance(answer, int) else 0
-
-
-def _number(answer: object) -> int | None:
-    return cleaned.whole(answer)
 
 
 def _literally(text: str) -> str:

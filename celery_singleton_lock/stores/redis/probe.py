@@ -6,10 +6,10 @@ seconds.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
@@ -18,14 +18,14 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.redis import address
+from celery_singleton_lock.stores.redis import address, inspect
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.lock_answers import held
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Server, words_of
 
-#: Keys that the server looks at in one step, and that are looked at in all on one server.
-_STEP, MAX_KEYS = 500, 100_000
+#: Keys that are looked at in all on one server.
+MAX_KEYS = 100_000
 
 #: What is raised where a server does not answer, or answers with an error.
 NO_ANSWER = (RedisError, OSError)
@@ -139,7 +139,9 @@ class Servers:
         Raises:
             RedisError, OSError: no answer, or an error.
         """
-        return itertools.islice(_keys(dict(self._each)[name], self._prefix), MAX_KEYS)
+        server = dict(self._each)[name]
+        steps = inspect.scanned(server, "SCAN", match=f"{self._prefix}:*")
+        return islice(chain.from_iterable(_looked_at(server, names) for names in steps), MAX_KEYS)
 
     def close(self) -> None:
         """Close the connections."""
@@ -265,15 +267,6 @@ def _probe_of_sentinel(client: Any, master: str) -> SentinelProbe:
         return SentinelProbe(name, error=words_of(error))
     parts = [part.decode() if isinstance(part, bytes) else str(part) for part in found or ()]
     return SentinelProbe(name, master=":".join(parts) or None)
-
-
-def _keys(server: Server, prefix: str) -> Iterator[Key]:
-    cursor = b"0"
-    while True:
-        cursor, names = server.command("SCAN", cursor, "MATCH", f"{prefix}:*", "COUNT", _STEP)
-        yield from _looked_at(server, names)
-        if cursor == b"0":
-            return
 
 
 def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:

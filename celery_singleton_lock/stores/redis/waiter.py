@@ -63,7 +63,7 @@ class PipedWaiter(AskingWaiter):
         self._confirm = confirm
 
     def _may_be_given_more(self) -> bool:
-        return self._breaks.seen or self._redis_bell.is_open
+        return self._was_cut or self._redis_bell.is_open
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
         answer = self._redis_bell.wait(timeout)
