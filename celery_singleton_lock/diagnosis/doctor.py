@@ -16,7 +16,7 @@ from celery_singleton_lock.diagnosis import peers, workers
 from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged, worst_first
 from celery_singleton_lock.diagnosis.keys import of_keys
-from celery_singleton_lock.diagnosis.servers import in_words, of_servers, of_watchers, unreachable
+from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers, unreachable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.diagnosis.workers import WorkerContext
 from celery_singleton_lock.errors import LockUnavailable
@@ -28,7 +28,7 @@ from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.options.delivery import is_rabbitmq
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.stores.redis.probe import MAX_KEYS, Servers, no_answer
+from celery_singleton_lock.stores.redis.probe import MAX_KEYS, NO_ANSWER, Servers
 from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.original import DELAYED
@@ -72,14 +72,14 @@ def _look_at_servers(found: Diagnosis, runtime: Runtime) -> bool:
     settings = runtime.settings
     try:
         servers = Servers(settings)
-    except no_answer as error:
+    except NO_ANSWER as error:
         found.findings.append(unreachable(settings.backend.masked, words_of(error)))
         return False
-    checkups = servers.checkups()
-    found.seen += map(in_words, checkups)
-    found.findings += of_servers(checkups, settings)
-    found.findings += of_watchers(servers.watchers())
-    answering = [checkup.name for checkup in checkups if checkup.error is None]
+    probes = servers.probes()
+    found.seen += map(in_words, probes)
+    found.findings += of_servers(probes, settings)
+    found.findings += of_sentinels(servers.sentinels())
+    answering = [probe.name for probe in probes if probe.error is None]
     for name in answering:
         _look_at_keys(found, servers, name, runtime)
     servers.close()
@@ -91,7 +91,7 @@ def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtim
     try:
         keys = list(servers.keys(name))
         found.findings += of_keys(name, keys, runtime.store)
-    except (*no_answer, LockUnavailable) as error:
+    except (*NO_ANSWER, LockUnavailable) as error:
         found.findings.append(unreachable(name, words_of(error)))
     found.seen.append(f"{name}: {len(keys)} keys under {runtime.settings.prefix}:")
     if len(keys) == MAX_KEYS:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.stores.redis.probe import Checkup, Watcher
+from celery_singleton_lock.stores.redis.probe import Probe, SentinelProbe
 
 #: The oldest server that the locks work on.
 MIN_VERSION = (6, 2)
@@ -31,13 +31,13 @@ _SYNCHRONIZE = "let NTP set the clocks of all hosts"
 class ServerContext(Subject):
     """A server that answers, and the settings by which it is used."""
 
-    checkup: Checkup
+    probe: Probe
     settings: Settings
 
     @property
     def info(self) -> Mapping[str, str]:
         """The answer to INFO; empty where the user may not ask."""
-        return self.checkup.info or {}
+        return self.probe.info or {}
 
     @property
     def is_node(self) -> bool:
@@ -50,33 +50,33 @@ class ServerContext(Subject):
         return self.info.get("aof_enabled") == "1"
 
 
-def in_words(checkup: Checkup) -> str:
+def in_words(probe: Probe) -> str:
     """A server in a line."""
-    if checkup.error is not None:
-        return f"{checkup.name}: no answer"
-    if checkup.info is None:
-        return f"{checkup.name}: answers"
-    version = ".".join(map(str, checkup.version or ()))
-    ahead = "" if checkup.ahead is None else f", clock {checkup.ahead:+.3f} s"
-    replicas = checkup.number("connected_slaves")
+    if probe.error is not None:
+        return f"{probe.name}: no answer"
+    if probe.info is None:
+        return f"{probe.name}: answers"
+    version = ".".join(map(str, probe.version or ()))
+    ahead = "" if probe.ahead is None else f", clock {probe.ahead:+.3f} s"
+    replicas = probe.number("connected_slaves")
     return (
-        f"{checkup.name}: {checkup.info.get('server_name', 'redis')} {version}, {checkup.info.get('role', '?')}, "
-        f"{replicas} replicas, maxmemory-policy {checkup.info.get('maxmemory_policy', '?')}{ahead}"
+        f"{probe.name}: {probe.info.get('server_name', 'redis')} {version}, {probe.info.get('role', '?')}, "
+        f"{replicas} replicas, maxmemory-policy {probe.info.get('maxmemory_policy', '?')}{ahead}"
     )
 
 
-def of_servers(checkups: Sequence[Checkup], settings: Settings) -> list[Finding]:
+def of_servers(probes: Sequence[Probe], settings: Settings) -> list[Finding]:
     """Findings about the servers, one by one and together."""
     is_redlock = settings.backend.kind is Kind.REDLOCK
-    silent = [unreachable(it.name, it.error, is_one_of_many=is_redlock) for it in checkups if it.error is not None]
-    answering = [ServerContext(it.name, it, settings) for it in checkups if it.error is None]
+    silent = [unreachable(it.name, it.error, is_one_of_many=is_redlock) for it in probes if it.error is not None]
+    answering = [ServerContext(it.name, it, settings) for it in probes if it.error is None]
     together = (_clocks_apart, _one_server_twice) if is_redlock else (_clocks_apart,)
-    return [*silent, *judged(RULES, *answering), *judged(together, checkups)]
+    return [*silent, *judged(RULES, *answering), *judged(together, probes)]
 
 
-def of_watchers(watchers: Sequence[Watcher]) -> list[Finding]:
+def of_sentinels(sentinels: Sequence[SentinelProbe]) -> list[Finding]:
     """Findings about the Sentinels."""
-    return judged((_watchers_that_do_not_help, _watchers_that_disagree), watchers)
+    return judged((_sentinels_that_do_not_help, _sentinels_that_disagree), sentinels)
 
 
 def unreachable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
@@ -91,15 +91,15 @@ def unreachable(name: str, error: str, *, is_one_of_many: bool = False) -> Findi
 def _missing_rights(it: ServerContext) -> Iterator[Finding]:
     # Not by its name: in a URL without a colon, what was meant as the password is the user.
     user, prefix = f"ACL SETUSER <its user> ~{it.settings.prefix}:*", it.settings.prefix
-    if it.checkup.refused:
-        refused = ", ".join(it.checkup.refused)
+    if it.probe.refused:
+        refused = ", ".join(it.probe.refused)
         yield it.problem(f"its user may not run {refused} on {prefix}:*", f"{user} +@read +@write +@scripting")
-    if "WAIT" in it.checkup.refused_extras and it.settings.replicas:
+    if "WAIT" in it.probe.refused_extras and it.settings.replicas:
         yield it.problem("its user may not run WAIT, which singleton_lock_replicas needs", f"{user} +wait")
 
 
 def _not_looked_at(it: ServerContext) -> Iterator[Finding]:
-    if it.checkup.info is None or it.checkup.ahead is None:
+    if it.probe.info is None or it.probe.ahead is None:
         yield it.note(
             "its user may not run INFO or TIME: version, eviction, replicas and clock could not be looked at",
             "run the doctor as a user who may (+info +time), by another singleton_lock_backend",
@@ -107,7 +107,7 @@ def _not_looked_at(it: ServerContext) -> Iterator[Finding]:
 
 
 def _too_old(it: ServerContext) -> Iterator[Finding]:
-    if it.checkup.version is not None and it.checkup.version < MIN_VERSION:
+    if it.probe.version is not None and it.probe.version < MIN_VERSION:
         needed = ".".join(map(str, MIN_VERSION))
         version = it.info.get("redis_version")
         yield it.problem(f"it is version {version}; the locks need {needed} or newer", "upgrade it")
@@ -122,7 +122,7 @@ def _a_replica(it: ServerContext) -> Iterator[Finding]:
 
 
 def _slots_that_nobody_serves(it: ServerContext) -> Iterator[Finding]:
-    cluster = it.checkup.cluster or {}
+    cluster = it.probe.cluster or {}
     state, slots = cluster.get("cluster_state"), cluster.get("cluster_slots_ok")
     if cluster and (state, slots) != ("ok", str(SLOTS)):
         yield it.problem(
@@ -134,7 +134,7 @@ def _slots_that_nobody_serves(it: ServerContext) -> Iterator[Finding]:
 
 def _memory(it: ServerContext) -> Iterator[Finding]:
     policy = it.info.get("maxmemory_policy", "noeviction")
-    limit, used, evicted = (it.checkup.number(name) for name in ("maxmemory", "used_memory", "evicted_keys"))
+    limit, used, evicted = (it.probe.number(name) for name in ("maxmemory", "used_memory", "evicted_keys"))
     if policy != "noeviction":
         drops = "any key" if policy.startswith("allkeys") else "keys that have a time to live, as all locks have"
         so_far = f" (it has dropped {evicted} keys since its start)" if evicted else ""
@@ -164,7 +164,7 @@ def _forgetful_node(it: ServerContext) -> Iterator[Finding]:
 def _replicas(it: ServerContext) -> Iterator[Finding]:
     if it.is_node or not it.info:
         return
-    replicas, wanted = it.checkup.number("connected_slaves"), it.settings.replicas
+    replicas, wanted = it.probe.number("connected_slaves"), it.settings.replicas
     if wanted > replicas:
         yield it.problem(
             f"singleton_lock_replicas is {wanted}, and it has {replicas}: no lock counts as taken",
@@ -186,8 +186,8 @@ def _replicas(it: ServerContext) -> Iterator[Finding]:
 
 
 def _wrong_clock(it: ServerContext) -> Iterator[Finding]:
-    ahead = it.checkup.ahead or 0.0
-    if abs(ahead) - it.checkup.uncertain > MAX_DRIFT:
+    ahead = it.probe.ahead or 0.0
+    if abs(ahead) - it.probe.uncertain > MAX_DRIFT:
         yield it.warning(
             f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this host's. Leases do not "
             "depend on that; fencing tokens do after a server has lost its keys, and so does what beat sends",
@@ -208,19 +208,19 @@ RULES = (
 )
 
 
-def _clocks_apart(checkups: Sequence[Checkup]) -> Iterator[Finding]:
-    known = [checkup for checkup in checkups if checkup.ahead is not None]
+def _clocks_apart(probes: Sequence[Probe]) -> Iterator[Finding]:
+    known = [probe for probe in probes if probe.ahead is not None]
     for one, other in itertools.combinations(known, 2):
         apart = abs((one.ahead or 0.0) - (other.ahead or 0.0))
         if apart - one.uncertain - other.uncertain > MAX_DRIFT:
             yield Subject(one.name).warning(f"its clock and that of {other.name} are {apart:.1f} s apart", _SYNCHRONIZE)
 
 
-def _one_server_twice(checkups: Sequence[Checkup]) -> Iterator[Finding]:
+def _one_server_twice(probes: Sequence[Probe]) -> Iterator[Finding]:
     by_identity: defaultdict[str, list[str]] = defaultdict(list)
-    for checkup in checkups:
-        if identity := (checkup.info or {}).get("run_id"):
-            by_identity[identity].append(checkup.name)
+    for probe in probes:
+        if identity := (probe.info or {}).get("run_id"):
+            by_identity[identity].append(probe.name)
     for first, *others in by_identity.values():
         if others:
             yield Subject(first).problem(
@@ -229,22 +229,22 @@ def _one_server_twice(checkups: Sequence[Checkup]) -> Iterator[Finding]:
             )
 
 
-def _watchers_that_do_not_help(watchers: Sequence[Watcher]) -> Iterator[Finding]:
-    for watcher in watchers:
-        if watcher.error is not None:
-            yield Subject(f"Sentinel {watcher.name}").warning(
-                f"it does not answer: {watcher.error}",
+def _sentinels_that_do_not_help(sentinels: Sequence[SentinelProbe]) -> Iterator[Finding]:
+    for sentinel in sentinels:
+        if sentinel.error is not None:
+            yield Subject(f"Sentinel {sentinel.name}").warning(
+                f"it does not answer: {sentinel.error}",
                 "start it, or correct singleton_lock_backend: a failover needs most of them",
             )
-        elif watcher.master is None:
-            yield Subject(f"Sentinel {watcher.name}").problem(
+        elif sentinel.master is None:
+            yield Subject(f"Sentinel {sentinel.name}").problem(
                 "it does not know a master of this name",
                 "correct 'master_name' in singleton_lock_transport_options, or what the Sentinel monitors",
             )
 
 
-def _watchers_that_disagree(watchers: Sequence[Watcher]) -> Iterator[Finding]:
-    masters = sorted({watcher.master for watcher in watchers if watcher.master})
+def _sentinels_that_disagree(sentinels: Sequence[SentinelProbe]) -> Iterator[Finding]:
+    masters = sorted({sentinel.master for sentinel in sentinels if sentinel.master})
     if len(masters) > 1:
         yield Subject("Sentinels").warning(
             f"they take different servers for the master: {', '.join(masters)}",

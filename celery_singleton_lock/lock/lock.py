@@ -48,7 +48,7 @@ MIN_TIMEOUT = 0.1
 #: A longer one (ten years) is a mistake, and more than some servers can count.
 MAX_TIMEOUT = 315_360_000.0
 
-#: Seconds at least between two looks.
+#: Seconds at least between two questions.
 MIN_PAUSE = 0.01
 
 _GONE = "it ended, was taken over, or was deleted"
@@ -66,8 +66,8 @@ class Lock:
         name: of the lock, and its key.
         timeout: seconds that the lock outlives its holder's process; None: 30, and `extend` and `reacquire` fail as
             redis-py's do. While it is held it is renewed.
-        sleep: seconds between two looks while a lock of redis-py's own holds the key, which wakes nobody; else waiters
-            are woken.
+        sleep: seconds between two questions while a lock of redis-py's own holds the key, which wakes nobody; else
+            waiters are woken.
         blocking: whether `acquire` waits.
         blocking_timeout: seconds that it waits at most; None: without bound.
         thread_local: whether only the thread that acquired the lock may release it.
@@ -131,7 +131,7 @@ class Lock:
         try:
             self.release()
         except (LockError, Unavailable) as failed:
-            # What the block raised is told rather than this.
+            # What the block raised matters more than this.
             if error is None and (self.raise_on_release_error or isinstance(failed, Unavailable)):
                 raise
             logger.warning("lock %s could not be freed at the end of its with block: %s", self.name, failed)

@@ -66,7 +66,7 @@ class Held:
         owner: of the hold.
         remaining: seconds until the lease ends unless it is renewed; infinite for a key without an end,
             a stranger's or one that somebody took it from (PERSIST).
-        slot: where in a semaphore that is; None when it was not told.
+        slot: where in a semaphore that is; None where that is not known.
         waiters: how many wait for the lock, as far as a store says that: an `Inspector` does, an acquire does not.
     """
 
@@ -124,7 +124,7 @@ class Reservation:
 
 
 class Waiter(Protocol):
-    """A place in the queue of a lock; leave it (`with`) after the last look."""
+    """A place in the queue of a lock; leave it (`with`) after the last question."""
 
     def __enter__(self) -> Waiter: ...
 

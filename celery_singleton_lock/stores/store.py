@@ -11,7 +11,7 @@ from celery_singleton_lock.stores.ledger import Ledger
 
 
 class Store(LockStore, Inspector, Protocol):
-    """Keeps locks, looks at them, and keeps what beat and the journal write."""
+    """Keeps locks, shows them, and keeps what beat and the journal write."""
 
     def ledger(self, key: str) -> Ledger:
         """What beat has sent, under keys that begin with `key`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
@@ -16,7 +15,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Reco
 #: Acquires the lock, for the same owner each time.
 Ask = Callable[[], Lease | Held | Record]
 
-#: Seconds to wait after a break: at first, and at most when one follows the other.
+#: Seconds to wait after a break in the connection: at first, and at most when one follows the other.
 PAUSE, MAX_PAUSE = 0.01, 1.0
 
 
@@ -37,36 +36,13 @@ class Bell(Protocol):
         """
 
 
-class Breaks:
-    """The breaks in a waiter's connection, which say little about the server: who does not reach it hears so by asking.
-
-    Attributes:
-        seen: whether there was one.
-    """
-
-    def __init__(self) -> None:
-        self.seen = False
-        self._pause = PAUSE
-
-    @contextmanager
-    def survived(self, timeout: float) -> Iterator[None]:
-        """Wait a little after a break, and longer after the next, but not for more than `timeout` seconds."""
-        try:
-            yield
-            self._pause = PAUSE
-        except LockUnavailable:
-            self.seen = True
-            clock.sleep(min(timeout, chance.spread(self._pause)))
-            self._pause = min(3 * self._pause, MAX_PAUSE)
-
-
 class AskingWaiter:
     """A `Waiter` that asks when its bell has rung.
 
     Args:
         bell: wakes it.
         ask: acquires the lock.
-        leave: sees to it that nothing is left of the questions, when it was interrupted; frees the lock, if told to.
+        leave: sees to it that nothing is left of the questions, when it was interrupted; with True, frees the lock.
     """
 
     def __init__(self, bell: Bell, ask: Ask, leave: Callable[[bool], None] = lambda free: None) -> None:
@@ -74,7 +50,9 @@ class AskingWaiter:
         self._ask = ask
         self._leave = leave
         self._found: Lease | Held | Record | None = None
-        self._breaks = Breaks()
+        #: Whether its connection has broken, and how long it waits after the next time.
+        self._was_cut = False
+        self._pause = PAUSE
 
     def __enter__(self) -> AskingWaiter:
         return self
@@ -88,8 +66,14 @@ class AskingWaiter:
     def wait(self, timeout: float) -> Lease | Held | Record:
         """See `Waiter.wait`."""
         self._found = None
-        with self._breaks.survived(timeout):
+        try:
             self._found = self._woken(timeout)
+            self._pause = PAUSE
+        except LockUnavailable:
+            # That says little about the server: who does not reach it hears so by asking.
+            self._was_cut = True
+            clock.sleep(min(timeout, chance.spread(self._pause)))
+            self._pause = min(3 * self._pause, MAX_PAUSE)
         return self.ask() if self._found is None else self._found
 
     def ask(self) -> Lease | Held | Record:
@@ -105,7 +89,7 @@ class AskingWaiter:
 
     def _may_be_given_more(self) -> bool:
         """Whether the server may still carry out something for it."""
-        return self._breaks.seen
+        return self._was_cut
 
 
 class PollingWaiter(AskingWaiter):

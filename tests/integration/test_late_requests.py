@@ -691,13 +691,13 @@ class TestFences:
 def test_what_has_not_reached_the_server_is_dropped(own_redis: RedisServer) -> None:
     """The kernel would go on sending it when the connection is closed, also after minutes without a network."""
     server = Server(ConnectionPool(port=own_redis.port))
-    stream = server.open()
-    stream.send(("CLIENT", "REPLY", "OFF"))  # Or it would be the answers that end the connection.
+    connection = server.open()
+    connection.send(("CLIENT", "REPLY", "OFF"))  # Or it would be the answers that end the connection.
     own_redis.pause()
     for _ in range(20):
-        stream.send(("SET", "filler", "x" * 100_000))  # Of which the server reads 16 kB at a time.
-    stream.send(("SET", "ghost", 1))
-    stream.drop()
+        connection.send(("SET", "filler", "x" * 100_000))  # Of which the server reads 16 kB at a time.
+    connection.send(("SET", "ghost", 1))
+    connection.drop()
     own_redis.resume()
     with own_redis.client() as client:
         until(lambda: client.info("clients")["connected_clients"] == 1)

@@ -18,12 +18,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 
 from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Redlock, Semaphore, clock
-from celery_singleton_lock.lock import (
-    NotAcquired,
-    NotHeld,
-    NotOwned,
-    Unavailable,
-)
+from celery_singleton_lock.lock import NotAcquired, NotHeld, NotOwned, Unavailable
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.outside import NAME, three
 from tests.proxy import LossyProxy

@@ -17,19 +17,13 @@ from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis.finding import Finding, judged
 from celery_singleton_lock.diagnosis.keys import MAX_NAMED, of_keys
 from celery_singleton_lock.diagnosis.peers import Peer
-from celery_singleton_lock.diagnosis.servers import in_words, of_servers, of_watchers
+from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers
 from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis.probe import (
-    _EXTRAS,
-    Checkup,
-    Key,
-    Watcher,
-    _probes,
-)
+from celery_singleton_lock.stores.redis.probe import _EXTRAS, Key, Probe, SentinelProbe, _commands_on
 
 WELL = {
     "redis_version": "7.2.4",
@@ -50,12 +44,12 @@ def settings(backend: str = "redis://a", **conf: Any) -> Settings:
     return Settings.from_app(app)
 
 
-def server(name: str = "a:6379/0", **info: str) -> Checkup:
-    return Checkup(name, info={**WELL, "run_id": name, **info}, ahead=0.0, uncertain=0.001)
+def server(name: str = "a:6379/0", **info: str) -> Probe:
+    return Probe(name, info={**WELL, "run_id": name, **info}, ahead=0.0, uncertain=0.001)
 
 
-def found(*checkups: Checkup, of: Settings | None = None) -> list[Finding]:
-    return list(of_servers(checkups, of or settings()))
+def found(*probes: Probe, of: Settings | None = None) -> list[Finding]:
+    return list(of_servers(probes, of or settings()))
 
 
 def test_nothing_is_said_about_a_server_that_is_well() -> None:
@@ -92,7 +86,7 @@ def test_finds_in_a_server(info: dict[str, str], severity: str, words: str) -> N
 
 
 def test_server_that_does_not_answer_is_a_problem_unless_others_have_votes() -> None:
-    silent = Checkup("b:6379/0", error="TimeoutError: timeout while reading")
+    silent = Probe("b:6379/0", error="TimeoutError: timeout while reading")
     (alone,) = found(silent)
     assert (alone.severity, "timeout while reading" in alone.text) == ("problem", True)
     three = (server("a:6379/0"), silent, server("c:6379/0"))
@@ -119,7 +113,7 @@ def test_right_to_wait_matters_with_replicas_only() -> None:
 
 
 def test_what_could_not_be_looked_at_is_said() -> None:
-    (finding,) = found(Checkup("a:6379/0", refused_extras=["TIME"]))
+    (finding,) = found(Probe("a:6379/0", refused_extras=["TIME"]))
     assert (finding.severity, "could not be looked at" in finding.text) == ("note", True)
 
 
@@ -150,7 +144,7 @@ def test_each_command_of_the_scripts_is_tried() -> None:
     texts = [script.read_text() for script in folder.rglob("*.lua")]
     used = {name for text in texts for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(used) > 10
-    assert used <= {command[0] for command in (*_probes("key"), *_EXTRAS)} | {"SET"}
+    assert used <= {command[0] for command in (*_commands_on("key"), *_EXTRAS)} | {"SET"}
 
 
 class TestClocks:
@@ -192,15 +186,17 @@ class TestSentinels:
     """What the Sentinels say."""
 
     def test_nothing_is_said_where_they_agree(self) -> None:
-        assert list(of_watchers([Watcher("a", "m:1"), Watcher("b", "m:1")])) == []
+        assert list(of_sentinels([SentinelProbe("a", "m:1"), SentinelProbe("b", "m:1")])) == []
 
     def test_silent_one_and_one_that_knows_no_master(self) -> None:
-        silent, ignorant = of_watchers([Watcher("a", error="refused"), Watcher("b"), Watcher("c", "m:1")])
+        silent, ignorant = of_sentinels(
+            [SentinelProbe("a", error="refused"), SentinelProbe("b"), SentinelProbe("c", "m:1")]
+        )
         assert (silent.severity, silent.subject) == ("warning", "Sentinel a")
         assert (ignorant.severity, ignorant.subject) == ("problem", "Sentinel b")
 
     def test_two_masters(self) -> None:
-        (finding,) = of_watchers([Watcher("a", "m:1"), Watcher("b", "n:1")])
+        (finding,) = of_sentinels([SentinelProbe("a", "m:1"), SentinelProbe("b", "n:1")])
         assert "m:1, n:1" in finding.text
 
 

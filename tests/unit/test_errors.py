@@ -17,13 +17,7 @@ from celery_singleton_lock import (
     SingletonLockError,
     StaleFence,
 )
-from celery_singleton_lock.lock import (
-    NotAcquired,
-    NotHeld,
-    NoTimeout,
-    NotOwned,
-    Unavailable,
-)
+from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 
 ERRORS = [
     InvalidKey("no stable form"),

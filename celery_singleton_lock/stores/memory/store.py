@@ -23,7 +23,7 @@ from celery_singleton_lock.stores.waiters import AskingWaiter
 #: Seconds at least for which it is known that an owner was given up.
 OVER = 60.0
 
-#: Seconds from being refused to waiting, and from a release to a claim of its wake-up.
+#: Seconds from being refused to waiting, and from freeing to a claim of the wake-up.
 CLAIMED_WITHIN = 1.0
 
 

@@ -120,7 +120,7 @@ def _checked(make: Callable[[], ConnectionPool], backend: Backend, options: Mapp
     """The pool, if redis-py can make a connection from it."""
     try:
         pool = make()
-        Server(pool).connection()
+        Server(pool).undialed()
     except (ValueError, TypeError, AttributeError, OverflowError, RedisError) as error:
         # It may repeat what stands behind a `?`: where the URL was mistyped, that is a part of the password.
         has_query = any("?" in url for url in backend.urls)

@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, TimeoutError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
-from celery_singleton_lock.stores.redis.connection import Stream
+from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -25,7 +25,7 @@ REDIRECTIONS = 5
 
 
 class Cluster:
-    """A cluster that has been told some of its nodes.
+    """A cluster of which some nodes are known.
 
     Args:
         start: nodes to ask for the others.
@@ -33,7 +33,7 @@ class Cluster:
     """
 
     def __init__(self, start: Sequence[Address], pool_of: PoolOf) -> None:
-        #: Nodes to ask for the map: at first the ones that were told, later all.
+        #: Nodes to ask for the map: at first those it was made with, later all.
         self._known = tuple(start)
         self._pool_of = pool_of
         self._servers: dict[Address, Server] = {}
@@ -97,11 +97,11 @@ class Cluster:
         ]
 
     @contextmanager
-    def conversation(self, address: Address, step: float | None) -> Iterator[Stream]:
+    def connection_to(self, address: Address, step: float | None) -> Iterator[Connection]:
         """A connection to a master, for one thread; an error on it says where the key is now."""
         try:
-            with self._server(address).stream(step) as stream:
-                yield stream
+            with self._server(address).connection(step) as connection:
+                yield connection
         except MovedError as moved:
             self._learn(moved, address)
             raise
@@ -232,9 +232,9 @@ class Part:
         """All masters: a search by name is sent on by none, and the key may be about to move."""
         return self._cluster.servers()
 
-    def stream(self, step: float | None = None) -> AbstractContextManager[Stream]:
+    def connection(self, step: float | None = None) -> AbstractContextManager[Connection]:
         """A connection for this thread to the master that has the key now."""
-        return self._cluster.conversation(self._address(), step)
+        return self._cluster.connection_to(self._address(), step)
 
 
 def _named(node: Sequence[Any], asked: Address) -> Address:

@@ -1,7 +1,7 @@
 """One connection to a Redis server, on which commands are answered in the order in which they were sent.
 
 redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master); afterwards the
-conversation is ours, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
+rest is ours, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
 none of them costs what the client's retries and callbacks do.
 """
 
@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 import hiredis
-from redis.connection import Connection, DefaultParser
+from redis.connection import Connection as RedisPyConnection
+from redis.connection import DefaultParser
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -83,20 +84,20 @@ class TooFewReplicas(RedisError):
         self.answer = answer
 
 
-class Stream:
-    """A conversation with one server. Used by one thread at a time.
+class Connection:
+    """A connection to one server. Used by one thread at a time.
 
     Args:
-        connection: of redis-py, not connected yet.
+        undialed: of redis-py, not connected yet.
 
     Raises:
         RedisError, OSError: no connection, or the login was refused.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        connection.connect()  # type: ignore[no-untyped-call]
-        self._connection = connection
-        self._socket = socket_of(connection)
+    def __init__(self, undialed: RedisPyConnection) -> None:
+        undialed.connect()  # type: ignore[no-untyped-call]
+        self._dialed = undialed
+        self._socket = socket_of(undialed)
         self._timeout = self._socket.gettimeout()
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
@@ -155,7 +156,7 @@ class Stream:
         Raises:
             ResponseError: it is an error.
             TimeoutError: it is not there yet; it can be read later.
-            ConnectionError: it will not come; the stream must not be used again.
+            ConnectionError: it will not come; the connection must not be used again.
         """
         while (answer := self._reader.gets()) is _NOTHING:
             self._receive()
@@ -232,8 +233,8 @@ class Stream:
             self._socket.settimeout(seconds)
 
     def close(self) -> None:
-        """End the conversation, whatever is still under way."""
-        self._connection.disconnect()  # type: ignore[no-untyped-call]
+        """End it, whatever is still under way."""
+        self._dialed.disconnect()  # type: ignore[no-untyped-call]
 
     def drop(self) -> None:
         """End it, and have the kernel forget what it has not got through to the server yet.

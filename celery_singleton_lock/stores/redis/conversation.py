@@ -1,10 +1,10 @@
 """A conversation with all nodes of a Redlock at once: one thread's connections, and what they answer in time.
 
-Each node has one ordered stream here. An answer that comes too late is read, and left aside, before the answer to
+Each node has one ordered connection here. An answer that comes too late is read, and left aside, before the answer to
 something newer; what is sent behind a request that the node has not answered yet cannot overtake it.
 
-What is to be repeated (the undoing of an attempt, a release) counts as sent when it was answered, and not before: a
-stream that breaks, or is given up, leaves it to the next one.
+What is to be repeated (the end of a hold, or of an attempt) counts as sent when it was answered, and not before: a
+connection that breaks, or is given up, leaves it to the next one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, 
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger_commands, vote_commands
-from celery_singleton_lock.stores.redis.connection import Stream, packed
+from celery_singleton_lock.stores.redis.connection import Connection, packed
 from celery_singleton_lock.stores.redis.node import Node
 from celery_singleton_lock.stores.redis.script import Call
 
-#: Rounds without an answer after which a node counts as silent: it is told what is pending, and asked for nothing.
+#: Rounds without an answer after which a node counts as silent: it is sent what is pending, and asked for nothing.
 SILENT = 32
 
 #: Unanswered requests, and bytes that its socket has not taken, with which the connection is given up.
@@ -70,7 +70,7 @@ class Conversation:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self._streams: list[Stream | None] = [None] * len(nodes)
+        self._connections: list[Connection | None] = [None] * len(nodes)
         self._unanswered: list[deque[_Sent]] = [deque() for _ in nodes]
         #: Of the last round: its number, and the answers to each of its calls.
         self._round = 0
@@ -81,7 +81,7 @@ class Conversation:
         self._selector = selectors.DefaultSelector()
 
     def connect(self, *, step: float, seconds: float) -> None:
-        """Open what connections are missing and can be had, and tell the nodes what is pending.
+        """Open what connections are missing and can be had, and send the nodes what is pending.
 
         Args:
             step: seconds that each step of connecting to a node may take.
@@ -89,7 +89,7 @@ class Conversation:
         """
         until = clock.now() + seconds
         self.collect()
-        missing = [index for index, stream in enumerate(self._streams) if stream is None]
+        missing = [index for index, connection in enumerate(self._connections) if connection is None]
         missing = [index for index in missing if not self._nodes[index].is_avoided]
         missing.sort(key=lambda index: self._nodes[index].has_failed)
         for place, index in enumerate(missing):
@@ -100,7 +100,7 @@ class Conversation:
             except (RedisError, OSError) as error:
                 self._nodes[index].failed(error)
         for index, node in enumerate(self._nodes):
-            if self._streams[index] is not None:
+            if self._connections[index] is not None:
                 for repeated_until, call in node.take_pending():
                     self._send(index, _Sent(call, self._round, None, repeated_until))
 
@@ -113,7 +113,7 @@ class Conversation:
             call: what to ask.
             enough: whether the answers so far decide the matter.
             seconds: how long to wait for answers.
-            repeat_for: seconds for which each node is told again that has not answered it.
+            repeat_for: seconds for which it is sent again to each node that has not answered it.
         """
         (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
         return answers
@@ -156,7 +156,7 @@ class Conversation:
         Args:
             call: what to do.
             indexes: of the nodes.
-            repeat_for: seconds for which they are told again; 0 if it does not matter where it is lost.
+            repeat_for: seconds for which it is sent again to those that do not answer; 0 if it may be lost.
         """
         command = packed(call.by_digest)
         until = clock.now() + repeat_for if repeat_for else 0.0
@@ -207,10 +207,10 @@ class Conversation:
 
     def _open(self, index: int, step: float) -> None:
         node = self._nodes[index]
-        stream = node.server.open(step)
-        stream.wait_at_most(0.0)
-        self._streams[index] = stream
-        self._selector.register(stream, selectors.EVENT_READ, index)
+        connection = node.server.open(step)
+        connection.wait_at_most(0.0)
+        self._connections[index] = connection
+        self._selector.register(connection, selectors.EVENT_READ, index)
         node.connected()
         # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
         for script in (*vote_commands.SCRIPTS, *ledger_commands.SCRIPTS):
@@ -221,20 +221,20 @@ class Conversation:
         """Send a call to a node, behind what it was sent before, or have it repeated."""
         if len(self._unanswered[index]) >= MUTE:
             self._break_off(index, TimeoutError("it has not answered for long"))
-        stream = self._streams[index]
-        if stream is None:
+        connection = self._connections[index]
+        if connection is None:
             self._note(index, sent, NotAsked(self._nodes[index].reason))
             return
         # Before it is sent: an interruption may come between any two lines.
         self._unanswered[index].append(sent)
         try:
-            stream.push(command or packed(sent.call.by_digest))
-            if stream.unsent > MAX_UNSENT:
+            connection.push(command or packed(sent.call.by_digest))
+            if connection.unsent > MAX_UNSENT:
                 raise TimeoutError("it has not taken what was sent for some time")
         except RedisError as error:
             self._break_off(index, error)
         else:
-            self._watch(index, stream)
+            self._watch(index, connection)
 
     def _hear(self, seconds: float) -> bool:
         """Wait for something to arrive, and take note of it; whether something has."""
@@ -247,31 +247,31 @@ class Conversation:
         return any(events & selectors.EVENT_READ for _, events in ready)
 
     def _flush(self, index: int) -> None:
-        if (stream := self._streams[index]) is None:
+        if (connection := self._connections[index]) is None:
             return
         try:
-            stream.flush()
+            connection.flush()
         except RedisError as error:
             self._break_off(index, error)
         else:
-            self._watch(index, stream)
+            self._watch(index, connection)
 
-    def _watch(self, index: int, stream: Stream) -> None:
+    def _watch(self, index: int, connection: Connection) -> None:
         """Wait for what the socket can do next."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
-        if self._selector.get_key(stream).events != events:
-            self._selector.modify(stream, events, index)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        if self._selector.get_key(connection).events != events:
+            self._selector.modify(connection, events, index)
 
     def _read(self, index: int) -> None:
-        if (stream := self._streams[index]) is None:
+        if (connection := self._connections[index]) is None:
             return
         try:
-            for answer in stream.arrived():
+            for answer in connection.arrived():
                 sent = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
-                    # Also where nobody waits for it any more: it may be a release.
+                    # Also where nobody waits for it any more: it may end a hold.
                     self._send(index, sent, packed(sent.call.by_text))
-                    if self._streams[index] is None:
+                    if self._connections[index] is None:
                         return
                 else:
                     self._note(index, sent, answer)
@@ -293,14 +293,14 @@ class Conversation:
 
     def _drop(self, index: int) -> list[_Sent]:
         """End a connection; what was sent there and not answered."""
-        stream, unanswered = self._streams[index], list(self._unanswered[index])
-        if stream is not None:
-            self._streams[index] = None
+        connection, unanswered = self._connections[index], list(self._unanswered[index])
+        if connection is not None:
+            self._connections[index] = None
             self._unanswered[index].clear()
             with suppress(KeyError, ValueError):
-                self._selector.unregister(stream)
+                self._selector.unregister(connection)
             if unanswered:
-                stream.drop()
+                connection.drop()
             else:
-                stream.close()
+                connection.close()
         return unanswered

@@ -1,4 +1,4 @@
-"""A look at the locks that one server holds, and at the ledgers; none blocks the server.
+"""What one server shows of its locks and ledgers; nothing here blocks it.
 
 Where there are many keys, they are looked for step by step, and what a step has found is asked for in one round trip.
 """
@@ -32,7 +32,7 @@ def held(server: Reader, key: str, limit: int) -> list[Held]:
         RedisError, OSError: no answer, or an error.
     """
     (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
-    slots = max(limit, min(_number(in_use) or 0, lock_answers.MAX_SLOTS))
+    slots = max(limit, min(cleaned.whole(in_use) or 0, lock_answers.MAX_SLOTS))
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
@@ -57,12 +57,12 @@ def inspect(server: Reader, key: str) -> KeyState:
     """
     done = keyspace.done_key(key, "")
     places: set[_Place] = set()
-    marks: dict[str, int] = {}
+    remaining: dict[str, int] = {}
     for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in server.searched()):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
-        marks.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
-    latest = sorted(marks, key=lambda name: marks[name], reverse=True)[:MOST_RECORDS]
+        remaining.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
+    latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     about: list[Command] = [
         ("GET", keyspace.fence_key(key)),
@@ -72,12 +72,12 @@ def inspect(server: Reader, key: str) -> KeyState:
     fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
         tuple(it for it in held if it is not None),
-        _number(fence),
+        cleaned.whole(fence),
         _count(waiters),
         tuple(
-            Record(name.removeprefix(done), record, marks[name] / 1000)
+            Record(name.removeprefix(done), record, remaining[name] / 1000)
             for name, record in zip(latest, records, strict=True)
-            if isinstance(record, bytes) and marks[name] > 0
+            if isinstance(record, bytes) and remaining[name] > 0
         ),
     )
 
@@ -88,10 +88,20 @@ def entries(server: Reader, key: str) -> Iterator[bytes]:
     Raises:
         RedisError, OSError: no answer, or an error.
     """
+    for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
+        yield from pairs[::2]
+
+
+def scanned(server: Reader, *command: object, match: str = "*") -> Iterator[list[bytes]]:
+    """What a SCAN or HSCAN finds, step by step; some perhaps more than once.
+
+    Raises:
+        RedisError, OSError: no answer, or an error.
+    """
     cursor = b"0"
     while True:
-        cursor, pairs = server.command("HSCAN", keyspace.ledger_key(key), cursor, "COUNT", _STEP)
-        yield from pairs[::2]
+        cursor, found = server.command(*command, cursor, "MATCH", match, "COUNT", _STEP)
+        yield found
         if cursor == b"0":
             return
 
@@ -104,10 +114,10 @@ def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[
         once = {(key, held.slot, attempt_of(held.owner, 0)): held for key, held in of_node}
         for place, held in once.items():
             by_owner[place].append(held)
-    for (key, slot, owner), shown in by_owner.items():
-        if len(shown) >= quorum:
-            holder = next((held.holder for held in shown if held.holder is not None), None)
-            remaining, waiters = max(held.remaining for held in shown), max(held.waiters for held in shown)
+    for (key, slot, owner), alike in by_owner.items():
+        if len(alike) >= quorum:
+            holder = next((held.holder for held in alike if held.holder is not None), None)
+            remaining, waiters = max(held.remaining for held in alike), max(held.waiters for held in alike)
             yield key, Held(holder, owner, remaining, slot, waiters)
 
 
@@ -139,13 +149,9 @@ class _Place:
 
 
 def _named(server: Reader, pattern: str) -> Iterator[list[str]]:
-    """The keys of such names, step by step; some perhaps more than once."""
-    cursor = b"0"
-    while True:
-        cursor, names = server.command("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)
+    """The keys of such names."""
+    for names in scanned(server, "SCAN", match=pattern):
         yield [name.decode(errors="replace") for name in names]
-        if cursor == b"0":
-            return
 
 
 def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
@@ -173,10 +179,6 @@ def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False
 
 def _count(answer: object) -> int:
     return answer if isinstance(answer, int) else 0
-
-
-def _number(answer: object) -> int | None:
-    return cleaned.whole(answer)
 
 
 def _literally(text: str) -> str:

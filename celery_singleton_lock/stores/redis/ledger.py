@@ -81,7 +81,7 @@ class RedisLedger:
             self._secret = _text(found)
             return self._secret
         # As with a last run, the highest of a majority counts, once a majority has it: any later one knows of it.
-        # What is known here is told to all nodes: those that have lost it have it again.
+        # What is known here is sent to all nodes: those that have lost it have it again.
         value, known = self._secret, {""}
         while known != {value} or not value:
             known = {_text(found) for found in self._ask(ledger_commands.secret(self._key, value, at_least=True))}

@@ -26,8 +26,8 @@ from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, ms
 
-#: Seconds that ":waiting" outlives the last look of a waiter: longer than `bell.SLICE`, so that it is never missed.
-#: It holds who looked, and when by the clock of their host: that is for people.
+#: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
+#: It holds who asked, and when by the clock of their host: that is for people.
 WAITING_TTL = 6.0
 
 #: Seconds that an unclaimed wake-up is kept.
@@ -115,7 +115,7 @@ def acquire(
     Args:
         request: what is asked for.
         name: of this one question; a secret.
-        slots: how many to look at; `limit` at least.
+        slots: how many to name; `limit` at least.
         late: questions of the same owner that were not answered. They come too late from now on.
         replicas: see `Call`.
     """

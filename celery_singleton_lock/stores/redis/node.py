@@ -1,4 +1,4 @@
-"""One node of a Redlock, as the threads of a process share it: whether it can be reached, and what it is still told."""
+"""One node of a Redlock, as the threads of a process share it: whether it can be reached, and what is pending."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PENDING = 1000
 class Node:
     """One server of a Redlock.
 
-    What it has not answered, and is to do all the same (the undoing of an attempt, a release), is pending until it has.
+    What it has not answered, and is to do all the same (the end of a hold, or of an attempt), is pending until it has.
 
     No mutex: a fork may come at any time, and in the child nobody would unlock it. What threads do beside each other
     here does no harm.
@@ -29,7 +29,7 @@ class Node:
         self.server = server
         self._pause = PAUSE
         self._avoided_until = 0.0
-        #: What it is to be told, and until when.
+        #: Calls, and until when they are worth sending.
         self._pending: deque[tuple[float, Call]] = deque(maxlen=MOST_PENDING)
         #: Why there is no connection; a text, since an exception would keep all alive that its traceback refers to.
         self.reason = "not connected yet"
@@ -46,7 +46,7 @@ class Node:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is something that it is still to be told."""
+        """Whether there is something to be sent to it."""
         while self._pending:
             with suppress(IndexError):
                 if self._pending[0][0] > clock.now():
@@ -65,11 +65,11 @@ class Node:
         self._pause, self._avoided_until = PAUSE, 0.0
 
     def repeat(self, call: Call, until: float) -> None:
-        """Have it told when it can be; pointless after that time."""
+        """Have it sent when it can be; pointless after that time."""
         self._pending.append((until, call))
 
     def take_pending(self) -> list[tuple[float, Call]]:
-        """What it is to be told now, and until when: whoever asks for that sees to it."""
+        """What is to be sent now, and until when: whoever takes it sees to it."""
         found: list[tuple[float, Call]] = []
         with suppress(IndexError):
             while True:

@@ -1,4 +1,4 @@
-"""The nodes of a Redlock together: what a majority of them says, and what those are told again that did not answer."""
+"""The nodes of a Redlock together: what a majority says, and what is sent again to those that did not answer."""
 
 from __future__ import annotations
 

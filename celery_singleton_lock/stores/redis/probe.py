@@ -6,10 +6,10 @@ seconds.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
@@ -18,17 +18,17 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.redis import address
+from celery_singleton_lock.stores.redis import address, inspect
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.lock_answers import held
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Server, words_of
 
-#: Keys that the server looks at in one step, and that are looked at in all on one server.
-_STEP, MAX_KEYS = 500, 100_000
+#: Keys that are looked at in all on one server.
+MAX_KEYS = 100_000
 
 #: What is raised where a server does not answer, or answers with an error.
-no_answer = (RedisError, OSError)
+NO_ANSWER = (RedisError, OSError)
 
 #: Keys that are thought of until one is in a slot of a certain server.
 _TRIAL_KEYS = 10_000
@@ -38,18 +38,18 @@ _TRIAL_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Checkup:
+class Probe:
     """One server. What its user may not ask is None.
 
     Attributes:
         name: where it is.
         error: why it could not be asked at all; nothing else is known then.
-        info: what INFO told.
+        info: what INFO says.
         ahead: seconds by which its clock is ahead of this host's.
         uncertain: seconds by which `ahead` may be wrong: half of a round trip.
         refused: commands that the locks need, and that its user may not run on their keys.
         refused_extras: those that some features need: TIME, WAIT.
-        cluster: what CLUSTER INFO told, of a node of one.
+        cluster: what CLUSTER INFO says, of a node of one.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Checkup:
         return tuple(int(digit) for digit in digits if digit.isdigit()) or None
 
     def number(self, name: str) -> int:
-        """What INFO told under a name; 0 where it told nothing."""
+        """A number that INFO says; 0 where it does not."""
         text = (self.info or {}).get(name, "")
         return int(text) if text.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Watcher:
+class SentinelProbe:
     """A Sentinel: where it is, and whom it takes for the master, or why it could not be asked."""
 
     name: str
@@ -125,13 +125,13 @@ class Servers:
             servers = [Server(pool) for pool in address.of_each(backend, options)]
             self._each = [(str(server), server) for server in servers]
 
-    def checkups(self) -> list[Checkup]:
+    def probes(self) -> list[Probe]:
         """Of each server."""
-        return [self._checkup(name, server) for name, server in self._each]
+        return [self._probed(name, server) for name, server in self._each]
 
-    def watchers(self) -> list[Watcher]:
+    def sentinels(self) -> list[SentinelProbe]:
         """The Sentinels, if it is they who know the master."""
-        return [_watcher(client, str(self._master)) for client in self._sentinels]
+        return [_probe_of_sentinel(client, str(self._master)) for client in self._sentinels]
 
     def keys(self, name: str) -> Iterator[Key]:
         """The keys under the prefix on a server, `MAX_KEYS` of them at most.
@@ -139,28 +139,30 @@ class Servers:
         Raises:
             RedisError, OSError: no answer, or an error.
         """
-        return itertools.islice(_keys(dict(self._each)[name], self._prefix), MAX_KEYS)
+        server = dict(self._each)[name]
+        steps = inspect.scanned(server, "SCAN", match=f"{self._prefix}:*")
+        return islice(chain.from_iterable(_looked_at(server, names) for names in steps), MAX_KEYS)
 
     def close(self) -> None:
         """Close the connections."""
         for _, server in self._each:
             server.close()
 
-    def _checkup(self, name: str, server: Server) -> Checkup:
+    def _probed(self, name: str, server: Server) -> Probe:
         try:
             refused = _refused(server, self._trial_key(server))
             ahead, uncertain = _clock(server)
-            return Checkup(
+            return Probe(
                 name,
-                info=_told_by(server, "INFO"),
+                info=_fields_of(server, "INFO"),
                 ahead=ahead,
                 uncertain=uncertain,
                 refused=refused,
                 refused_extras=[extra[0] for extra in _EXTRAS if _refuses(server, extra)],
-                cluster=_told_by(server, "CLUSTER", "INFO") if self._cluster else None,
+                cluster=_fields_of(server, "CLUSTER", "INFO") if self._cluster else None,
             )
         except (RedisError, OSError) as error:
-            return Checkup(name, error=words_of(error))
+            return Probe(name, error=words_of(error))
 
     def _trial_key(self, server: Server) -> str:
         """A key that is on this server."""
@@ -179,10 +181,10 @@ def _refused(server: Server, key: str) -> list[str]:
     """
     if _refuses(server, ("SET", key, 0, "PX", _TRIAL_MS)):
         return ["SET"]
-    return [command[0] for command in _probes(key) if _refuses(server, command)]
+    return [command[0] for command in _commands_on(key) if _refuses(server, command)]
 
 
-def _probes(key: str) -> list[Command]:
+def _commands_on(key: str) -> list[Command]:
     return [
         ("GET", key),
         ("INCR", key),
@@ -231,7 +233,7 @@ def _refuses(server: Server, command: Command) -> bool:
     return False
 
 
-def _told_by(server: Server, *command: str) -> Mapping[str, str] | None:
+def _fields_of(server: Server, *command: str) -> Mapping[str, str] | None:
     """An answer that has a name and a value in each line; None if the user may not ask."""
     answer = _if_allowed(server, *command)
     lines = answer.decode(errors="replace").splitlines() if answer else []
@@ -256,24 +258,15 @@ def _if_allowed(server: Server, *command: object) -> Any:
         return None
 
 
-def _watcher(client: Any, master: str) -> Watcher:
+def _probe_of_sentinel(client: Any, master: str) -> SentinelProbe:
     at = client.connection_pool.connection_kwargs
     name = f"{at.get('host')}:{at.get('port')}"
     try:
         found = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", master)
     except (RedisError, OSError) as error:
-        return Watcher(name, error=words_of(error))
+        return SentinelProbe(name, error=words_of(error))
     parts = [part.decode() if isinstance(part, bytes) else str(part) for part in found or ()]
-    return Watcher(name, master=":".join(parts) or None)
-
-
-def _keys(server: Server, prefix: str) -> Iterator[Key]:
-    cursor = b"0"
-    while True:
-        cursor, names = server.command("SCAN", cursor, "MATCH", f"{prefix}:*", "COUNT", _STEP)
-        yield from _looked_at(server, names)
-        if cursor == b"0":
-            return
+    return SentinelProbe(name, master=":".join(parts) or None)
 
 
 def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:

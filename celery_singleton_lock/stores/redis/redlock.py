@@ -49,7 +49,7 @@ ANSWER_SHARE, MIN_ANSWER = 1 / 20, 0.05
 #: Seconds after which no new try is begun to get a majority.
 PATIENCE = 3.0
 
-#: Seconds at least for which an undoing, or a release, is repeated: what a node was sent before may come as late.
+#: Seconds at least for which the end of a hold, or of an attempt, is repeated: what a node was sent may come as late.
 REPEAT_FOR = 600.0
 
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
@@ -259,7 +259,7 @@ class RedlockStore:
         }
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
-        """What the nodes answered to freeing; where it `repeats`, those that have not are told again."""
+        """What the nodes answered to freeing; where it `repeats`, it is sent again to those that have not."""
 
         def is_decided(answers: Answers) -> bool:
             ours, gone = _freed_on(answers)
@@ -299,7 +299,7 @@ class RedlockStore:
         """What the nodes answered, waited for until a majority has agreed, or cannot any more.
 
         Not merely until a majority has answered: a node that the message's copy has, and that answers sooner than one
-        of those that have promised, would have a refusal taken back that others have been told of.
+        of those that have promised, would have a refusal taken back that others have found.
         """
 
         def is_decided(answers: Answers) -> bool:
@@ -322,7 +322,7 @@ class _NodesBell(RedisBell):
         try:
             super().wait(timeout)
         except LockUnavailable as error:
-            # The next look finds another node, or that there is no majority.
+            # The next question finds another node, or that there is no majority.
             node.failed(error)
             clock.sleep(min(timeout, MIN_ANSWER))
 
@@ -347,7 +347,7 @@ def _put_back(
 
 
 def _freed_on(answers: Answers) -> tuple[int, int]:
-    """On how many nodes a release found the lock, and on how many it did not."""
+    """On how many nodes the lock was ours, and on how many it was not."""
     each = given(answers)
     gone = each.count(Freed.NOT_OURS)
     return len(each) - gone, gone

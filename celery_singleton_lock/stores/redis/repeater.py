@@ -1,4 +1,4 @@
-"""A thread that exists while a node of a Redlock has not answered an undoing, or a release, that is to be repeated.
+"""A thread that exists while a node of a Redlock has not answered the end of a hold, or of an attempt.
 
 What was given up must not stay behind as a hold that nobody knows of: the process that gave it up may ask for nothing
 more, and then nobody else would say so when the server answers again.
@@ -37,7 +37,7 @@ class Repeater:
 
     def start(self) -> None:
         """See to what is pending from now on."""
-        # Before the look at the thread, which looks here last: so one of the two goes on.
+        # Before the thread is asked for, which reads this last: so one of the two goes on.
         self._wanted = True
         thread = self._thread
         if thread is None or not thread.is_alive():

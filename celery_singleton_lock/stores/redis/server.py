@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
-from redis.connection import Connection, ConnectionPool
+from redis.connection import Connection as RedisPyConnection
+from redis.connection import ConnectionPool
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.stores.redis.connection import Stream, TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import Connection, TooFewReplicas
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
@@ -67,11 +68,11 @@ class Server:
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
-        self._class: type[Connection] = pool.connection_class
+        self._class: type[RedisPyConnection] = pool.connection_class
         given = {name: value for name, value in pool.connection_kwargs.items() if name not in OF_A_POOL}
         self._options: Mapping[str, Any] = {**given, **_FIXED_OPTIONS}
         self.step = min(STEP_TIMEOUT, self._options.get("socket_timeout") or STEP_TIMEOUT)
-        self._free: deque[Stream] = deque()
+        self._free: deque[Connection] = deque()
         self._pid = os.getpid()
 
     def __str__(self) -> str:
@@ -79,24 +80,24 @@ class Server:
         return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
 
     def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
-        """Run a script; one round trip. See `Stream.run`.
+        """Run a script; one round trip. See `Connection.run`.
 
         Raises:
             RedisError, OSError: no answer, or one that is an error.
         """
-        stream = self._take(step or self.step)
+        connection = self._take(step or self.step)
         try:
-            answer = stream.run(call, asking=asking)
+            answer = connection.run(call, asking=asking)
         except BaseException as error:
-            self._give_back_after(error, stream)
+            self._give_back_after(error, connection)
             raise
-        self._free.append(stream)
+        self._free.append(connection)
         return answer
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip; where one fails, its error stands for its answer."""
-        with self.stream(step) as stream:
-            return _run_each(stream, calls)
+        with self.connection(step) as connection:
+            return _run_each(connection, calls)
 
     def server_of(self, key: str) -> Server:
         """The server that has the key: this one."""
@@ -112,40 +113,40 @@ class Server:
 
     def command(self, *command: object, step: float | None = None) -> Any:
         """Send one command and read its answer."""
-        with self.stream(step) as stream:
-            stream.send(command)
-            return stream.read()
+        with self.connection(step) as connection:
+            connection.send(command)
+            return connection.read()
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
-        with self.stream() as stream:
-            stream.send_each(commands)
-            return [_read(stream) for _ in commands]
+        with self.connection() as connection:
+            connection.send_each(commands)
+            return [_read(connection) for _ in commands]
 
     def searched(self) -> Sequence[Server]:
         """Where all its keys are."""
         return [self]
 
     @contextmanager
-    def stream(self, step: float | None = None) -> Iterator[Stream]:
+    def connection(self, step: float | None = None) -> Iterator[Connection]:
         """A connection for this thread, given back afterwards unless the conversation broke off."""
-        stream = self._take(step or self.step)
+        connection = self._take(step or self.step)
         try:
-            yield stream
+            yield connection
         except BaseException as error:
-            self._give_back_after(error, stream)
+            self._give_back_after(error, connection)
             raise
-        self._give_back(stream)
+        self._give_back(connection)
 
-    def open(self, step: float | None = None) -> Stream:
+    def open(self, step: float | None = None) -> Connection:
         """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds."""
         step = step or self.step
         connect = min(step, self._options.get("socket_connect_timeout") or STEP_TIMEOUT)
-        stream = Stream(self.connection(socket_timeout=step, socket_connect_timeout=connect))
-        stream.wait_at_most(step)
-        return stream
+        connection = Connection(self.undialed(socket_timeout=step, socket_connect_timeout=connect))
+        connection.wait_at_most(step)
+        return connection
 
-    def connection(self, **options: Any) -> Connection:
+    def undialed(self, **options: Any) -> RedisPyConnection:
         """A connection of redis-py that retries nothing, not connected yet."""
         return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
 
@@ -154,50 +155,50 @@ class Server:
         while self._free:
             self._free.pop().close()
 
-    def _take(self, step: float) -> Stream:
+    def _take(self, step: float) -> Connection:
         if self._pid != os.getpid():
             # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
             self._free, self._pid = deque(), os.getpid()
         try:
-            stream = self._free.pop()
+            connection = self._free.pop()
         except IndexError:
             return self.open(step)
-        stream.wait_at_most(step)
-        return stream
+        connection.wait_at_most(step)
+        return connection
 
-    def _give_back_after(self, error: BaseException, stream: Stream) -> None:
+    def _give_back_after(self, error: BaseException, connection: Connection) -> None:
         answered = isinstance(error, (ResponseError, TooFewReplicas))
         if answered and not isinstance(error, ReadOnlyError):
-            self._give_back(stream)
+            self._give_back(connection)
         else:
             # Half a conversation, whose answer must not be read as that to the next command; or a failover is under
             # way, and the next connection may find the new master.
-            stream.drop()
+            connection.drop()
 
-    def _give_back(self, stream: Stream) -> None:
-        if stream.unanswered:
-            stream.drop()
+    def _give_back(self, connection: Connection) -> None:
+        if connection.unanswered:
+            connection.drop()
         else:
-            self._free.append(stream)
+            self._free.append(connection)
 
 
-def _run_each(stream: Stream, calls: Sequence[Call]) -> list[Any]:
+def _run_each(connection: Connection, calls: Sequence[Call]) -> list[Any]:
     for call in calls:
-        stream.send(call.by_digest)
-    answers = [_read(stream) for _ in calls]
+        connection.send(call.by_digest)
+    answers = [_read(connection) for _ in calls]
     return [
-        _run_by_text(stream, call) if isinstance(answer, NoScriptError) else answer
+        _run_by_text(connection, call) if isinstance(answer, NoScriptError) else answer
         for call, answer in zip(calls, answers, strict=True)
     ]
 
 
-def _run_by_text(stream: Stream, call: Call) -> Any:
-    stream.send(call.by_text)
-    return _read(stream)
+def _run_by_text(connection: Connection, call: Call) -> Any:
+    connection.send(call.by_text)
+    return _read(connection)
 
 
-def _read(stream: Stream) -> Any:
+def _read(connection: Connection) -> Any:
     try:
-        return stream.read()
+        return connection.read()
     except ResponseError as error:
         return error

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 logger = get_logger(__name__)
 
-#: Tries of an acquire or release; with `server.STEP_TIMEOUT` a hung server costs a few seconds, not minutes.
+#: Tries of a call; with `server.STEP_TIMEOUT` a hung server costs a few seconds, not minutes.
 TRIES = 3
 
 #: Seconds between two tries, about: doubled each time, and at most.
@@ -316,5 +316,5 @@ def _is_worth_another_try(error: Exception, failures: int, seconds: float, patie
 
 
 def _starts(group: Sequence[object]) -> range:
-    """Where the parts of it begin that fit into one call."""
+    """Where each part of it begins that fits into one call."""
     return range(0, len(group), BATCH)

@@ -58,7 +58,7 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0)
         request: its owner with the number of the attempt, see `attempt_of`.
         slot: which one to take.
         memory: the key by which a node knows since when it remembers; None to trust it as it is.
-        slots: how many to look at.
+        slots: how many to name.
     """
     of_all = replace(request, owner=stem(request.owner), given_up=[stem(owner) for owner in request.given_up])
     keys, asked = lock_commands.question(of_all, request.owner, slots=slots)

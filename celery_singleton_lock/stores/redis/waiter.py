@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
-from celery_singleton_lock.stores.redis.connection import Stream
+from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
@@ -43,7 +43,7 @@ class PipedWaiter(AskingWaiter):
     Args:
         bell: wakes it.
         ask: acquires the lock, where the bell brought no answer.
-        leave: sees to it that nothing is left of the questions; and frees the lock, if told to.
+        leave: sees to it that nothing is left of the questions; with True, frees the lock.
         request: what it asks for.
         confirm: gives it its whole ttl; whether it is still ours.
     """
@@ -63,7 +63,7 @@ class PipedWaiter(AskingWaiter):
         self._confirm = confirm
 
     def _may_be_given_more(self) -> bool:
-        return self._breaks.seen or self._redis_bell.is_open
+        return self._was_cut or self._redis_bell.is_open
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
         answer = self._redis_bell.wait(timeout)
@@ -83,7 +83,7 @@ class Master(Protocol):
     def run(self, call: Call) -> Any:
         """Run a script."""
 
-    def stream(self) -> AbstractContextManager[Stream]:
+    def connection(self) -> AbstractContextManager[Connection]:
         """A connection for this thread."""
 
 
@@ -103,19 +103,19 @@ class RedisBell:
         self._server_of = server_of
         self._server = server
         self._exits = ExitStack()
-        self._stream: Stream | None = None
+        self._connection: Connection | None = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        stream, self._stream = self._stream, None
+        connection, self._connection = self._connection, None
         with suppress(RedisError, OSError), self._exits:
-            if self._behind is None and stream is not None and stream.unanswered and _answered(stream):
+            if self._behind is None and connection is not None and connection.unanswered and _answered(connection):
                 # Woken while it left: somebody else may need that.
                 self._server_of().run(lock_commands.wake_another(self._key))
 
     @property
     def is_open(self) -> bool:
         """Whether the server still has something to do for it."""
-        return self._stream is not None and self._stream.unanswered > 0
+        return self._connection is not None and self._connection.unanswered > 0
 
     def wait(self, timeout: float) -> Any:
         """See `Bell.wait`.
@@ -124,13 +124,13 @@ class RedisBell:
             The answer to what stood behind; None if there is none.
         """
         try:
-            stream = self._queued()
-            stream.wait_at_most(min(max(timeout, 0.001), SLICE))
-            return self._heard(stream)
+            connection = self._queued()
+            connection.wait_at_most(min(max(timeout, 0.001), SLICE))
+            return self._heard(connection)
         except TimeoutError:
             return None
         except (RedisError, OSError) as error:
-            self._stream = None
+            self._connection = None
             with suppress(RedisError, OSError):
                 self._exits.__exit__(type(error), error, error.__traceback__)
             if _is_elsewhere(error):
@@ -138,24 +138,24 @@ class RedisBell:
                 return None
             raise LockUnavailable(self._server, words_of(error)) from error
 
-    def _heard(self, stream: Stream) -> Any:
+    def _heard(self, connection: Connection) -> Any:
         """The last answer that is still to come."""
         answer = None
-        while stream.unanswered:
-            answer = stream.read()
+        while connection.unanswered:
+            answer = connection.read()
         return None if self._behind is None else answer
 
-    def _queued(self) -> Stream:
+    def _queued(self) -> Connection:
         """The connection on which the command is open."""
-        if self._stream is None:
-            self._stream = self._exits.enter_context(self._server_of().stream())
-        if not self._stream.unanswered:
-            self._stream.send(("BLPOP", keyspace.wake_key(self._key), 0))
+        if self._connection is None:
+            self._connection = self._exits.enter_context(self._server_of().connection())
+        if not self._connection.unanswered:
+            self._connection.send(("BLPOP", keyspace.wake_key(self._key), 0))
             if self._behind is not None:
                 # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
                 # lost its place in the queue by then.
-                self._stream.send(self._behind.by_text)
-        return self._stream
+                self._connection.send(self._behind.by_text)
+        return self._connection
 
 
 def _is_elsewhere(error: Exception) -> bool:
@@ -165,6 +165,6 @@ def _is_elsewhere(error: Exception) -> bool:
     )
 
 
-def _answered(stream: Stream) -> bool:
-    stream.wait_at_most(0.0)
-    return any(True for _ in stream.arrived())
+def _answered(connection: Connection) -> bool:
+    connection.wait_at_most(0.0)
+    return any(True for _ in connection.arrived())

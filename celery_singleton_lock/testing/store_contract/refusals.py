@@ -95,7 +95,7 @@ class RefusalContract:
             leases = [it for it in found if isinstance(it, Lease)]
             assert len(leases) + found.count(None) <= 1, found
             assert None in found or not any(isinstance(it, Record) for it in found), (
-                "a refusal is told, and there is none"
+                "a refusal is found, and there is none"
             )
             for lease in leases:
                 store.free(lease)
