@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import clock
@@ -215,21 +216,12 @@ def ending(
     )
     if record is None and reservation is None:
         return Call(FREE, keys, args)
-    began = clock.now()
+    began, same = clock.now(), partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes)
 
     def later(repeated: bool) -> Call:
         late = clock.now() - began
         left, kept = record and record.after(late), reservation and reservation.after(late)
-        return ending(
-            hold,
-            value,
-            record=left,
-            reservation=kept,
-            over=over,
-            over_for=over_for,
-            wakes=wakes,
-            repeated=repeated,
-        )
+        return same(record=left, reservation=kept, repeated=repeated)
 
     return Call(FREE, keys, args, later=later)
 

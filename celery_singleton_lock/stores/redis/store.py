@@ -40,15 +40,11 @@ from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import BATCH, OVER_TTL, Call
-from celery_singleton_lock.stores.redis.server import (
-    STEP_TIMEOUT,
-    Reader,
-    Server,
-    words_of,
-)
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Reader, Server, words_of
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 logger = get_logger(__name__)
@@ -99,7 +95,7 @@ class RedisStore:
             raise
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
-        batches = list(self._batches(holds))
+        batches = list(self._batches(holds, lambda hold: hold.key))
         step = min(timeout, self._servers.step)
         try:
             sent_at, answers = self._renew([lock_commands.renew(batch) for batch in batches], step)
@@ -153,12 +149,7 @@ class RedisStore:
         return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
-        by_slot: defaultdict[int, list[tuple[str, Record]]] = defaultdict(list)
-        for key, record in records:
-            by_slot[self._slot_of(key)].append((key, record))
-        batches = [
-            lock_commands.replace_records(group[at : at + BATCH]) for group in by_slot.values() for at in _starts(group)
-        ]
+        batches = [lock_commands.replace_records(batch) for batch in self._batches(records, lambda it: it[0])]
 
         def attempt() -> None:
             for answer in self._servers.run_each(batches):
@@ -253,17 +244,14 @@ class RedisStore:
                 raise
         return answer
 
-    def _batches(self, holds: Sequence[Hold]) -> Iterator[list[Hold]]:
-        """Holds that can be renewed in one call."""
-        by_slot: defaultdict[int, list[Hold]] = defaultdict(list)
-        for hold in holds:
-            by_slot[self._slot_of(hold.key)].append(hold)
+    def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[list[Item]]:
+        """Those that can be named in one call."""
+        by_slot: defaultdict[int, list[Item]] = defaultdict(list)
+        for item in items:
+            by_slot[self._servers.slot_of(keyspace.run_key(key_of(item)))].append(item)
         for group in by_slot.values():
-            for start in _starts(group):
+            for start in range(0, len(group), BATCH):
                 yield group[start : start + BATCH]
-
-    def _slot_of(self, key: str) -> int:
-        return self._servers.slot_of(keyspace.run_key(key))
 
     def _renew(self, renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""
@@ -313,8 +301,3 @@ def _is_worth_another_try(error: Exception, failures: int, seconds: float, patie
     if isinstance(error, _RESHAPING):
         return seconds < RESHAPING
     return isinstance(error, _TRANSIENT) and (failures < TRIES or seconds < patience)
-
-
-def _starts(group: Sequence[object]) -> range:
-    """Where each part of it begins that fits into one call."""
-    return range(0, len(group), BATCH)
