@@ -48,11 +48,11 @@ class TestKey:
         for message in ("one", "two"):
             store.free(taken(store, holder=ME), record=Record(message, b"record", 60.0))
             clock.sleep(0.01)
-        marks = store.inspect(KEY).records
-        assert [(mark.message, mark.content) for mark in marks] == [("two", b"record"), ("one", b"record")], (
+        records = store.inspect(KEY).records
+        assert [(record.message, record.content) for record in records] == [("two", b"record"), ("one", b"record")], (
             "latest first"
         )
-        assert all(0 < mark.seconds <= 60 for mark in marks)
+        assert all(0 < record.seconds <= 60 for record in records)
 
     def test_has_nothing_of_other_keys(self, store: Store) -> None:
         odd = "contract:{job*[a-z]?\\:1}"

@@ -167,8 +167,8 @@ class LateHistories(RuleBasedStateMachine):
     def refuse(self, sender: int) -> None:
         it = self.deliveries[sender]
         if it.lease is not None:
-            mark = Record(it.holder.message, b"refused", 60.0)
-            assert self.store.refuse(KEY, it.holder, mark, limit=self.limit) is not None, "it runs"
+            record = Record(it.holder.message, b"refused", 60.0)
+            assert self.store.refuse(KEY, it.holder, record, limit=self.limit) is not None, "it runs"
 
     @precondition(lambda self: self.wire.late)
     @rule(index=st.integers(0, 20))

@@ -103,8 +103,8 @@ class Histories(RuleBasedStateMachine):
     def release(self, who: int, marked: bool) -> None:
         client = self.clients[who]
         if client.lease is not None:
-            mark = Record(client.holder.message, b"record", 60) if marked else None
-            assert self.store.free(client.lease, record=mark) == (client.owner in self.taken)
+            record = Record(client.holder.message, b"record", 60) if marked else None
+            assert self.store.free(client.lease, record=record) == (client.owner in self.taken)
             if marked:
                 self.done.add(client.holder.message)
             self.taken.pop(client.owner, None)

@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 
-KEY = "contract:{turn:1}"
+KEY = "contract:{waiter:1}"
 ME = Holder("me", 0, "node", 1, 0.0)
 
 #: Seconds: longer than any test, so that only what is freed is free.
@@ -55,8 +55,8 @@ def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) 
 
     left: list[bool] = []
     held = Held(None, "other", 1.0)
-    with AskingWaiter(Broken(), lambda: found or held, left.append) as turn:  # type: ignore[arg-type]
-        turn.wait(0.0)
+    with AskingWaiter(Broken(), lambda: found or held, left.append) as waiter:  # type: ignore[arg-type]
+        waiter.wait(0.0)
     assert left == [frees]
 
 
@@ -72,10 +72,10 @@ def redis_store(redis_server: RedisServer) -> Iterator[Store]:
 
 def piped(store: Store, **more: object) -> PipedWaiter:
     """A place whose question stands behind its bell by now."""
-    turn = place(store, **more)
-    assert isinstance(turn, PipedWaiter)
-    assert isinstance(turn.wait(0.01), Held)
-    return turn
+    waiter = place(store, **more)
+    assert isinstance(waiter, PipedWaiter)
+    assert isinstance(waiter.wait(0.01), Held)
+    return waiter
 
 
 class TestQuestionAhead:
@@ -83,12 +83,12 @@ class TestQuestionAhead:
 
     def test_nobody_else_gets_the_lock_in_between(self, redis_store: Store, redis_server: RedisServer) -> None:
         first = taken(redis_store)
-        with piped(redis_store) as turn, redis_server.client() as client:
+        with piped(redis_store) as waiter, redis_server.client() as client:
             redis_store.free(first)
             until(lambda: redis_store.held(KEY))
             assert isinstance(redis_store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("next"))), Held)
             before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-            assert isinstance(turn.wait(60), Lease)
+            assert isinstance(waiter.wait(60), Lease)
             assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "it says that it is there"
 
     def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
@@ -101,20 +101,20 @@ class TestQuestionAhead:
     def test_and_the_next_waiter_gets_it(self, redis_store: Store) -> None:
         first = taken(redis_store)
         leaving = piped(redis_store)
-        with piped(redis_store) as turn:
+        with piped(redis_store) as waiter:
             redis_store.free(first)
             until(lambda: redis_store.held(KEY))
             leaving.__exit__(None, None, None)
-            assert isinstance(turn.wait(60), Lease)
+            assert isinstance(waiter.wait(60), Lease)
 
     def test_question_that_comes_after_the_waiter_has_left_takes_nothing(self, redis_store: Store) -> None:
         """As when the server sees late that the connection is closed."""
         first = taken(redis_store)
         gone = piped(redis_store)
         gone._leave(True)
-        with piped(redis_store) as turn:
+        with piped(redis_store) as waiter:
             redis_store.free(first)
-            found = turn.wait(60)
+            found = waiter.wait(60)
             assert isinstance(found, Lease), "the wake-up was passed on"
             assert [held.owner for held in redis_store.held(KEY)] == [found.owner]
         redis_store.free(found)
@@ -122,25 +122,25 @@ class TestQuestionAhead:
 
     def test_waiter_that_is_interrupted_gives_back_what_it_may_have_got(self, redis_store: Store) -> None:
         first = taken(redis_store)
-        with pytest.raises(KeyboardInterrupt), piped(redis_store) as turn:
+        with pytest.raises(KeyboardInterrupt), piped(redis_store) as waiter:
             redis_store.free(first)
-            assert isinstance(turn.wait(60), Lease)
+            assert isinstance(waiter.wait(60), Lease)
             raise KeyboardInterrupt
         assert redis_store.held(KEY) == []
 
     def test_leaving_late_takes_nothing_away_that_the_owner_got_since(self, redis_store: Store) -> None:
         """The server was silent as the waiter left, and asked again; it carries out both when it is back."""
         first, owner = taken(redis_store), new_owner()
-        turn = piped(redis_store, owner=owner)
+        waiter = piped(redis_store, owner=owner)
         redis_store.free(first)
         until(lambda: redis_store.held(KEY))
         again = redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=replace(ME, since=1.0), waiting=True))
         assert isinstance(again, Lease)
-        turn._leave(True)
+        waiter._leave(True)
         assert [held.owner for held in redis_store.held(KEY)] == [owner]
         redis_store.free(again)
         assert isinstance(redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=replace(ME, since=2.0))), Lease)
-        turn.__exit__(None, None, None)
+        waiter.__exit__(None, None, None)
         assert [held.owner for held in redis_store.held(KEY)] == [owner]
 
     def test_lock_is_the_waiters_for_a_moment_until_it_has_said_that_it_is_there(
@@ -149,19 +149,19 @@ class TestQuestionAhead:
         """And it trusts its lease from the moment in which it says so."""
         monkeypatch.setattr(lock_commands, "PROVISIONAL", TTL / 10)
         first = taken(redis_store)
-        turn = piped(redis_store)
+        waiter = piped(redis_store)
         redis_store.free(first)
         until(lambda: redis_store.held(KEY))
         (provisional,) = redis_store.held(KEY)
         assert 0 < provisional.remaining <= TTL / 10
         woken = clock.now()
-        found = turn.wait(60)
+        found = waiter.wait(60)
         assert isinstance(found, Lease)
         assert woken <= found.acquired_at <= clock.now()
         (confirmed,) = redis_store.held(KEY)
         assert confirmed.owner == provisional.owner == found.owner
         assert found.remaining <= confirmed.remaining
-        turn.__exit__(None, None, None)
+        waiter.__exit__(None, None, None)
         assert redis_store.free(found)
 
     def test_waiter_that_comes_too_late_waits_on(
@@ -170,30 +170,30 @@ class TestQuestionAhead:
         """As one that was frozen: it hears that it was given the lock when another has it."""
         monkeypatch.setattr(lock_commands, "PROVISIONAL", 0.05)
         first = taken(redis_store)
-        turn = piped(redis_store)
+        waiter = piped(redis_store)
         redis_store.free(first)
         with redis_server.client() as client:
             until(lambda: client.exists(f"{KEY}:fence") and not redis_store.held(KEY))
         other = taken(redis_store, holder=Holder("other"))
-        found = turn.wait(0.05)
+        found = waiter.wait(0.05)
         assert isinstance(found, Held)
         assert found.owner == other.owner
         redis_store.free(other)
         while isinstance(found, Held):
-            found = turn.wait(60)
+            found = waiter.wait(60)
         assert isinstance(found, Lease)
         assert redis_store.renew([found], timeout=1.0) == [True]
-        turn.__exit__(None, None, None)
+        waiter.__exit__(None, None, None)
 
     def test_server_that_forgot_the_scripts(self, redis_store: Store, redis_server: RedisServer) -> None:
         first = taken(redis_store)
-        with piped(redis_store) as turn:
+        with piped(redis_store) as waiter:
             with redis_server.client() as client:
                 client.script_flush()
             redis_store.free(first)
-            found = turn.wait(60)
+            found = waiter.wait(60)
             while isinstance(found, Held):
-                found = turn.wait(60)
+                found = waiter.wait(60)
             assert isinstance(found, Lease)
             redis_store.free(found)
             with redis_server.client() as client:
@@ -227,9 +227,9 @@ class TestQuestionAhead:
                 until_ = since + rng.choice([0.0, 0.001, 0.005, 0.02, 30.0])
                 found = redis_store.acquire(LockRequest(KEY, owner, ttl=TTL, holder=Holder(owner), waiting=True))
                 if isinstance(found, Held):
-                    with redis_store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=Holder(owner))) as turn:
+                    with redis_store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=Holder(owner))) as waiter:
                         while isinstance(found, Held) and (left := until_ - clock.now()) > 0:
-                            found = turn.wait(left)
+                            found = waiter.wait(left)
                 if isinstance(found, Lease):
                     if not inside.acquire(blocking=False):
                         failures.append("two at once")

@@ -259,7 +259,7 @@ class TestAbandon:
 
 
 class TestLeave:
-    """The main process leaves the marks of killed children: it must not wait once for each."""
+    """The main process leaves the records of killed children: it must not wait once for each."""
 
     def test_waits_once_for_a_server_that_is_silent(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
@@ -282,7 +282,7 @@ class TestLeave:
         assert len(direct.inspect(KEY).records) == 5
         assert direct.held(KEY) == []
 
-    def test_newer_mark_is_not_overwritten_later(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_newer_record_is_not_overwritten_later(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
         own_redis.pause()
         direct.remember(KEY, Record(ME.message, b"killed", 60.0))
@@ -291,7 +291,7 @@ class TestLeave:
         own_redis.resume()
         direct.free(lease, record=Record(ME.message, b"settled", 60.0))
         direct._servers.run(owed)
-        assert [mark.content for mark in direct.inspect(KEY).records] == [b"settled"]
+        assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
 
 class TestRelease:
@@ -349,20 +349,20 @@ class TestRelease:
         until(lambda: is_settled(direct))
         assert direct.held(KEY) == []
 
-    def test_leaves_newer_marks_alone(self, store: RedisStore, proxy: LateProxy) -> None:
-        lease, mark = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+    def test_leaves_newer_records_alone(self, store: RedisStore, proxy: LateProxy) -> None:
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
-            store.free(lease, record=mark)
+            store.free(lease, record=record)
         until(lambda: is_settled(store))
-        store.replace_records([(KEY, mark._replace(content=b"settled"))])
-        store._pending.add("again", lock_commands.free(lease, record=mark), seconds=60.0)
+        store.replace_records([(KEY, record._replace(content=b"settled"))])
+        store._pending.add("again", lock_commands.free(lease, record=record), seconds=60.0)
         until(lambda: is_settled(store))
-        assert [mark.content for mark in store.inspect(KEY).records] == [b"settled"]
+        assert [record.content for record in store.inspect(KEY).records] == [b"settled"]
 
 
 class TestAge:
-    """A copy of the message sees by the time that is left of a mark how long ago the body ended."""
+    """A copy of the message sees by the time that is left of a record how long ago the body ended."""
 
     @pytest.fixture
     def pass_time(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
@@ -380,13 +380,13 @@ class TestAge:
         way: str,
         arrives: bool,
     ) -> None:
-        lease, mark = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         proxy.hold(1000)
         if way == "free":
             with pytest.raises(LockUnavailable):
-                store.free(lease, record=mark)
+                store.free(lease, record=record)
         else:
-            store.remember(KEY, mark)
+            store.remember(KEY, record)
         pass_time(20.0)
         if arrives:
             proxy.deliver_first()
@@ -396,7 +396,7 @@ class TestAge:
         proxy.hold(0)
         until(lambda: is_settled(store))
         (left,) = store.inspect(KEY).records
-        assert left.content == mark.content
+        assert left.content == record.content
         assert 35 < left.seconds <= 40
 
     def test_mark_that_is_over_is_not_left(

@@ -1,4 +1,5 @@
-"""Locks on Redis: one server, one behind Sentinels, a cluster, or the nodes of a Redlock.
+"""Locks on Redis: one server, one behind Sentinels, a cluster (`store.py`), or the nodes of a Redlock (`redlock.py`).
 
-Begin with `store.py`, then `redlock.py`; what runs on the server is in `scripts/`.
+What runs on a server is in `scripts/`, and what it is asked in `…_commands.py`. How it gets there: `connection.py`,
+`server.py`, `cluster.py`; for a Redlock `node.py`, `conversation.py` and `nodes.py`.
 """
