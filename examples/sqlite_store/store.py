@@ -134,7 +134,7 @@ class SqliteStore:
     @contextmanager
     def _connection(self, patience: float) -> Iterator[sqlite3.Connection]:
         try:
-            with _one_at_a_time, closing(sqlite3.connect(self._path, patience, isolation_level=None)) as db:
+            with _one_at_a_time, closing(sqlite3.connect(self._path, timeout=patience, isolation_level=None)) as db:
                 yield db
         except sqlite3.Error as error:
             raise LockUnavailable(self.server, str(error)) from error
