@@ -143,3 +143,9 @@ def test_lifecycle_names_tests_that_exist() -> None:
             tree = found[0]
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert all("`tests/" in row or "/testing/" in row or row.startswith("| event") for row in rows)
+
+
+def test_modules_that_the_design_names_exist() -> None:
+    named = re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / "design.md").read_text())
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / "celery_singleton_lock" / name).exists()] == []
