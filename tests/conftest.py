@@ -32,10 +32,14 @@ LASTING = {
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for server in LASTING.keys() & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.xdist_group(LASTING[server]))
+        groups = sorted({mark.args[0] for mark in item.iter_markers("xdist_group")})
+        # pytest-xdist 3.8 notes the group where pytest 9.2 does not look for it any more (pytest-xdist's issue 1386).
+        if groups and getattr(config.option, "loadgroup", False) and hasattr(item, "_id"):
+            item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(groups)}")
 
 
 def pytest_collection_finish() -> None:
