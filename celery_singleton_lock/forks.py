@@ -10,6 +10,10 @@ import os
 import weakref
 from typing import Protocol
 
+from celery.utils.log import get_logger
+
+logger = get_logger(__name__)
+
 
 class StartsAnew(Protocol):
     """Has locks, threads or work of its own."""
@@ -29,7 +33,11 @@ def start_anew_in_child(it: StartsAnew) -> None:
 
 def _start_all_anew() -> None:
     for it in list(_all):
-        it.start_anew()
+        try:
+            it.start_anew()
+        except Exception:
+            # The others are not to keep what their parent's threads have locked.
+            logger.exception("fork: %r could not start anew", it)
 
 
 if hasattr(os, "register_at_fork"):

@@ -38,8 +38,8 @@ class Hold:
 
     @classmethod
     def of_nobody(cls, key: str) -> Hold:
-        """A hold that is none, for what is said about a key."""
-        return Hold(key, new_owner(), ttl=1.0)
+        """A hold that is none, for what is said about a key; its ttl is how long that may take, see `Redlock`."""
+        return Hold(key, new_owner(), ttl=30.0)
 
     @property
     def good_for(self) -> float:

@@ -177,6 +177,24 @@ class TestReach:
             assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
             store.close()
 
+    def test_silence_takes_no_refusal_back(self, nodes: Nodes, store: RedlockStore) -> None:
+        """Another copy's, which looks like this one."""
+        record, key = Record(ME.message, b"refused", 60.0), keyspace.done_key(KEY, ME.message)
+        clients = [server.client() for server in nodes.servers]
+        assert store.refuse(KEY, ME, record) is None
+        until(lambda: all(client.get(key) == "refused" for client in clients), "all have heard it")
+        for server in nodes.servers[:3]:
+            hang(server)
+        with pytest.raises(LockUnavailable):
+            store.refuse(KEY, ME, record)
+        assert [client.get(key) for client in clients[3:]] == ["refused"] * 2
+        resume(nodes)
+        another = Holder("another")
+        assert store.refuse(KEY, another, record._replace(message=another.message)) is None
+        other_key = keyspace.done_key(KEY, another.message)
+        until(lambda: all(client.get(other_key) for client in clients), "they have read what they were told before")
+        assert [client.get(key) for client in clients] == ["refused"] * 5
+
     def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
         with ExitStack() as exits:
             proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]

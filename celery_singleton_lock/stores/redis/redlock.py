@@ -279,34 +279,34 @@ class RedlockStore:
         answers: Answers = {}
         promise = record._replace(content=vote_commands.PROMISE + record.content, seconds=PROMISED)
         for _ in tries():
-            for each in (promise, record):
-                answers = self._agreed_to(vote_commands.refuse(key, holder, each, slots=slots))
-                found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
-                if found.count(None) < self._nodes.quorum:
-                    break
-            else:
-                return None
             with self._nodes.conversation() as conversation:
+                for each in (promise, record):
+                    call = vote_commands.refuse(key, holder, each, slots=slots)
+                    answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER)
+                    found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
+                    if found.count(None) < self._nodes.quorum:
+                        break
+                else:
+                    return None
+                if len(found) < self._nodes.quorum:
+                    # Silence is no objection: what is there may be another copy's refusal, which looks like this one.
+                    continue
                 for each in (promise, record):
                     everywhere = range(len(self._nodes.each))
                     conversation.tell(vote_commands.take_back(key, each), everywhere, repeat_for=PROMISED)
             against = [it for it in found if it is not None and not _is_promise(it)]
-            if against and len(found) >= self._nodes.quorum:
+            if against:
                 return next((it for it in against if isinstance(it, Record)), against[0])
         raise self._nodes.unavailable(errors_of(answers))
 
-    def _agreed_to(self, call: Call) -> Answers:
-        """What the nodes answered, waited for until a majority has agreed, or cannot any more.
+    def _is_agreed(self, answers: Answers) -> bool:
+        """Whether a majority has agreed, or cannot any more.
 
-        Not merely until a majority has answered: a node that the message's copy has, and that answers sooner than one
-        of those that have promised, would have a refusal taken back that others have found.
+        Not merely whether a majority has answered: a node that the message's copy has, and that answers sooner than one
+        of those that have promised, would have a refusal taken back that others have been told of.
         """
-
-        def is_decided(answers: Answers) -> bool:
-            agreed = [answer[0] for answer in given(answers)].count(Answer.GRANTED)
-            return agreed >= self._nodes.quorum or len(answers) - agreed > self._nodes.spare
-
-        return self._nodes.ask(call, is_decided)
+        agreed = [answer[0] for answer in given(answers)].count(Answer.GRANTED)
+        return agreed >= self._nodes.quorum or len(answers) - agreed > self._nodes.spare
 
 
 class _NodesBell(RedisBell):
