@@ -10,8 +10,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -184,20 +184,26 @@ def current_worker_task() -> Any:
     return _internal_state.get_current_worker_task()
 
 
-@contextmanager
-def carrying_out(task: Any, request: Context) -> Iterator[None]:
+def push_task(task: Any, request: Context) -> None:
     """Have `task` be what this thread carries out, with this request.
 
+    No context manager: a generator that an exception interrupts ends when it is collected, beneath another task.
+
     Promise: each call of a `task.map` has a lease of its own, in `self.request`.
-    Touches: celery._state.push_current_task, celery._state.pop_current_task, celery.Task.request_stack
+    Touches: celery._state.push_current_task, celery.Task.request_stack
     """
     _internal_state.push_current_task(task)
     task.request_stack.push(request)
-    try:
-        yield
-    finally:
-        task.request_stack.pop()
-        _internal_state.pop_current_task()
+
+
+def pop_task(task: Any) -> None:
+    """End what `push_task` has begun.
+
+    Promise: what a worker does after a `task.map` is not taken for one of its calls.
+    Touches: celery._state.pop_current_task, celery.Task.request_stack
+    """
+    task.request_stack.pop()
+    _internal_state.pop_current_task()
 
 
 def queue_taken_from(message: Any) -> Any:

@@ -76,7 +76,7 @@ class Leadership:
         """Whether this one leads now; the lease is renewed if that is due.
 
         Args:
-            patience: seconds to wait at most where another one leads.
+            patience: seconds to wait at most where another one leads; a server that does not answer takes a few more.
         """
         if self._lease is not None:
             self._keep(self._lease)

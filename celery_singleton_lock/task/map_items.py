@@ -20,7 +20,7 @@ from celery.app.task import Context
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
-from celery_singleton_lock._celery import carrying_out, current_task
+from celery_singleton_lock._celery import current_task, pop_task, push_task
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.task import message_identity, requeue, synchronous
@@ -54,11 +54,14 @@ def call(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: A
     """
     request = _request(sender.request, args, kwargs)
     lock = task.lock_of(request, args, kwargs)
-    with carrying_out(task, request):
+    push_task(task, request)
+    try:
         if lock is None:
             return synchronous.value_of(task.name, function(*args, **kwargs))
         options, key = lock
         return _under_lock(task, _for_item(options), key, partial(function, *args, **kwargs))
+    finally:
+        pop_task(task)
 
 
 def _under_lock(task: TaskLike, options: Options, key: str, function: Callable[[], Any]) -> Any:

@@ -289,9 +289,12 @@ class TestTask:
         request = Context(id="inner", args=(), kwargs={}, is_eager=True)
         assert _celery.current_task() is None
         assert _celery.current_worker_task() is None
-        with _celery.carrying_out(task, request):
+        _celery.push_task(task, request)
+        try:
             assert _celery.current_task() is task
             assert task.request is request
+        finally:
+            _celery.pop_task(task)
         assert _celery.current_task() is None
         assert task.request is not request
 
@@ -300,8 +303,9 @@ class TestTask:
 
         @app.task(shared=False, name="inside.outer", bind=True)
         def outer(self: Any) -> None:
-            with _celery.carrying_out(task, Context(id="inner", is_eager=True)):
-                found.append((_celery.current_task().name, _celery.current_worker_task().name))
+            _celery.push_task(task, Context(id="inner", is_eager=True))
+            found.append((_celery.current_task().name, _celery.current_worker_task().name))
+            _celery.pop_task(task)
 
         outer.apply()
         assert found == [(task.name, "inside.outer")]

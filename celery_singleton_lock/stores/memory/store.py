@@ -111,8 +111,9 @@ class MemoryStore:
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         with self._mutex.lock:
+            self._forget_old_records()
             for key, record in records:
-                if self._record(key, record.message) is not None:
+                if (key, record.message) in self._records:
                     self._remember(key, record)
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
