@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from types import FrameType, TracebackType
@@ -94,16 +95,16 @@ class Body:
                 self._way.interrupt(self)
 
 
-class _Way:
-    def enter(self, body: Body) -> None:
+class _Way(ABC):
+    def enter(self, body: Body) -> None:  # noqa: B027 - most ways need nothing for that
         """The body begins."""
 
-    def leave(self, body: Body) -> None:
+    def leave(self, body: Body) -> None:  # noqa: B027
         """It has ended; may be called again."""
 
+    @abstractmethod
     def interrupt(self, body: Body) -> None:
         """Raise `Aborted` in it."""
-        raise NotImplementedError
 
 
 class _BySignal(_Way):

@@ -25,6 +25,8 @@ from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import progress_of
 from tests.unit.deliveries import deliver, id_for, make
 
+pytestmark = pytest.mark.usefixtures("settled_at_once")
+
 _numbers = itertools.count()
 
 
@@ -33,16 +35,8 @@ class NotSerialisable:
 
 
 @pytest.fixture
-def app() -> Celery:
-    app = Celery(f"redelivery{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
-    app.conf.singleton_lock_prefix = app.main
-    return app
-
-
-@pytest.fixture(autouse=True)
-def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the first execution had had its time to store what it returned."""
-    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
+def app(memory_app: Celery) -> Celery:
+    return memory_app
 
 
 class TestSecondCopy:

@@ -15,25 +15,17 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.task import redelivery, refusal, requeue
+from celery_singleton_lock.task import refusal, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.unit.deliveries import deliver, id_for, make
 
-_numbers = itertools.count()
+pytestmark = pytest.mark.usefixtures("settled_at_once")
 
 
 @pytest.fixture
-def app() -> Celery:
-    app = Celery(f"refusal{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
-    app.conf.singleton_lock_prefix = app.main
-    return app
-
-
-@pytest.fixture(autouse=True)
-def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the first execution had had its time to store what it returned."""
-    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
+def app(memory_app: Celery) -> Celery:
+    return memory_app
 
 
 class TestEndWithoutABody:

@@ -32,10 +32,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def app() -> Celery:
-    app = Celery(f"running{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
-    app.conf.singleton_lock_prefix = app.main
-    return app
+def app(memory_app: Celery) -> Celery:
+    return memory_app
 
 
 def make(app: Celery, body: Any) -> Any:

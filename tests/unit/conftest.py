@@ -1,0 +1,27 @@
+"""What several of the unit tests begin with."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.task import redelivery
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def memory_app(request: pytest.FixtureRequest) -> Celery:
+    """An app whose broker, results and locks are in memory; its keys are no other app's."""
+    name = f"{request.module.__name__.rpartition('_')[2]}{next(_numbers)}"
+    app = Celery(name, set_as_current=False, broker="memory://", backend="cache+memory://")
+    app.conf.singleton_lock_prefix = app.main
+    return app
+
+
+@pytest.fixture
+def settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the first execution had had its time to store what it returned."""
+    monkeypatch.setattr(redelivery, "SETTLING", 0.0)
