@@ -12,6 +12,8 @@ do not wait for it (`pulse.py`).
 A renewal that arrives after the release does no harm: it renews what is ours and never creates anything. What changes
 the ttl of a lease (`renew`) never runs beside a round that renews it, or nobody would know which of the two ttls it
 has.
+
+Protocol: `docs/protocol.md`, section 4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Who holds a lock: the owner token, by which a store tells holds apart, and the holder, which is for people."""
+"""Who holds a lock: the owner token, by which a store tells holds apart, and the holder, which is for people.
+
+Protocol: `docs/protocol.md`, section 1.
+"""
 
 from __future__ import annotations
 

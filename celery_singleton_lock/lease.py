@@ -2,6 +2,8 @@
 
 The holder trusts its lease from before the command that took or renewed it was *sent*, not from the answer: the server
 counts from some moment in between, so the holder always stops trusting first (`trust.end_of`).
+
+Protocol: `docs/protocol.md`, section 3.
 """
 
 from __future__ import annotations

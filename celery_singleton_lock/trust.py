@@ -3,6 +3,8 @@
 A ttl is spent in thirds. After the first one the lease is renewed; in the second one that is tried again and again
 while no answer comes; with the last one the lease counts as lost, and the task is stopped in it, before anybody else
 can have the lock.
+
+Protocol: `docs/protocol.md`, sections 3 to 5.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ was freed.
 A missing answer is not a "no": what was asked for may be carried out later. Who does not ask again gives the owner up
 (`abandon`), and whoever comes in its place says so (`LockRequest.given_up`). From then on nothing that arrives of it
 takes the lock.
+
+Protocol: `docs/protocol.md`, sections 2 and 6.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How a waiter gets the lock: it asks for it again when it is woken, or now and then where nobody can wake it."""
+"""How a waiter gets the lock: it asks for it again when it is woken, or now and then where nobody can wake it.
+
+Protocol: `docs/protocol.md`, section 7.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@
 Each raises `Aborted` in the body, then leaves it half of its grace to clean up, and raises again until the body ends.
 A prefork child that goes on when the grace is over is killed; in the other pools that would kill other tasks too, so
 there it is only said, loudly.
+
+Protocol: `docs/protocol.md`, section 5.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 An answer that did not come is not a "no": what was asked for may still be granted, when the server goes on. So an owner
 that got no answer is given up, here and by the copy of the message that is put back.
+
+Protocol: `docs/protocol.md`, sections 2 and 7.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 With the freed lock stays what is remembered of the message, and for whom the lock is kept: the task's own next attempt,
 or nobody, for the rest of `lock_at_least_for`.
+
+Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A child cannot renew while C code holds its GIL or while it is stopped, and a de
 can: it gave each delivery its owner, and knows for which key. One thread waits for the ends of
 children (by pidfd, where the platform has that: Celery itself may take seconds to notice) and for the next renewal; it
 is a thread because the consumer's timers stand still while the broker is away.
+
+Protocol: `docs/protocol.md`, section 9.
 """
 
 from __future__ import annotations

@@ -149,3 +149,12 @@ def test_modules_that_the_design_names_exist() -> None:
     named = re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / "design.md").read_text())
     assert len(named) > 10
     assert [name for name in named if not (ROOT / "celery_singleton_lock" / name).exists()] == []
+
+
+def test_each_section_of_the_protocol_is_named_where_it_is_carried_out() -> None:
+    sections = re.findall(r"^## (\d+)\.", (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE)
+    named: set[str] = set()
+    for path in (ROOT / "celery_singleton_lock").rglob("*.py"):
+        for first, joined, last in re.findall(r"protocol\.md`, sections? (\d+)(?: (to|and) (\d+))?", path.read_text()):
+            named |= {str(it) for it in range(int(first), int(last) + 1)} if joined == "to" else {first, last or first}
+    assert named == set(sections)

@@ -12,6 +12,8 @@ rate; who does not takes back what it got, on every node, and tries again after 
 - A renewal needs a majority, and puts the lock back on nodes that have lost it, for the next time.
 - A waiter's bell hangs on one node, the same for all who wait for a lock while that node is well; the first in the
   queue is woken first as long as that is so.
+
+Protocol: `docs/protocol.md`, section 10.
 """
 
 from __future__ import annotations
