@@ -1,0 +1,115 @@
+"""The app of the simulated workers: tasks of each kind, whose bodies say when they begin and end."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import billiard.einfo
+from celery import Celery
+from celery.app import trace as celery_trace
+from celery.worker import strategy
+
+from tests.simulation import loading
+from tests.simulation.scheduler import active, simulation
+
+#: Options of the tasks, by name.
+TASKS: dict[str, dict[str, Any]] = {
+    "shop.skip": {"on_conflict": "skip"},
+    "shop.late": {"on_conflict": "skip", "acks_late": True, "reject_on_worker_lost": True},
+    "shop.again": {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True},
+    "shop.patient": {"on_conflict": "retry", "lock_wait": 20.0},
+    "shop.two": {"on_conflict": "retry", "lock_limit": 2, "acks_late": True, "reject_on_worker_lost": True},
+    "shop.retries": {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True, "max_retries": 2},
+    "shop.keeps": {
+        "on_conflict": "retry",
+        "acks_late": True,
+        "reject_on_worker_lost": True,
+        "max_retries": 2,
+        "lock_retain_on_retry": True,
+    },
+}
+
+
+class App(Celery):
+    """Celery's, on simulated time."""
+
+    def now(self) -> datetime:
+        return _now().astimezone(self.timezone)
+
+
+def _now() -> datetime:
+    run = active()
+    task = run.current if run is not None else None
+    seconds = 0.0 if run is None else run.now
+    wall = task.process.host.wall_clock(seconds) if task is not None else 1_700_000_000.0 + seconds
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=wall)
+
+
+class _Traceback:
+    """In the place of billiard's copies, which take as long as all the rest."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.tb_frame = self.tb_next = None
+        self.tb_lineno = 0
+
+
+def patch_celery() -> None:
+    """Leave out what costs time and is of no use here."""
+    billiard.einfo.Traceback = _Traceback
+    billiard.einfo.traceback = SimpleNamespace(format_exception=lambda *_: [""])
+    celery_trace.traceback_clear = lambda _error=None: None
+    celery_trace._does_info = False
+    strategy.to_timestamp = lambda eta, *_: eta.timestamp()  # Celery's looks at the clock that nobody simulates.
+    logging.getLogger("celery").setLevel(logging.CRITICAL)
+    logging.getLogger("celery").propagate = False
+
+
+def app_of(package: Any, settings: dict[str, Any]) -> Celery:
+    """The app of a process, made once for each copy of the package, with these settings."""
+    with loading.uninterrupted():
+        app = package.kept.get("app")
+        if app is None:
+            app = package.kept["app"] = _app(package)
+        _configure(app, settings)
+    return app
+
+
+def _configure(app: Celery, settings: dict[str, Any]) -> None:
+    for name in [name for name in app.conf if name.startswith("singleton_lock_")]:
+        app.conf.pop(name, None)
+    app.conf.update(settings)
+
+
+def _app(package: Any) -> Celery:
+    app = App("shop", broker="simulated://", backend="tests.simulation.results:Backend", set_as_current=False)
+    app.conf.update(
+        task_always_eager=False,
+        result_extended=False,
+        task_send_sent_event=False,
+        worker_hijack_root_logger=False,
+        broker_pool_limit=None,
+        task_publish_retry=False,
+    )
+    base = package("task.singleton_task").SingletonTask
+    base.Request = package("worker.request").SingletonRequest
+    for name, options in TASKS.items():
+        app.task(name=name, base=base, bind=True, shared=False, lock_key=["key"], **options)(_body(name))
+    app.task(name="shop.after", bind=True, shared=False)(_after)
+    app.finalize()
+    return app
+
+
+def _body(name: str) -> Any:
+    def body(self: Any, key: str, number: int, plan: str = "") -> int:
+        simulation().world.bodies.run(self, name, key, number, plan)  # type: ignore[attr-defined]
+        return number
+
+    body.__name__ = name.rpartition(".")[2]
+    return body
+
+
+def _after(self: Any, *args: Any) -> None:
+    simulation().world.follows(self.request.id, args)  # type: ignore[attr-defined]

@@ -1,0 +1,192 @@
+"""A broker that keeps a message until it is acknowledged, and delivers it again where that did not come in time; and
+Celery's way to it, as one of kombu's virtual transports.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kombu.transport import TRANSPORT_ALIASES, virtual
+
+from tests.simulation.scheduler import Simulation, simulation
+
+TRANSPORT_ALIASES["simulated"] = "tests.simulation.broker:Transport"
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A message in the hands of a consumer."""
+
+    tag: int
+    message: dict[str, Any]
+    queue: str
+    consumer: Consumer
+    redelivered: bool
+
+
+class Consumer:
+    """A worker, as the broker sees it.
+
+    Args:
+        take: called with each delivery.
+        prefetch: unacknowledged messages that it takes at most.
+    """
+
+    def __init__(self, broker: Broker, queues: tuple[str, ...], take: Callable[[Delivery], None], prefetch: int) -> None:
+        self.broker, self.queues, self.take, self.prefetch = broker, queues, take, prefetch
+        self.unacked: dict[int, Delivery] = {}
+        self.alive = True
+
+    def ack(self, tag: int) -> None:
+        """Acknowledge a message: what the broker hears of it, and when, is the network's."""
+        self.broker.acknowledge(self, tag, None)
+
+    def reject(self, tag: int, requeue: bool) -> None:
+        """Give it back, or drop it."""
+        self.broker.acknowledge(self, tag, requeue)
+
+    def close(self) -> None:
+        """Its connection is gone: its messages are delivered again."""
+        self.alive = False
+        self.broker.lost(self)
+
+    def cut(self, seconds: float) -> None:
+        """It is gone for some seconds, and has other deliveries then."""
+        self.broker.lost(self)
+        self.broker.run.after(seconds, lambda: self.broker.subscribe(self) if self.alive else None)
+
+
+class Broker:
+    """Queues, and who has which message.
+
+    Attributes:
+        visibility: seconds after which a message that nobody acknowledged is delivered again.
+        lose_acks: how many of the next acknowledgements do not arrive.
+    """
+
+    def __init__(self, run: Simulation, *, visibility: float = 60.0) -> None:
+        self.run, self.visibility = run, visibility
+        self.queues: dict[str, deque[tuple[dict[str, Any], bool]]] = {}
+        self.consumers: list[Consumer] = []
+        self.lose_acks = 0
+        self.shuffle = False
+        self.tables: dict[str, list[tuple[str, str, str]]] = {}
+        #: Calls with each message that is put, dropped or done: for the checker.
+        self.on_end: list[Callable[[dict[str, Any], str], None]] = []
+
+    def put(self, queue: str, message: dict[str, Any]) -> None:
+        """Somebody sends a message."""
+        message = copy.deepcopy(message)
+        headers = message.get("headers") or {}
+        self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
+        self._queue(queue).append((message, False))
+        self.run.after(self._delay(), self._deliver)
+
+    def subscribe(self, consumer: Consumer) -> None:
+        if consumer not in self.consumers:
+            self.consumers.append(consumer)
+        self.run.after(self._delay(), self._deliver)
+
+    def acknowledge(self, consumer: Consumer, tag: int, requeue: bool | None) -> None:
+        if self.lose_acks > 0:
+            self.lose_acks -= 1
+            self.run.note("loses an acknowledgement", str(tag), by="broker")
+            return
+        self.run.after(self._delay(), lambda: self._acknowledged(consumer, tag, requeue))
+
+    def lost(self, consumer: Consumer) -> None:
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+        unacked, consumer.unacked = consumer.unacked, {}
+        for delivery in reversed(unacked.values()):
+            self._queue(delivery.queue).appendleft((delivery.message, True))
+        self.run.after(self._delay(), self._deliver)
+
+    def is_empty(self) -> bool:
+        """Whether no message is anywhere."""
+        return not any(self.queues.values()) and not any(consumer.unacked for consumer in self.consumers)
+
+    def _delay(self) -> float:
+        return self.run.rng.uniform(0.0002, 0.002)
+
+    def _queue(self, name: str) -> deque[tuple[dict[str, Any], bool]]:
+        return self.queues.setdefault(name, deque())
+
+    def _acknowledged(self, consumer: Consumer, tag: int, requeue: bool | None) -> None:
+        delivery = consumer.unacked.pop(tag, None)
+        if delivery is not None and requeue:
+            self._queue(delivery.queue).appendleft((delivery.message, True))
+        self._deliver()
+
+    def _deliver(self) -> None:
+        for consumer in self.consumers:
+            for name in consumer.queues:
+                queue = self._queue(name)
+                while queue and consumer.alive and len(consumer.unacked) < consumer.prefetch:
+                    if self.shuffle:
+                        queue.rotate(self.run.rng.randrange(len(queue)))
+                    message, redelivered = queue.popleft()
+                    self._give(consumer, name, message, redelivered)
+
+    def _give(self, consumer: Consumer, queue: str, message: dict[str, Any], redelivered: bool) -> None:
+        delivery = Delivery(self.run.next_number(), message, queue, consumer, redelivered)
+        consumer.unacked[delivery.tag] = delivery
+        self.run.after(self.visibility, lambda: self.deliver_again(delivery))
+        self.run.after(self._delay(), lambda: consumer.take(delivery) if consumer.alive else None)
+
+    def deliver_again(self, delivery: Delivery) -> None:
+        """The message is delivered again though its consumer may still have it."""
+        if delivery.consumer.unacked.pop(delivery.tag, None) is not None:
+            self.run.note("delivers again", str(delivery.message["headers"].get("id")), by="broker")
+            self._queue(delivery.queue).append((delivery.message, True))
+            self._deliver()
+
+
+class Channel(virtual.Channel):
+    """Of a simulated connection; `consumer` is set by a worker."""
+
+    do_restore = False
+    consumer: Consumer | None = None
+
+    def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+        simulation().broker.put(queue, message)  # type: ignore[attr-defined]
+
+    def _get(self, queue: str, timeout: float | None = None) -> Any:
+        raise NotImplementedError
+
+    def _size(self, queue: str) -> int:
+        return len(simulation().broker.queues.get(queue, ()))  # type: ignore[attr-defined]
+
+    def _purge(self, queue: str) -> int:
+        return 0
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
+        if self.consumer is not None:
+            self.consumer.ack(delivery_tag)
+
+    def basic_reject(self, delivery_tag: int, requeue: bool = False) -> None:
+        if self.consumer is not None:
+            self.consumer.reject(delivery_tag, requeue)
+
+    def basic_qos(self, *_: Any, **__: Any) -> None:
+        """As the consumer has it."""
+
+
+class Transport(virtual.Transport):
+    """`simulated://`."""
+
+    Channel = Channel
+    driver_type = "simulated"
+    driver_name = "simulated"
+    state = virtual.BrokerState()
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        self.state = Transport.state
+
+    def driver_version(self) -> str:
+        return "0"

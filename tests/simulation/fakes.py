@@ -1,0 +1,643 @@
+"""What the package imports in place of the standard library: threads, clocks, sockets, pipes and signals of the
+simulation.
+
+Each module here is made once, and asks `simulation()` for the run that is under way. Outside of any task (while the
+package is loaded, and where a test looks at something) the plain thing happens at once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import Empty
+from types import ModuleType
+from typing import Any
+
+from greenlet import getcurrent
+
+from tests.simulation.network import Socket, descriptors
+from tests.simulation.scheduler import Deadlock, Ended, Process, Task, active, simulation
+
+
+def _task() -> Task | None:
+    """The task that runs here; None outside of any."""
+    run = active()
+    if run is None:
+        return None
+    if run.over:
+        raise Ended
+    task = run.current
+    return task if task is not None and getcurrent() is task.greenlet else None
+
+
+def _process() -> Process:
+    task = _task()
+    if task is None:
+        raise Deadlock("only a simulated process has that")
+    return task.process
+
+
+class Lock:
+    """`threading.Lock`."""
+
+    def __init__(self) -> None:
+        self._locked = False
+        self._waiters: deque[Task] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if not self._locked:
+            self._locked = True
+            return True
+        if not blocking:
+            return False
+        return self._wait(timeout)
+
+    def _wait(self, timeout: float) -> bool:
+        run = simulation()
+        until = None if timeout < 0 else run.now + timeout
+        while self._locked:
+            task = _task()
+            if task is None:
+                raise Deadlock("a lock is asked for outside of any task, and somebody has it")
+            self._waiters.append(task)
+            woken = False
+            try:
+                woken = run.park(None if until is None else until - run.now)
+            finally:
+                if task in self._waiters:
+                    self._waiters.remove(task)
+            if not woken:
+                return False
+        self._locked = True
+        return True
+
+    def release(self) -> None:
+        if not self._locked:
+            raise RuntimeError("release unlocked lock")
+        self._locked = False
+        if self._waiters:
+            simulation().wake(self._waiters.popleft())
+
+    def locked(self) -> bool:
+        return self._locked
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RLock:
+    """`threading.RLock`."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._owner: Any = None
+        self._count = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me = getcurrent()
+        if self._owner is me:
+            self._count += 1
+            return True
+        if not self._lock.acquire(blocking, timeout):
+            return False
+        self._owner, self._count = me, 1
+        return True
+
+    def release(self) -> None:
+        if self._owner is not getcurrent():
+            raise RuntimeError("cannot release un-acquired lock")
+        self._count -= 1
+        if not self._count:
+            self._owner = None
+            self._lock.release()
+
+    def let_go(self) -> int:
+        """Release it altogether; how often it was taken."""
+        count, self._count, self._owner = self._count, 0, None
+        self._lock.release()
+        return count
+
+    def take_again(self, count: int) -> None:
+        self._lock.acquire()
+        self._owner, self._count = getcurrent(), count
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Condition:
+    """`threading.Condition`."""
+
+    def __init__(self, lock: RLock | None = None) -> None:
+        self._lock = lock or RLock()
+        self._waiters: deque[Task] = deque()
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        task = _task()
+        if task is None:
+            raise Deadlock("a condition is waited for outside of any task")
+        self._waiters.append(task)
+        count = self._lock.let_go()
+        try:
+            return simulation().park(timeout)
+        finally:
+            if task in self._waiters:
+                self._waiters.remove(task)
+            self._lock.take_again(count)
+
+    def notify(self, n: int = 1) -> None:
+        for _ in range(min(n, len(self._waiters))):
+            simulation().wake(self._waiters.popleft())
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiters))
+
+
+class Event:
+    """`threading.Event`."""
+
+    def __init__(self) -> None:
+        self._condition, self._set = Condition(), False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        with self._condition:
+            self._set = True
+            self._condition.notify_all()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with self._condition:
+            if not self._set:
+                self._condition.wait(timeout)
+            return self._set
+
+
+class Semaphore:
+    """`threading.BoundedSemaphore`."""
+
+    def __init__(self, value: int = 1) -> None:
+        self._free, self._condition = value, Condition()
+
+    def __enter__(self) -> None:
+        with self._condition:
+            while not self._free:
+                self._condition.wait()
+            self._free -= 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._condition:
+            self._free += 1
+            self._condition.notify()
+
+
+class Thread:
+    """`threading.Thread`: a task of the process that starts it."""
+
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., Any] | None = None,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        daemon: bool | None = None,
+    ) -> None:
+        self._target, self._args, self._kwargs = target, args, kwargs or {}
+        self.name, self.daemon = name or "thread", daemon
+        self.task: Task | None = None
+        self._over = Event()
+
+    def start(self) -> None:
+        self.task = simulation().spawn(_process(), self._run, self.name)
+        self.task.thread = self  # type: ignore[attr-defined]
+
+    def _run(self) -> None:
+        try:
+            if self._target is not None:
+                self._target(*self._args, **self._kwargs)
+        finally:
+            run = active()
+            if run is not None and not run.over:
+                self.task.done = True  # type: ignore[union-attr]
+                self._over.set()
+
+    def is_alive(self) -> bool:
+        return self.task is not None and not self.task.done and self.task.process.alive
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.is_alive():
+            self._over.wait(timeout)
+
+    @property
+    def ident(self) -> int | None:
+        return None if self.task is None else self.task.number
+
+
+class _MainThread(Thread):
+    def __init__(self, task: Task) -> None:
+        super().__init__(name="MainThread")
+        self.task = task
+
+
+def current_thread() -> Any:
+    task = _task()
+    if task is None:
+        return threading.current_thread()
+    thread = getattr(task, "thread", None)
+    if thread is None:
+        thread = task.thread = _MainThread(task)  # type: ignore[attr-defined]
+    return thread
+
+
+def main_thread() -> Any:
+    task = _task()
+    if task is None or task.process.main is None:
+        return threading.main_thread()
+    main = task.process.main
+    thread = getattr(main, "thread", None)
+    if thread is None:
+        thread = main.thread = _MainThread(main)  # type: ignore[attr-defined]
+    return thread
+
+
+def get_ident() -> int:
+    task = _task()
+    return 0 if task is None else task.number
+
+
+class local:  # noqa: N801
+    """`threading.local`."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> local:
+        self = object.__new__(cls)
+        object.__setattr__(self, "_made_with", (args, kwargs))
+        object.__setattr__(self, "_of_task", {})
+        return self
+
+    def _own(self) -> dict[str, Any]:
+        of_task = object.__getattribute__(self, "_of_task")
+        me = getcurrent()
+        if me not in of_task:
+            of_task[me] = {}
+            args, kwargs = object.__getattribute__(self, "_made_with")
+            type(self).__init__(self, *args, **kwargs)
+        return of_task[me]
+
+    def __getattr__(self, name: str) -> Any:
+        own = local._own(self)
+        try:
+            return own[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        local._own(self)[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        local._own(self).pop(name)
+
+
+class SimpleQueue:
+    """`queue.SimpleQueue`."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._condition = Condition()
+
+    def put(self, item: Any) -> None:
+        with self._condition:
+            self._items.append(item)
+            self._condition.notify()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        with self._condition:
+            if not self._items and block:
+                self._condition.wait(timeout)
+            if not self._items:
+                raise Empty
+            return self._items.popleft()
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+    def empty(self) -> bool:
+        return not self._items
+
+
+def _module(name: str, of: ModuleType | None = None, **parts: Any) -> ModuleType:
+    """A module as `of`, with other parts."""
+    made = ModuleType(name)
+    if of is not None:
+        made.__dict__.update({name: part for name, part in vars(of).items() if not name.startswith("__")})
+    made.__dict__.update(parts)
+    return made
+
+
+# The clocks
+
+
+def _clock() -> float:
+    task = _task()
+    return 0.0 if task is None else task.process.host.clock(simulation().now)
+
+
+def _wall() -> float:
+    task = _task()
+    if task is None:
+        run = active()
+        return 1_700_000_000.0 + (run.now if run else 0.0)
+    return task.process.host.wall_clock(simulation().now)
+
+
+def sleep(seconds: float) -> None:
+    """`time.sleep`."""
+    simulation().park(seconds)
+
+
+# Processes
+
+
+def _kill(pid: int, signum: int) -> None:
+    run = simulation()
+    process = next((process for process in run.processes if process.pid == pid and process.alive), None)
+    if process is None:
+        raise ProcessLookupError(pid)
+    if signum == signal.SIGKILL:
+        run.kill(process)
+    elif signum:
+        run.signal(process, signum)
+
+
+def _pthread_kill(_: int, signum: int) -> None:
+    simulation().signal(_process(), signum)
+
+
+def _signal(signum: int, handler: Any) -> Any:
+    handlers = _process().handlers
+    previous, handlers[signum] = handlers.get(signum, signal.SIG_DFL), handler
+    return previous
+
+
+def _getsignal(signum: int) -> Any:
+    return _process().handlers.get(signum, signal.SIG_DFL)
+
+
+class _PythonApi:
+    @staticmethod
+    def PyThreadState_SetAsyncExc(thread: Any, error: Any) -> int:  # noqa: N802
+        number = getattr(thread, "value", thread)
+        for task in simulation().tasks:
+            if task.number == number and not task.done:
+                simulation().throw(task, error)
+                return 1
+        return 0
+
+
+class _Chance:
+    """`random.SystemRandom`: from the seed."""
+
+    def randrange(self, *args: int) -> int:
+        return simulation().rng.randrange(*args)
+
+    def uniform(self, a: float, b: float) -> float:
+        return simulation().rng.uniform(a, b)
+
+
+def _randbytes(count: int) -> bytes:
+    run = active()
+    return run.rng.randbytes(count) if run is not None else b"\0" * count
+
+
+class _Selector:
+    """`selectors.DefaultSelector`."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, selectors.SelectorKey] = {}
+
+    def register(self, it: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = selectors.SelectorKey(it, it.fileno(), events, data)
+        self._keys[key.fd] = key
+        return key
+
+    def unregister(self, it: Any) -> selectors.SelectorKey:
+        fd = next(fd for fd, key in self._keys.items() if key.fileobj is it)
+        return self._keys.pop(fd)
+
+    def modify(self, it: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        self.unregister(it)
+        return self.register(it, events, data)
+
+    def get_map(self) -> dict[int, selectors.SelectorKey]:
+        return self._keys
+
+    def get_key(self, it: Any) -> selectors.SelectorKey:
+        try:
+            return next(key for key in self._keys.values() if key.fileobj is it)
+        except StopIteration:
+            raise KeyError(it) from None
+
+    def close(self) -> None:
+        self._keys.clear()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        wait_for(list(self._keys), timeout, lambda: bool(self._there()))
+        return self._there()
+
+    def _there(self) -> list[tuple[selectors.SelectorKey, int]]:
+        found = []
+        for fd, key in self._keys.items():
+            it = descriptors().get(fd)
+            events = 0
+            if it is None or it.readable:
+                events |= key.events & selectors.EVENT_READ
+            if it is None or getattr(it, "writable", False):
+                events |= key.events & selectors.EVENT_WRITE
+            if events:
+                found.append((key, events))
+        return found
+
+
+def wait_for(fds: list[int], timeout: float | None, is_there: Callable[[], bool]) -> None:
+    """Wait until that is so; whatever happens to the descriptors is a reason to look."""
+    run = simulation()
+    if is_there() or timeout == 0:
+        return
+    until = None if timeout is None else run.now + timeout
+    task = _task()
+    if task is None:
+        raise Deadlock("descriptors are waited for outside of any task")
+    while not is_there():
+        its = [it for fd in fds if (it := descriptors().get(fd)) is not None]
+        for it in its:
+            it.watchers.append(task)
+        try:
+            woken = run.park(None if until is None else max(until - run.now, 0.0))
+        finally:
+            for it in its:
+                if task in it.watchers:
+                    it.watchers.remove(task)
+        if not woken:
+            return
+
+
+class _Poll:
+    """`select.poll`, for what becomes readable."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def register(self, fd: int, events: int = 0) -> None:
+        self._fds.append(fd)
+
+    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
+        timeout = None if milliseconds is None else milliseconds / 1000
+        wait_for(self._fds, timeout, lambda: bool(self._there()))
+        return self._there()
+
+    def _there(self) -> list[tuple[int, int]]:
+        its = descriptors()
+        return [(fd, select.POLLIN) for fd in self._fds if fd not in its or its[fd].readable]
+
+
+class Pipe:
+    """The reading end of a pipe, and what is in it."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.watchers: list[Task] = []
+        self.is_over = False
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.content) or self.is_over
+
+    def wake(self) -> None:
+        for task in list(self.watchers):
+            simulation().wake(task)
+
+
+#: Bytes that a pipe takes.
+PIPE = 65536
+
+
+def _pipe() -> tuple[int, int]:
+    its, pipe = descriptors(), Pipe()
+    reader, writer = its.add(pipe), its.add(pipe)
+    return reader, writer
+
+
+def _write(fd: int, data: bytes) -> int:
+    pipe = descriptors()[fd]
+    if len(pipe.content) + len(data) > PIPE:
+        raise BlockingIOError("the pipe is full")
+    pipe.content += data
+    pipe.wake()
+    return len(data)
+
+
+def _read(fd: int, count: int) -> bytes:
+    pipe = descriptors()[fd]
+    if not pipe.content:
+        raise BlockingIOError("the pipe is empty")
+    data, pipe.content = pipe.content[:count], pipe.content[count:]
+    return data
+
+
+def _pidfd_open(pid: int) -> int:
+    process = next((process for process in simulation().processes if process.pid == pid and process.alive), None)
+    if process is None:
+        raise ProcessLookupError(pid)
+    end = Pipe()
+
+    def over() -> None:
+        end.is_over = True
+        end.wake()
+
+    process.at_end.append(over)
+    return descriptors().add(end)
+
+
+def _getpid() -> int:
+    task = _task()
+    return 0 if task is None else task.process.pid
+
+
+MODULES: dict[str, ModuleType] = {
+    "threading": _module(
+        "threading",
+        threading,
+        Lock=Lock,
+        RLock=RLock,
+        Condition=Condition,
+        Event=Event,
+        Semaphore=Semaphore,
+        BoundedSemaphore=Semaphore,
+        Thread=Thread,
+        local=local,
+        current_thread=current_thread,
+        main_thread=main_thread,
+        get_ident=get_ident,
+    ),
+    "time": _module(
+        "time",
+        time,
+        time=_wall,
+        monotonic=_clock,
+        perf_counter=_clock,
+        clock_gettime=lambda _: _clock(),
+        sleep=sleep,
+    ),
+    "os": _module(
+        "os",
+        os,
+        getpid=_getpid,
+        kill=_kill,
+        pipe=_pipe,
+        read=_read,
+        write=_write,
+        close=lambda fd: descriptors().pop(fd),
+        set_blocking=lambda *_: None,
+        pidfd_open=_pidfd_open,
+        sched_yield=lambda: simulation().park(0.00005),
+        register_at_fork=lambda **_: None,
+        urandom=_randbytes,
+    ),
+    "random": _module("random", random, SystemRandom=_Chance),
+    "secrets": _module(
+        "secrets", None, token_hex=lambda count=32: _randbytes(count).hex(), token_bytes=_randbytes
+    ),
+    "select": _module("select", select, poll=_Poll),
+    "selectors": _module("selectors", selectors, DefaultSelector=_Selector),
+    "signal": _module("signal", signal, signal=_signal, getsignal=_getsignal, pthread_kill=_pthread_kill),
+    "_signal": _module("_signal", None, getsignal=_getsignal),
+    "socket": _module("socket", socket, gethostname=lambda: _process().host.name, socket=Socket),
+    "queue": _module("queue", None, SimpleQueue=SimpleQueue, Empty=Empty),
+}
+MODULES["ctypes"] = _module(
+    "ctypes", None, pythonapi=_PythonApi, py_object=lambda it: it, c_ulong=lambda number: number
+)

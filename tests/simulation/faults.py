@@ -1,0 +1,177 @@
+"""What each kind of fault does to a world, and how it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.plan import Fault
+from tests.simulation.scheduler import Process
+from tests.simulation.worker import Child, Worker
+
+
+def befall(world: Any, fault: Fault) -> None:
+    """Have a fault happen now."""
+    world.run.note("FAULT", f"{fault.kind} #{fault.target} for {fault.seconds:.3f} s", by="nemesis")
+    _BY_KIND[fault.kind](world, fault)
+
+
+def _worker(world: Any, fault: Fault) -> Worker:
+    worker: Worker = world.workers[fault.target % len(world.workers)]
+    return worker
+
+
+def _child(world: Any, fault: Fault) -> Child | None:
+    children = _worker(world, fault).living
+    busy = [child for child in children if child.job is not None] or children
+    return busy[fault.target // 7 % len(busy)] if busy else None
+
+
+def _server(world: Any, fault: Fault) -> Any:
+    return world.servers[fault.target % len(world.servers)]
+
+
+def _child_killed(world: Any, fault: Fault) -> None:
+    child = _child(world, fault)
+    if child is not None:
+        world.run.kill(child.process)
+
+
+def _worker_killed(world: Any, fault: Fault) -> None:
+    worker = _worker(world, fault)
+    worker.kill()
+    world.run.after(fault.seconds, worker.start)
+
+
+def _freeze(world: Any, processes: list[Process], seconds: float) -> None:
+    for process in processes:
+        world.run.stop(process)
+
+    def go_on() -> None:
+        for process in processes:
+            process.frozen_until = world.run.now
+            world.run.go_on(process)
+
+    world.run.after(seconds, go_on)
+
+
+def _child_stopped(world: Any, fault: Fault) -> None:
+    child = _child(world, fault)
+    if child is not None:
+        _freeze(world, [child.process], fault.seconds)
+
+
+def _worker_stopped(world: Any, fault: Fault) -> None:
+    worker = _worker(world, fault)
+    if worker.process is not None and worker.process.alive:
+        _freeze(world, [worker.process], fault.seconds)
+
+
+def _host_suspended(world: Any, fault: Fault) -> None:
+    host = _worker(world, fault).host
+    if host.suspended:
+        return
+    world.run.suspend(host)
+
+    def resume() -> None:
+        for process in world.run.processes:
+            if process.host is host:
+                process.frozen_until = world.run.now
+        world.run.resume(host)
+
+    world.run.after(fault.seconds, resume)
+
+
+def _wall_clock_set(world: Any, fault: Fault) -> None:
+    _worker(world, fault).host.wall += (fault.target - 50) * 1.0
+
+
+def _server_stalled(world: Any, fault: Fault) -> None:
+    server = _server(world, fault)
+    server.stall()
+    world.run.after(fault.seconds, server.go_on)
+
+
+def _restarted(having: str) -> Any:
+    def befalls(world: Any, fault: Fault) -> None:
+        server = _server(world, fault)
+        server.crash()
+        world.run.after(fault.seconds, lambda: server.restart(having))
+
+    return befalls
+
+
+def _scripts_forgotten(world: Any, fault: Fault) -> None:
+    _server(world, fault).forget_scripts()
+
+
+def _connections_closed(world: Any, fault: Fault) -> None:
+    _server(world, fault).close_connections()
+
+
+def _cut(there: bool, back: bool) -> Any:
+    def befalls(world: Any, fault: Fault) -> None:
+        link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+        link.cut_there, link.cut_back = there, back
+        world.run.after(fault.seconds, link.open)
+
+    return befalls
+
+
+def _slow(world: Any, fault: Fault) -> None:
+    link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+    before = link.delay
+    link.delay = (0.0, 2.0 if fault.target % 2 else 0.3)
+
+    def fast() -> None:
+        link.delay = before
+
+    world.run.after(fault.seconds, fast)
+
+
+def _delivered_again(world: Any, fault: Fault) -> None:
+    held = [delivery for consumer in world.broker.consumers for delivery in consumer.unacked.values()]
+    if held:
+        world.broker.deliver_again(held[fault.target % len(held)])
+
+
+def _acknowledgement_lost(world: Any, fault: Fault) -> None:
+    world.broker.lose_acks += 1
+
+
+def _broker_cut(world: Any, fault: Fault) -> None:
+    consumers = world.broker.consumers
+    if consumers:
+        consumers[fault.target % len(consumers)].cut(fault.seconds)
+
+
+def _out_of_order(world: Any, fault: Fault) -> None:
+    world.broker.shuffle = True
+
+    def in_order() -> None:
+        world.broker.shuffle = False
+
+    world.run.after(fault.seconds, in_order)
+
+
+_BY_KIND: dict[str, Any] = {
+    "child killed": _child_killed,
+    "worker killed": _worker_killed,
+    "child stopped": _child_stopped,
+    "worker stopped": _worker_stopped,
+    "host suspended": _host_suspended,
+    "wall clock set": _wall_clock_set,
+    "server stalled": _server_stalled,
+    "server restarted": _restarted("all"),
+    "server restarted empty": _restarted("nothing"),
+    "server restarted with older data": _restarted("saved"),
+    "server forgets its scripts": _scripts_forgotten,
+    "connections closed": _connections_closed,
+    "cut there": _cut(True, False),
+    "cut back": _cut(False, True),
+    "cut": _cut(True, True),
+    "slow": _slow,
+    "delivered again": _delivered_again,
+    "acknowledgement lost": _acknowledgement_lost,
+    "broker cut": _broker_cut,
+    "out of order": _out_of_order,
+}

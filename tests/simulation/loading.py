@@ -1,0 +1,359 @@
+"""Copies of the package, of which each simulated process has one: what they import is `fakes`, and before each statement
+of a function stands a point at which the simulation may preempt it, or end it for good.
+
+The code is compiled once, and each copy runs it anew: so each has its own classes and module-level state, as processes
+have. A process that ends leaves its copy to a later one, which begins with the state that it had when it was loaded,
+and as the child of a fork does (`forks`).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, MutableSet
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+from celery import Celery
+from celery.utils.dispatch import Signal
+
+from tests.simulation import fakes
+from tests.simulation.scheduler import active
+
+PACKAGE = "celery_singleton_lock"
+_ROOT = Path(__file__).resolve().parents[2]
+_PREFIX = "simulated_"
+
+#: Changes of the source, by file: mutants.
+Edit = Callable[[str, str], str]
+
+
+class _Points:
+    left = 0
+
+
+def point() -> None:
+    """Before a statement."""
+    _Points.left -= 1
+    if _Points.left < 0:
+        run = active()
+        if run is not None and not run.over:
+            run.point()
+            _Points.left = run.until_preempted
+        else:
+            _Points.left = 1000
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """No point in here counts: for what is made once, and found ready later."""
+    left, _Points.left = _Points.left, 10**12
+    try:
+        yield
+    finally:
+        _Points.left = left
+
+
+class _AtEachStatement(ast.NodeTransformer):
+    """Puts a point before each statement in a function."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def _function(self, node: Any) -> Any:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+        if node.name != "__del__":
+            node.body = _with_points(node.body)
+        return node
+
+    visit_FunctionDef = _function
+    visit_AsyncFunctionDef = _function
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if self._depth and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            for field in ("body", "orelse", "finalbody"):
+                statements = getattr(node, field, None)
+                if isinstance(statements, list) and statements and isinstance(statements[0], ast.stmt):
+                    setattr(node, field, _with_points(statements))
+        return node
+
+
+def _with_points(statements: list[ast.stmt]) -> list[ast.stmt]:
+    found: list[ast.stmt] = []
+    for number, statement in enumerate(statements):
+        is_docstring = number == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if not is_docstring and not isinstance(statement, (ast.Nonlocal, ast.Global)):
+            call = ast.Expr(ast.Call(ast.Name("__point__", ast.Load()), [], []))
+            found.append(ast.fix_missing_locations(ast.copy_location(call, statement)))
+        found.append(statement)
+    return found
+
+
+class _Source:
+    """The package's code, compiled with points, from its files or a changed text of them."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, CodeType] = {}
+        self.edit: Edit | None = None
+
+    def code(self, file: str) -> CodeType:
+        if file not in self._codes:
+            text = Path(file).read_text()
+            if self.edit is not None:
+                text = self.edit(str(Path(file).relative_to(_ROOT)), text)
+            tree = _AtEachStatement().visit(ast.parse(text, file))
+            self._codes[file] = compile(ast.fix_missing_locations(tree), file, "exec")
+        return self._codes[file]
+
+
+source = _Source()
+
+
+class _Resource:
+    """A file beside the package's modules, or a folder of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def joinpath(self, *names: str) -> _Resource:
+        return _Resource(self._path.joinpath(*names))
+
+    def read_bytes(self) -> bytes:
+        return self.read_text().encode()
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        text = self._path.read_text(encoding)
+        return text if source.edit is None else source.edit(str(self._path.relative_to(_ROOT)), text)
+
+
+def _files(package: str) -> _Resource:
+    return _Resource(_ROOT / PACKAGE / Path(*package.split(".")[1:]))
+
+
+_resources = ModuleType("importlib.resources")
+_resources.files = _files  # type: ignore[attr-defined]
+
+
+class _Loader:
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        own = module.__name__.partition(".")[0]
+        module.__dict__["__builtins__"] = {
+            **vars(builtins),
+            "__import__": _importer(own),
+            "__point__": point,
+        }
+        exec(source.code(self._spec.origin), module.__dict__)  # noqa: S102
+
+
+class _Finder:
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        own, _, rest = name.partition(".")
+        if not own.startswith(_PREFIX):
+            return None
+        spec = importlib.util.find_spec(f"{PACKAGE}.{rest}" if rest else PACKAGE)
+        if spec is None or spec.origin is None:
+            return None
+        found = importlib.machinery.ModuleSpec(
+            name, _Loader(spec), origin=spec.origin, is_package=spec.submodule_search_locations is not None
+        )
+        found.has_location = True
+        return found
+
+
+sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+
+
+def _importer(own: str) -> Callable[..., ModuleType]:
+    def import_(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0  # noqa: A002
+    ) -> ModuleType:
+        if name == PACKAGE or name.startswith(PACKAGE + "."):
+            module = importlib.import_module(own + name[len(PACKAGE) :])
+            for part in fromlist or ():
+                if not hasattr(module, part):
+                    importlib.import_module(f"{module.__name__}.{part}")
+            return module if fromlist else sys.modules[own]
+        if name == "importlib.resources":
+            return _resources
+        if level == 0 and name in fakes.MODULES:
+            return fakes.MODULES[name]
+        return builtins.__import__(name, globals, locals, fromlist, level)
+
+    return import_
+
+
+#: What each process needs; what these import comes with them.
+_NEEDED = (
+    "",
+    "worker.bootstep",
+    "worker.request",
+    "task.singleton_task",
+    "task.settling",
+    "beat.scheduler",
+    "lock.lock",
+    "lock.redlock",
+    "stores.redis.store",
+    "stores.redis.redlock",
+    "stores.redis.cluster",
+    "stores.redis.address",
+)
+
+
+class Package:
+    """A copy of the package."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: Made once, for whoever uses the copy: apps, for example.
+        self.kept: dict[str, Any] = {}
+        fixups = set(Celery.builtin_fixups)
+        with _receivers_of(self):
+            for needed in _NEEDED:
+                importlib.import_module(f"{name}.{needed}".rstrip("."))
+        identity = self("process_identity")
+        identity.own, identity.is_over = _identity, _is_over
+        self("task.abort").is_child_of_a_pool = _is_child
+        Celery.builtin_fixups.clear()
+        Celery.builtin_fixups.update(fixups)
+        self._modules = {key: module for key, module in sys.modules.items() if key.partition(".")[0] == name}
+        self._caches = [
+            part
+            for module in self._modules.values()
+            for part in vars(module).values()
+            if hasattr(part, "cache_clear") and getattr(part, "__module__", "") == module.__name__
+        ]
+        self._globals = {name: dict(vars(module)) for name, module in self._modules.items()}
+        self._contents = [*self._containers()]
+        self._starts_anew = list(self("forks")._all)
+
+    def __call__(self, name: str) -> Any:
+        """A module of it."""
+        return sys.modules[f"{self.name}.{name}"]
+
+    def begin(self) -> None:
+        """Have the state of a new process."""
+        with uninterrupted():
+            self._begin()
+
+    def _begin(self) -> None:
+        for name, module in self._modules.items():
+            vars(module).update(self._globals[name])
+        for container, content in self._contents:
+            container.clear()
+            if isinstance(container, (list, deque)):
+                container.extend(content)
+            else:
+                container.update(content)
+        for cache in self._caches:
+            cache.cache_clear()
+        abort = self("task.abort")
+        abort._by_signal = abort._BySignal()
+        self("pulse").pulse._prepared = False
+        runtime = self("runtime")
+        runtime._all_opened[:] = [runtime._Opened()]
+        everything = self("forks")._all
+        everything.clear()
+        everything.update(self._starts_anew)
+        for it in self._starts_anew:
+            it.start_anew()
+
+    def _containers(self) -> Iterator[tuple[Any, Any]]:
+        seen: set[int] = set()
+        kinds = (dict, list, deque, MutableSet, WeakKeyDictionary, WeakValueDictionary)
+        for module in self._modules.values():
+            for name, part in vars(module).items():
+                if name.startswith("__") or name == "_all" or not isinstance(part, kinds) or id(part) in seen:
+                    continue
+                if isinstance(part, WeakSet) or not hasattr(part, "clear"):
+                    continue
+                seen.add(id(part))
+                yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())
+
+
+def _identity() -> str:
+    """In place of `process_identity.own`."""
+    run = active()
+    task = None if run is None else run.current
+    return "" if task is None else f"{task.process.host.name}/{task.process.pid}/1"
+
+
+def _is_over(process: str) -> bool:
+    """In place of `process_identity.is_over`: proven for processes of the same host only."""
+    run = active()
+    task = None if run is None else run.current
+    if run is None or task is None or process.partition("/")[0] != task.process.host.name:
+        return False
+    pid = int(process.split("/")[1])
+    return not any(other.pid == pid and other.alive for other in run.processes)
+
+
+def _is_child() -> bool:
+    """In place of `_celery.is_child_of_a_pool`."""
+    run = active()
+    task = None if run is None else run.current
+    return task is not None and task.process.is_child
+
+
+@contextmanager
+def _receivers_of(package: Package) -> Iterator[None]:
+    """Have what it connects to Celery's signals called in its own process only."""
+    connect = Signal.connect
+
+    def guarded(signal: Signal, *args: Any, **kwargs: Any) -> Any:
+        if not args or not callable(args[0]):
+            return lambda receiver: guarded(signal, receiver, **kwargs)
+        receiver = args[0]
+
+        def receive(*given: Any, **named: Any) -> Any:
+            run = active()
+            task = None if run is None or run.over else run.current
+            if task is not None and task.process.package is package:
+                return receiver(*given, **named)
+            return None
+
+        connect(signal, receive, **{**kwargs, "weak": False})
+        return receiver
+
+    Signal.connect = guarded  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Signal.connect = connect  # type: ignore[method-assign]
+
+
+_loaded: list[Package] = []
+_free: list[Package] = []
+
+
+def take() -> Package:
+    """A copy that no living process has."""
+    if not _free:
+        with uninterrupted():
+            package = Package(f"{_PREFIX}{len(_loaded)}")
+        _loaded.append(package)
+        _free.append(package)
+    return _free.pop(0)
+
+
+def give_back_all() -> None:
+    """Between two simulations: all are free."""
+    _Points.left = 0
+    _free[:] = _loaded

@@ -1,0 +1,297 @@
+"""Sockets of simulated processes, and the ways between hosts: how long a message takes, and which are lost.
+
+What was handed to the kernel outlives its process: it still arrives, and then the end of the connection.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tests.simulation.scheduler import Ended, Host, Simulation, Task, active, simulation
+
+
+class Descriptors(dict[int, Any]):
+    """The open descriptors of all processes."""
+
+    def add(self, it: Any) -> int:
+        run = simulation()
+        fd = 1000 + run.next_number()
+        self[fd] = it
+        return fd
+
+
+def descriptors() -> Descriptors:
+    """Of the simulation that is under way."""
+    run = simulation()
+    found: Descriptors | None = getattr(run, "descriptors", None)
+    if found is None:
+        found = run.descriptors = Descriptors()  # type: ignore[attr-defined]
+    return found
+
+
+class Peer(Protocol):
+    """A server's side of a connection."""
+
+    def receive(self, data: bytes) -> None:
+        """Bytes of the client's have arrived."""
+
+    def close(self) -> None:
+        """The client is gone."""
+
+
+@dataclass(eq=False)
+class Link:
+    """How messages get from one host to another; both ways at once. A fault changes it for a while.
+
+    Attributes:
+        delay: seconds that a message takes, at least and at most.
+        cut_there, cut_back: whether what is sent does not arrive: it waits until the way is open again, as TCP would
+            repeat it, or is lost with its connection.
+    """
+
+    delay: tuple[float, float] = (0.0001, 0.0008)
+    cut_there: bool = False
+    cut_back: bool = False
+    #: Called when a way is open again.
+    opened: list[Callable[[], None]] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Have messages arrive again."""
+        self.cut_there = self.cut_back = False
+        opened, self.opened = self.opened, []
+        for go_on in opened:
+            go_on()
+
+
+class Network:
+    """All links, and what listens where."""
+
+    def __init__(self, run: Simulation) -> None:
+        self.run = run
+        self._links: dict[tuple[str, str], Link] = {}
+        #: Makes the server's side of a connection, or raises OSError; by address.
+        self.listening: dict[tuple[str, int], Callable[[Way, Host], Peer]] = {}
+
+    def link(self, client: str, server: str) -> Link:
+        """The way between two hosts."""
+        return self._links.setdefault((client, server), Link())
+
+
+class Way:
+    """One connection: bytes arrive in the order in which they were sent, each way."""
+
+    def __init__(self, network: Network, link: Link, its: Socket) -> None:
+        self.network, self.link, self.socket = network, link, its
+        self.peer: Peer | None = None
+        self._there = self._back = 0.0
+        self.broken = False
+
+    def send(self, data: bytes) -> None:
+        """The client sends."""
+        self._there = self._pass(self._there, lambda: self.link.cut_there, lambda: self._arrive(data))
+
+    def answer(self, data: bytes) -> None:
+        """The server sends."""
+        self._back = self._pass(self._back, lambda: self.link.cut_back, lambda: self.socket.arrive(data))
+
+    def client_is_gone(self, *, at_once: bool = False) -> None:
+        """The client has closed it: the server hears of it behind what was sent; with `at_once`, what is under way is
+        forgotten.
+        """
+        if at_once:
+            self.broken = True
+        self._there = self._pass(self._there, lambda: self.link.cut_there, self._close_peer, always=True)
+
+    def server_is_gone(self) -> None:
+        """The server's process has ended: its kernel says so."""
+        self.peer = None
+        self._back = self._pass(self._back, lambda: self.link.cut_back, self.socket.end)
+
+    def _arrive(self, data: bytes) -> None:
+        if self.peer is not None and not self.broken:
+            self.peer.receive(data)
+        elif self.peer is None:
+            self.server_is_gone()
+
+    def _close_peer(self) -> None:
+        peer, self.peer = self.peer, None
+        if peer is not None:
+            peer.close()
+
+    def _pass(
+        self, last: float, is_cut: Callable[[], bool], arrive: Callable[[], None], *, always: bool = False
+    ) -> float:
+        """Have something arrive behind what arrives at `last`; when it does."""
+        run, link = self.network.run, self.link
+        when = max(last, run.now + run.rng.uniform(*link.delay))
+
+        def landed() -> None:
+            if is_cut():
+                link.opened.append(lambda: run.after(run.rng.uniform(*link.delay), landed))
+            elif always or not self.broken:
+                arrive()
+
+        run.at(when, landed)
+        return when
+
+
+class Socket:
+    """A client's socket, as redis-py and the package use one."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._timeout: float | None = None
+        self._incoming = b""
+        self._ended = False
+        self._closed = False
+        self._lingers = True
+        self._way: Way | None = None
+        self.watchers: list[Task] = []
+        self._fd = descriptors().add(self)
+
+    def dial(self, network: Network, client: Host, address: tuple[str, int], timeout: float | None) -> None:
+        """Connect, waiting for the answer.
+
+        Raises:
+            OSError: it is refused, or does not come in time.
+        """
+        run = network.run
+        task = run.current
+        assert task is not None
+        link = network.link(client.name, address[0])
+        way = self._way = Way(network, link, self)
+        answer: list[bool] = []
+
+        def reach() -> None:
+            listen = network.listening.get(address)
+            if listen is not None and not way.broken:
+                way.peer = listen(way, client)
+            accepted = way.peer is not None
+            way._back = way._pass(way._back, lambda: link.cut_back, lambda: heard(accepted))
+
+        def heard(accepted: bool) -> None:
+            answer.append(accepted)
+            run.wake(task)
+
+        way._there = way._pass(0.0, lambda: link.cut_there, reach)
+        until = run.now + (timeout if timeout is not None else 60.0)
+        while not answer and run.now < until:
+            if not run.park(until - run.now):
+                break
+        if not answer:
+            way.client_is_gone(at_once=True)
+            raise TimeoutError("timed out")
+        if not answer[0]:
+            raise ConnectionRefusedError("refused")
+        task.process.at_end.append(self._process_ended)
+        self._timeout = timeout
+
+    # What the kernel does
+
+    def arrive(self, data: bytes) -> None:
+        """Bytes are there."""
+        if not self._closed:
+            self._incoming += data
+            self._wake()
+
+    def end(self) -> None:
+        """The server closed it."""
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        run = active()
+        for task in list(self.watchers):
+            if run is not None and not run.over:
+                run.wake(task)
+
+    def _process_ended(self) -> None:
+        if not self._closed and self._way is not None:
+            self._closed = True
+            self._way.client_is_gone()
+
+    # What a program sees
+
+    @property
+    def readable(self) -> bool:
+        return bool(self._incoming) or self._ended or self._closed
+
+    @property
+    def writable(self) -> bool:
+        return True
+
+    def sendall(self, data: Any) -> None:
+        self.send(data)
+
+    def send(self, data: Any) -> int:
+        self._check()
+        if self._ended:
+            raise BrokenPipeError("broken pipe")
+        assert self._way is not None
+        self._way.send(bytes(data))
+        return len(data)
+
+    def recv(self, count: int, *_: int) -> bytes:
+        self._check()
+        run = simulation()
+        if not self._incoming and not self._ended:
+            if self._timeout == 0:
+                raise BlockingIOError("nothing there")
+            task = run.current
+            assert task is not None
+            until = None if self._timeout is None else run.now + self._timeout
+            while not self.readable:
+                self.watchers.append(task)
+                try:
+                    woken = run.park(None if until is None else max(until - run.now, 0.0))
+                finally:
+                    if task in self.watchers:
+                        self.watchers.remove(task)
+                if not woken and not self.readable:
+                    raise TimeoutError("timed out")
+            self._check()
+        data, self._incoming = self._incoming[:count], self._incoming[count:]
+        return data
+
+    def recv_into(self, buffer: Any, *_: int) -> int:
+        data = self.recv(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _check(self) -> None:
+        run = active()
+        if run is None or run.over:
+            raise Ended
+        if self._closed:
+            raise OSError(9, "Bad file descriptor")
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def gettimeout(self) -> float | None:
+        return self._timeout
+
+    def setblocking(self, blocking: bool) -> None:
+        self._timeout = None if blocking else 0.0
+
+    def setsockopt(self, level: int, option: int, value: Any) -> None:
+        if option == socket.SO_LINGER:
+            self._lingers = False
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def shutdown(self, _: int) -> None:
+        """As `close`, which follows."""
+
+    def close(self) -> None:
+        run = active()
+        if self._closed or run is None or run.over:
+            return
+        self._closed = True
+        descriptors().pop(self._fd, None)
+        if self._way is not None:
+            self._way.client_is_gone(at_once=not self._lingers)
+        self._wake()

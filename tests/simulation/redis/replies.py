@@ -1,0 +1,87 @@
+"""What a command answers, and how that goes over the wire (RESP2 and RESP3)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+class UnknownCommand(Exception):
+    """The model does not know this command or option: the simulation shows nothing any more, and ends."""
+
+
+class CommandError(Exception):
+    """An answer that is an error; its text begins with the code."""
+
+    def __init__(self, text: str | bytes) -> None:
+        super().__init__(text)
+        self.text = text.encode() if isinstance(text, str) else text
+
+
+class CallError(CommandError):
+    """What a script is answered that may not call this, or not here: since version 7, and before."""
+
+    def __init__(self, text: str, before_seven: str) -> None:
+        super().__init__(text)
+        self.before_seven = before_seven.encode()
+
+
+class Status(bytes):
+    """A simple string, such as OK."""
+
+
+class Pairs(list[Any]):
+    """Names and values in turn: a map in RESP3."""
+
+
+class Scored(list[Any]):
+    """Members, each with its score as a `Double`: flat in RESP2."""
+
+
+class Double(float):
+    """A score: a text in RESP2."""
+
+
+class NilList:
+    """No list: what a BLPOP says that nobody has woken."""
+
+
+def shown(number: float) -> bytes:
+    """A score, or a number of Lua's that is an argument."""
+    if math.isinf(number):
+        return b"inf" if number > 0 else b"-inf"
+    return b"%.17g" % number
+
+
+OK = Status(b"OK")
+NIL_LIST = NilList()
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+SYNTAX = "ERR syntax error"
+
+
+def encoded(reply: Any, resp: int) -> bytes:
+    if reply.__class__ is int:
+        return b":%d\r\n" % reply
+    if reply.__class__ is bytes:
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    if reply is None:
+        return b"$-1\r\n" if resp == 2 else b"_\r\n"
+    if isinstance(reply, Status):
+        return b"+%b\r\n" % reply
+    if isinstance(reply, Pairs) and resp == 3:
+        return b"%%%d\r\n" % (len(reply) // 2) + b"".join(encoded(each, resp) for each in reply)
+    if isinstance(reply, Double):
+        return encoded(shown(reply), resp) if resp == 2 else b",%b\r\n" % shown(reply)
+    if isinstance(reply, Scored):
+        return encoded([part for pair in reply for part in pair] if resp == 2 else [list(pair) for pair in reply], resp)
+    if isinstance(reply, list):
+        return b"*%d\r\n" % len(reply) + b"".join(encoded(each, resp) for each in reply)
+    if isinstance(reply, CommandError):
+        return error_line(reply.text)
+    if reply is NIL_LIST:
+        return b"*-1\r\n" if resp == 2 else b"_\r\n"
+    raise UnknownCommand(f"an answer that is {reply!r}")
+
+
+def error_line(text: bytes) -> bytes:
+    return b"-%b\r\n" % text.replace(b"\r", b" ").replace(b"\n", b" ")

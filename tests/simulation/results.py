@@ -1,0 +1,58 @@
+"""A result backend that remembers what was stored of each task, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.backends.base import KeyValueStoreBackend
+
+from tests.simulation.scheduler import simulation
+
+
+class Backend(KeyValueStoreBackend):
+    """In the memory of the simulation, for all processes."""
+
+    implements_incr = True
+    supports_native_join = False
+    persistent = False
+
+    @property
+    def _content(self) -> dict[Any, Any]:
+        run = simulation()
+        found: dict[Any, Any] | None = getattr(run, "results", None)
+        if found is None:
+            found = run.results = {}  # type: ignore[attr-defined]
+        return found
+
+    def get(self, key: Any) -> Any:
+        return self._content.get(_text(key))
+
+    def mget(self, keys: Any) -> list[Any]:
+        return [self._content.get(_text(key)) for key in keys]
+
+    def set(self, key: Any, value: Any) -> None:
+        self._content[_text(key)] = value
+
+    def delete(self, key: Any) -> None:
+        self._content.pop(_text(key), None)
+
+    def incr(self, key: Any) -> int:
+        self._content[_text(key)] = count = int(self._content.get(_text(key), 0)) + 1
+        return count
+
+    def expire(self, key: Any, value: Any) -> bool:
+        return True
+
+    def as_uri(self, include_password: bool = True) -> str:
+        return "simulated://"
+
+    def _store_result(self, task_id: str, result: Any, state: str, *rest: Any, **options: Any) -> Any:
+        run = simulation()
+        run.note("stores", f"{task_id} {state}")
+        for on_result in getattr(run, "on_result", ()):
+            on_result(task_id, state, result)
+        return super()._store_result(task_id, result, state, *rest, **options)
+
+
+def _text(key: Any) -> str:
+    return key.decode() if isinstance(key, bytes) else str(key)

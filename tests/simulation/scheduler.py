@@ -1,0 +1,400 @@
+"""Which task of which process runs next, and what time it is: all from one seed, and nothing sleeps.
+
+A task of the simulation is a thread of a simulated process, as a greenlet. It goes on until it waits (`park`), or until
+it is preempted at one of the points that `loading` has put before each statement. What will happen at a certain time
+(a message that lands, a time-out, a fault) is in a heap; when no task can go on, the time is that of its first entry.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+#: Seconds that it takes at most until a task that could go on does so.
+SWITCH = 0.00002
+
+
+class Ended(BaseException):
+    """Raised in what is left of the tasks when a simulation is over. Nothing of the product may catch it for good."""
+
+
+class Deadlock(Exception):
+    """Something waits outside of any task: nothing could wake it."""
+
+
+@dataclass(eq=False)
+class Host:
+    """A machine with clocks of its own.
+
+    Attributes:
+        rate: seconds that its steady clock counts in a true one.
+        steady: what the steady clock said at the beginning.
+        wall: what the wall clock is ahead of the true time, seconds.
+    """
+
+    name: str
+    rate: float = 1.0
+    steady: float = 1000.0
+    wall: float = 0.0
+    suspended: bool = False
+
+    def clock(self, now: float) -> float:
+        """The steady clock."""
+        return self.steady + now * self.rate
+
+    def wall_clock(self, now: float) -> float:
+        """The wall clock, seconds since the epoch."""
+        return EPOCH + self.wall + now * self.rate
+
+
+#: The wall clock at the beginning.
+EPOCH = 1_700_000_000.0
+
+
+@dataclass(eq=False)
+class Process:
+    """A process of a host, with a copy of the package that no other process has while it lives."""
+
+    host: Host
+    pid: int
+    name: str
+    package: Any
+    #: Whether it is one of a pool's.
+    is_child: bool = False
+    parent: Process | None = None
+    #: When it was stopped, or its host suspended, for the last time.
+    frozen_until: float = float("-inf")
+    alive: bool = True
+    stopped: bool = False
+    main: Task | None = None
+    #: Of tasks that could go on if the process were not stopped.
+    held_up: list[Task] = field(default_factory=list)
+    #: Called when it ends, however: sockets, pipes and whoever waits for its end.
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    handlers: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        return not (self.stopped or self.host.suspended)
+
+
+class Task:
+    """A thread of a simulated process."""
+
+    def __init__(self, simulation: Simulation, process: Process, function: Callable[[], None], name: str) -> None:
+        self.simulation, self.process, self.name = simulation, process, name
+        self.number = simulation.next_number()
+        self.done = False
+        self.waits = 0  # Counts the times that it has waited: a late time-out is of an earlier one.
+        self.parked = False
+        #: Whether it was woken, False after a time-out, None while it waits.
+        self.woken: bool | None = None
+        #: Raised in it at its next point; and signals for a main thread.
+        self.thrown: list[type[BaseException]] = []
+        self.signals: list[int] = []
+        self._function = function
+        self.greenlet = greenlet(self._run)
+        self.greenlet.task = self
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except Ended:
+            pass
+        except SystemExit:
+            pass
+        except BaseException as error:
+            self.simulation.broke(self, error)
+        self.done = True
+
+    def __repr__(self) -> str:
+        return f"{self.process.name}/{self.name}"
+
+
+class Simulation:
+    """One run.
+
+    Args:
+        seed: decides everything.
+        interval: statements of the package between two preemptions, on average.
+    """
+
+    def __init__(self, seed: int, *, interval: float = 60.0) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)  # noqa: S311
+        self.now = 0.0
+        self.interval = interval
+        self.until_preempted = 0
+        self.current: Task | None = None
+        self.over = False
+        self.trace: list[tuple[float, str, str, str]] = []
+        self.processes: list[Process] = []
+        self.tasks: list[Task] = []
+        self.ready: list[Task] = []
+        self.switches = 0
+        #: Called whenever the time is about to go on: what must hold at each moment.
+        self.watch: list[Callable[[], None]] = []
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = 0
+        self._hub = getcurrent()
+        self.failure: str | None = None
+        self.is_finished = False
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def note(self, what: str, detail: str = "", *, by: str | None = None) -> None:
+        """Write a line of the trace."""
+        who = by if by is not None else (repr(self.current) if self.current else "world")
+        self.trace.append((self.now, who, what, detail))
+
+    def fail(self, what: str) -> None:
+        """A promise is broken; the first one counts."""
+        if self.failure is None:
+            self.failure = what
+            self.note("BROKEN", what, by="checker")
+
+    def broke(self, task: Task, error: BaseException) -> None:
+        """A thread ended with an error that nobody took."""
+        import traceback
+
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        self.fail(f"{task} died of {type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})")
+
+    # Time
+
+    def at(self, when: float, function: Callable[[], None]) -> None:
+        """Call `function` at a time, outside of any task."""
+        heapq.heappush(self._heap, (max(when, self.now), self.next_number(), function))
+
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call it in so many true seconds."""
+        self.at(self.now + seconds, function)
+
+    # Tasks
+
+    def spawn(self, process: Process, function: Callable[[], None], name: str) -> Task:
+        """A new thread of a process."""
+        task = Task(self, process, function, name)
+        self.tasks.append(task)
+        self._may_go_on(task)
+        return task
+
+    def park(self, seconds: float | None = None) -> bool:
+        """Have the current task wait until it is woken, or for so many seconds of its host; whether it was woken."""
+        task = self._own()
+        task.waits += 1
+        task.woken, task.parked = None, True
+        if seconds is not None:
+            turn = task.waits
+            self.after(max(seconds, 0.0) / task.process.host.rate, lambda: self._time_out(task, turn))
+        try:
+            while task.woken is None:
+                self._leave()
+                self._handle_signals(task)
+        finally:
+            task.parked = False
+        self._raise_thrown(task)
+        return bool(task.woken)
+
+    def wake(self, task: Task) -> None:
+        """End the waiting of a task."""
+        if task.parked and task.woken is None:
+            task.woken = True
+            self._may_go_on(task)
+
+    def yield_now(self) -> None:
+        """Let the others go on first."""
+        task = self._own()
+        self._may_go_on(task)
+        self._leave()
+        self._handle_signals(task)
+        self._raise_thrown(task)
+
+    def point(self) -> None:
+        """Before a statement: from time to time, the task is preempted here."""
+        task = self.current
+        if task is None or getcurrent() is not task.greenlet:
+            return
+        self.until_preempted = int(self.rng.expovariate(1.0 / self.interval)) + 1
+        self.yield_now()
+
+    def signal(self, process: Process, signum: int) -> None:
+        """Send a signal to the main thread of a process."""
+        main = process.main
+        if main is None or main.done or not process.alive:
+            return
+        main.signals.append(signum)
+        if main.parked and main.woken is None:
+            self._may_go_on(main)  # Its system call is interrupted.
+
+    def _handle_signals(self, task: Task) -> None:
+        while task.signals:
+            signum = task.signals.pop(0)
+            handler = task.process.handlers.get(signum)
+            if callable(handler):
+                handler(signum, None)
+
+    def _raise_thrown(self, task: Task) -> None:
+        if task.thrown:
+            raise task.thrown.pop(0)
+
+    def throw(self, task: Task, error: type[BaseException]) -> None:
+        """Raise an exception in a task, with its next statement."""
+        task.thrown[:] = [error]
+
+    def _own(self) -> Task:
+        if self.over:
+            raise Ended
+        task = self.current
+        if task is None or getcurrent() is not task.greenlet:
+            raise Deadlock("something waits outside of any task")
+        return task
+
+    def _time_out(self, task: Task, turn: int) -> None:
+        if task.parked and task.waits == turn and task.woken is None:
+            task.woken = False
+            self._may_go_on(task)
+
+    def _may_go_on(self, task: Task) -> None:
+        if not task.process.alive:
+            return
+        if task.process.runs:
+            if task not in self.ready:
+                self.ready.append(task)
+        elif task not in task.process.held_up:
+            task.process.held_up.append(task)
+
+    def _leave(self) -> None:
+        task = self.current
+        self._hub.switch()
+        if self.over:
+            raise Ended
+        self.current = task
+
+    # Processes
+
+    def start(self, process: Process, function: Callable[[], None], name: str = "main") -> Process:
+        """A new process, whose main thread calls `function`."""
+        self.processes.append(process)
+        process.main = self.spawn(process, function, name)
+        self.note("starts", by=process.name)
+        return process
+
+    def kill(self, process: Process) -> None:
+        """End a process between two statements: none of its tasks goes on."""
+        if not process.alive:
+            return
+        process.alive = False
+        self.note("is killed", by=process.name)
+        self.ready = [task for task in self.ready if task.process is not process]
+        process.held_up.clear()
+        for at_end in process.at_end:
+            at_end()
+        if self.current is not None and self.current.process is process and getcurrent() is self.current.greenlet:
+            self._leave()  # And never come back.
+
+    def stop(self, process: Process) -> None:
+        """SIGSTOP."""
+        if process.alive and not process.stopped:
+            process.stopped = True
+            self.note("is stopped", by=process.name)
+            self._hold_up(process)
+
+    def go_on(self, process: Process) -> None:
+        """SIGCONT."""
+        if process.alive and process.stopped:
+            process.stopped = False
+            self.note("goes on", by=process.name)
+            self._resume(process)
+
+    def suspend(self, host: Host) -> None:
+        """The host sleeps: its clock goes on."""
+        host.suspended = True
+        self.note("is suspended", by=host.name)
+        for process in self.processes:
+            if process.host is host:
+                self._hold_up(process)
+
+    def resume(self, host: Host) -> None:
+        """It wakes up."""
+        host.suspended = False
+        self.note("is resumed", by=host.name)
+        for process in self.processes:
+            if process.host is host:
+                self._resume(process)
+
+    def _hold_up(self, process: Process) -> None:
+        for task in [task for task in self.ready if task.process is process]:
+            self.ready.remove(task)
+            process.held_up.append(task)
+
+    def _resume(self, process: Process) -> None:
+        if process.runs:
+            held_up, process.held_up = process.held_up, []
+            for task in held_up:
+                self._may_go_on(task)
+
+    # The hub
+
+    def run(self, until: float) -> None:
+        """Go on until that time, or until nothing is left to do, or a promise is broken."""
+        rng, heap = self.rng, self._heap
+        while self.failure is None and not self.is_finished:
+            while heap and heap[0][0] <= self.now:
+                heapq.heappop(heap)[2]()
+            if self.ready:
+                task = self.ready.pop(rng.randrange(len(self.ready)))
+                self.now += rng.random() * SWITCH
+                self.switches += 1
+                self.current = task
+                task.greenlet.switch()
+                self.current = None
+            elif heap:
+                for watch in self.watch:
+                    watch()
+                if heap[0][0] > until:
+                    self.now = until
+                    return
+                self.now = heap[0][0]
+            else:
+                return
+
+    def close(self) -> None:
+        """End all tasks: their `finally` blocks run, with nothing there that they could change."""
+        self.over = True
+        for task in self.tasks:
+            if not task.done and task.greenlet:
+                for _ in range(100):  # Whatever catches it.
+                    if task.greenlet.dead:
+                        break
+                    try:
+                        task.greenlet.throw(Ended)
+                    except BaseException:  # noqa: S110
+                        pass
+        self.tasks.clear()
+
+
+#: The simulation that is under way.
+_current: list[Simulation] = []
+
+
+def simulation() -> Simulation:
+    """The simulation that is under way."""
+    return _current[-1]
+
+
+def begin(new: Simulation) -> None:
+    """Have `new` be under way."""
+    _current[:] = [new]
+
+
+def active() -> Simulation | None:
+    """As `simulation`, where there is one."""
+    return _current[-1] if _current else None

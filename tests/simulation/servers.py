@@ -1,0 +1,186 @@
+"""Redis servers on simulated hosts: models of Redis behind the network, which stop, stall, and come back with what they
+had, with what they had a moment ago, or with nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from redis.connection import Connection
+
+from tests.simulation.network import Network, Socket, Way
+from tests.simulation.redis import RedisModel
+from tests.simulation.scheduler import Host, Simulation, simulation
+
+
+class Server:
+    """One Redis server.
+
+    Attributes:
+        model: what it has and does; None while it is down.
+    """
+
+    def __init__(self, run: Simulation, network: Network, host: Host, *, port: int = 6379) -> None:
+        self.run, self.network, self.host = run, network, host
+        self.address = (host.name, port)
+        self.model: RedisModel | None = None
+        self.stalled = False
+        self._peers: list[_Peer] = []
+        #: What arrives while it is stalled.
+        self._held_up: deque[Callable[[], None]] = deque()
+        self._timer: float | None = None
+        self._data: Any = None
+        self._saved: Any = None
+        network.listening[self.address] = self._accept
+        self.start()
+
+    def clock(self) -> float:
+        """Its wall clock."""
+        return self.host.wall_clock(self.run.now)
+
+    def start(self, data: Any = None) -> None:
+        """Begin, with these data."""
+        self.model = RedisModel(self.clock, randint=self.run.rng.randint, dataset=data)
+        self.run.note("starts", "with data" if data is not None else "empty", by=self.host.name)
+
+    def save(self) -> None:
+        """Keep a copy, to come back with later."""
+        if self.model is not None:
+            self._saved = self.model.copy_dataset()
+
+    def crash(self) -> None:
+        """The process ends; the connections with it."""
+        if self.model is None:
+            return
+        self._data, self.model = self.model.copy_dataset(), None
+        self.stalled = False
+        self._held_up.clear()
+        self.run.note("crashes", by=self.host.name)
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.way.server_is_gone()
+
+    def restart(self, having: str) -> None:
+        """Come back: with "all" that it had, with what it had when it was "saved" last, or with "nothing"."""
+        if self.model is None:
+            self.start({"all": self._data, "saved": self._saved, "nothing": None}[having])
+
+    def stall(self) -> None:
+        """Carry out nothing for now; the kernel takes what comes."""
+        self.stalled = True
+        self.run.note("stalls", by=self.host.name)
+
+    def go_on(self) -> None:
+        """Carry out what has come meanwhile, and go on."""
+        if self.stalled:
+            self.stalled = False
+            self.run.note("goes on", by=self.host.name)
+            while self._held_up and not self.stalled:
+                self._held_up.popleft()()
+            self._look_at_the_clock()
+
+    def forget_scripts(self) -> None:
+        """SCRIPT FLUSH."""
+        if self.model is not None:
+            self.model.scripts.clear()
+
+    def close_connections(self) -> None:
+        """CLIENT KILL."""
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.session.close()
+            peer.way.server_is_gone()
+
+    # For the checker
+
+    def keeps(self, key: str, owner: str) -> bool:
+        """Whether what is at the key is this owner's; what it had when it went down counts while it is down."""
+        data = self._data if self.model is None else self.model.dataset
+        now = self.clock() * 1000
+        database = data.database(0)
+        value, ends_at = database.values.get(key.encode()), database.ends_at.get(key.encode())
+        return isinstance(value, bytes) and value.startswith(owner.encode()) and (ends_at is None or ends_at > now)
+
+    def _living(self) -> list[tuple[str, Any, int | None]]:
+        data = self._data if self.model is None else self.model.dataset
+        database, now = data.database(0), self.clock() * 1000
+        every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
+        return [(key, value, ends_at) for key, value, ends_at in every if ends_at is None or ends_at > now]
+
+    def without_end(self) -> str | None:
+        """A key that has no time to live."""
+        return next((key for key, _, ends_at in self._living() if ends_at is None and "memory" not in key), None)
+
+    def held(self) -> str | None:
+        """A lock that is held."""
+        return next((key for key, _, _ in self._living() if key.endswith(":run")), None)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Now, or when it goes on."""
+        if self.stalled:
+            self._held_up.append(action)
+        elif self.model is not None:
+            action()
+            self._look_at_the_clock()
+
+    def forget(self, peer: _Peer) -> None:
+        if peer in self._peers:
+            self._peers.remove(peer)
+
+    def _accept(self, way: Way, client: Host) -> _Peer:
+        if self.model is None:
+            raise_refused = None
+            return raise_refused  # type: ignore[return-value]
+        peer = _Peer(self, way, self.model, client)
+        self._peers.append(peer)
+        return peer
+
+    def _look_at_the_clock(self) -> None:
+        """Have blocked commands time out."""
+        model = self.model
+        timer = None if model is None else model.next_timer()
+        if model is None or timer is None or timer == self._timer:
+            return
+        self._timer = timer
+
+        def ring() -> None:
+            self._timer = None
+            if self.model is model and not self.stalled:
+                model.run_timers()
+                self._look_at_the_clock()
+
+        self.run.after(max(timer - self.clock(), 0.0) / self.host.rate, ring)
+
+
+class _Peer:
+    """The server's side of a connection."""
+
+    def __init__(self, server: Server, way: Way, model: RedisModel, client: Host) -> None:
+        self._server, self.way = server, way
+        self.session = model.connect(way.answer, address=f"{client.name}:{server.run.next_number()}")
+
+    def receive(self, data: bytes) -> None:
+        self._server.do(lambda: self.session.receive(data))
+
+    def close(self) -> None:
+        self._server.forget(self)
+        self._server.do(self.session.close)
+
+
+def dial(connection: Any) -> Socket:
+    """In place of how redis-py connects."""
+    run = simulation()
+    task = run.current
+    assert task is not None
+    made = Socket()
+    address = (connection.host, int(connection.port))
+    made.dial(run.network, task.process.host, address, connection.socket_connect_timeout)  # type: ignore[attr-defined]
+    made.settimeout(connection.socket_timeout)
+    return made
+
+
+def patch_redis_py() -> None:
+    """Have each connection of redis-py in this interpreter be a simulated one."""
+    Connection._connect = dial  # type: ignore[method-assign,assignment]

@@ -1,0 +1,166 @@
+"""One simulation: a plan carried out, and what must hold checked meanwhile and at its end."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from celery import states
+from celery.worker import state as worker_state
+
+from tests.simulation import apps, faults, loading, servers
+from tests.simulation.plan import Plan
+from tests.simulation.scheduler import Simulation, begin
+from tests.simulation.worker import Worker
+from tests.simulation.world import World
+
+#: Seconds after the last fault in which everything must have come to its end.
+CALM = 600.0
+
+#: Seconds that it goes on when nothing is left, for what comes late.
+AFTERWARDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a simulation."""
+
+    plan: Plan
+    failure: str | None
+    trace: tuple[tuple[float, str, str, str], ...]
+    seconds: float
+    switches: int
+    bodies: int
+
+
+def prepare() -> None:
+    """Once per interpreter, which simulates from then on."""
+    servers.patch_redis_py()
+    apps.patch_celery()
+    urandom = os.urandom
+    os.urandom = lambda count: _random(urandom, count)  # type: ignore[assignment]
+    gc.disable()
+    gc.freeze()
+
+
+def simulate(plan: Plan) -> Result:
+    """Carry out a plan."""
+    loading.give_back_all()
+    for requests in (worker_state.active_requests, worker_state.reserved_requests, worker_state.requests):
+        requests.clear()
+    run = Simulation(plan.seed, interval=plan.interval)
+    begin(run)
+    settings = {"singleton_lock_ttl": plan.ttl, "singleton_lock_journal": 0}
+    world = World(run, settings, nodes=plan.nodes, visibility=plan.visibility)
+    world.plan = plan
+    for number in range(plan.workers):
+        worker = Worker(world, world.host(f"host{number}"), number, pool=plan.pool, concurrency=plan.concurrency)
+        world.workers.append(worker)
+        worker.start()
+    client = world.process(world.host("web"), "web")
+    run.start(client, partial(_send, world, client))
+    for fault in plan.faults:
+        run.at(fault.at, partial(faults.befall, world, fault))
+    checker = Checker(world)
+    run.watch.append(checker.look)
+    run.run(plan.calm_at + CALM)
+    if run.failure is None:
+        checker.look_at_the_end()
+    result = Result(plan, run.failure, tuple(run.trace), run.now, run.switches, sum(world.bodies.begun.values()))
+    run.close()
+    del run, world, checker
+    gc.collect()
+    return result
+
+
+class Checker:
+    """What must hold."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.run = world, world.run
+        self.ends: dict[str, list[str]] = {}
+        self._nothing_left_since: float | None = None
+        world.run.on_result = [self._stored]  # type: ignore[attr-defined]
+
+    def _stored(self, task_id: str, state: str, result: Any) -> None:
+        if state in states.READY_STATES:
+            before = self.ends.setdefault(task_id, [])
+            before.append(state)
+
+    def look(self) -> None:
+        """As the time is about to go on."""
+        world, run = self.world, self.run
+        for running in world.bodies.running.values():
+            for body in running:
+                if body.process.runs and body.process.alive:
+                    self._is_kept(body)
+        left = not world.broker.is_empty() or any(world.bodies.running.values()) or run.now < world.plan.calm_at
+        if left:
+            self._nothing_left_since = None
+        elif self._nothing_left_since is None:
+            self._nothing_left_since = run.now
+        elif run.now > self._nothing_left_since + AFTERWARDS + world.plan.ttl:
+            run.is_finished = True
+
+    def _is_kept(self, body: Any) -> None:
+        """A lease that is trusted is kept by the servers."""
+        lease, now = body.lease, body.process.host.clock(self.run.now)
+        if lease.reason is not None or lease.trusted_until <= now or body.limit > 1:
+            return
+        keeping = [server for server in self.world.servers if server.keeps(f"{lease.key}:run", lease.owner[:28])]
+        if len(keeping) * 2 <= len(self.world.servers):
+            self.run.fail(
+                f"{body.key}: message {body.number} trusts its lease for {lease.trusted_until - now:.3f} s, which "
+                f"{len(keeping)} of {len(self.world.servers)} servers keep"
+            )
+
+    def look_at_the_end(self) -> None:
+        """When everything should be over."""
+        world, run = self.world, self.run
+        if not (run.is_finished or (world.broker.is_empty() and not any(world.bodies.running.values()))):
+            left = {name: len(queue) for name, queue in world.broker.queues.items() if queue}
+            run.fail(f"stuck: queues {left}, bodies {[b.number for r in world.bodies.running.values() for b in r]}")
+            return
+        for server in world.servers:
+            if (stays := server.without_end()) is not None:
+                run.fail(f"{stays} on {server.host.name} has no time to live")
+            if (held := server.held()) is not None:
+                run.fail(f"{held} on {server.host.name} is held by nobody")
+        for number, (task_id, message) in world.sent.items():
+            ends = self.ends.get(task_id, [])
+            if not ends and not self._may_be_lost(message):
+                run.fail(f"message {number} ({message.task}) is lost: it has no end")
+            if states.SUCCESS in ends and ends[-1] != states.SUCCESS:
+                run.fail(f"message {number} ends as {ends}")
+            if message.chained and ends and ends[-1] == states.SUCCESS and not world.bodies.followed[f"{task_id}-after"]:
+                run.fail(f"message {number} has ended well, and what follows on it was not sent")
+
+    def _may_be_lost(self, message: Any) -> bool:
+        """Acknowledged as it came: Celery loses it with its process."""
+        late = apps.TASKS[message.task].get("acks_late")
+        return not late and any("killed" in fault.kind for fault in self.world.plan.faults)
+
+
+def _send(world: World, client: Any) -> None:
+    client.package.begin()
+    app = apps.app_of(client.package, world.settings)
+    run = world.run
+    for message in sorted(world.plan.messages, key=lambda message: message.at):
+        run.park(max(message.at - run.now, 0.0) / client.host.rate)
+        task_id = f"m{message.number}"
+        world.sent[message.number] = (task_id, message)
+        signature = app.tasks[message.task].si(message.key, message.number, message.words).set(task_id=task_id)
+        if message.chained:
+            signature.link(app.tasks["shop.after"].si(message.number).set(task_id=f"{task_id}-after"))
+        signature.apply_async()
+
+
+def _random(plain: Callable[[int], bytes], count: int) -> bytes:
+    from tests.simulation.scheduler import active
+
+    run = active()
+    return plain(count) if run is None or run.over else run.rng.randbytes(count)

@@ -1,0 +1,336 @@
+"""A Celery worker of simulated processes: Celery's own strategy, requests and tracer, on a consumer and a pool of the
+simulation.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+from celery.app.trace import trace_task_ret
+from celery.concurrency import prefork
+from celery.worker import strategy
+from kombu.transport import virtual
+
+from tests.simulation import apps, fakes
+from tests.simulation.broker import Consumer, Delivery
+from tests.simulation.scheduler import Host, Process, Task
+
+#: Seconds after which the pool notices that a child is gone, at least and at most.
+NOTICED = (0.05, 1.0)
+
+
+@dataclass(eq=False)
+class Job:
+    """What the pool was given."""
+
+    args: bytes
+    accepted: Callable[..., Any]
+    done: Callable[..., Any]
+    failed: Callable[..., Any]
+    child: Child | None = None
+    is_over: bool = False
+
+
+@dataclass(eq=False)
+class Child:
+    """A process of the pool."""
+
+    process: Process
+    inbox: deque[Job] = field(default_factory=deque)
+    job: Job | None = None
+    idle: Task | None = None
+
+
+class Worker:
+    """A worker: `start` it, and it is there.
+
+    Args:
+        world: where it is.
+        host: on which it runs.
+        number: names it.
+        pool: "prefork" or "threads".
+        concurrency: bodies at once.
+        prefetch: messages that it takes at most.
+    """
+
+    def __init__(
+        self, world: Any, host: Host, number: int, *, pool: str = "prefork", concurrency: int = 2, prefetch: int = 4
+    ) -> None:
+        self.world, self.host, self.pool, self.concurrency, self.prefetch = world, host, pool, concurrency, prefetch
+        self.run = world.run
+        self.node = f"celery@w{number}"
+        self.name = f"w{number}"
+        self.process: Process | None = None
+        self.children: list[Child] = []
+        self._life = 0
+
+    def start(self) -> None:
+        """Start, as a new process."""
+        if self.process is None or not self.process.alive:
+            self._life += 1
+            self.children = []
+            self._events: deque[Callable[[], None]] = deque()
+            self._jobs: deque[Job] = deque()
+            self._asleep: Task | None = None
+            name = f"{self.name}.{self._life}" if self._life > 1 else self.name
+            process = self.process = self.world.process(self.host, name)
+            self.run.start(process, self._main)
+
+    def kill(self) -> None:
+        """SIGKILL of the main process; its children end with what they are doing."""
+        if self.process is not None:
+            self.run.kill(self.process)
+
+    @property
+    def living(self) -> list[Child]:
+        """Its children that are there."""
+        return [child for child in self.children if child.process.alive]
+
+    # The main process
+
+    def _main(self) -> None:
+        process = self.process
+        assert process is not None
+        package = process.package
+        package.begin()
+        app = apps.app_of(package, self.world.settings)
+        runtime = package("runtime").Runtime.of(app)
+        bootstep = package("worker.bootstep")
+        if self.pool == "prefork":
+            parent = SimpleNamespace(app=app, concurrency=self.concurrency, pool_cls=prefork.TaskPool)
+            bootstep._look_after_processes(parent, runtime)
+        fakes.Thread(target=bootstep.free_left_behind, args=(runtime, self.node), name="start").start()
+        if self.pool == "prefork":
+            for _ in range(self.concurrency):
+                self._add_child()
+        self._free_threads = self.concurrency
+        channel = app.connection_for_read().channel()
+        strategies = {name: self._strategy(app, task) for name, task in app.tasks.items() if name.startswith("shop.")}
+        strategies |= {name: self._strategy(app, app.tasks[name]) for name in ("celery.chord_unlock", "celery.backend_cleanup")}
+
+        def take(delivery: Delivery) -> None:
+            self._post(lambda: self._received(channel, strategies, delivery))
+
+        consumer = Consumer(self.world.broker, ("celery",), take, self.prefetch)
+        channel.consumer = consumer
+        process.at_end.append(consumer.close)
+        self.world.broker.subscribe(consumer)
+        while True:
+            while self._events:
+                self._events.popleft()()
+            self._asleep = self.run.current
+            self.run.park()
+
+    def _post(self, event: Callable[[], None]) -> None:
+        """Have the main loop do something."""
+        self._events.append(event)
+        if self._asleep is not None:
+            self.run.wake(self._asleep)
+
+    def _strategy(self, app: Any, task: Any) -> Any:
+        consumer = SimpleNamespace(
+            app=app,
+            hostname=self.node,
+            connection_errors=(OSError,),
+            event_dispatcher=None,
+            timer=SimpleNamespace(call_at=self._call_at),
+            apply_eta_task=self._handle,
+            disable_rate_limits=True,
+            task_buckets={task.name: None},
+            on_task_request=self._handle,
+            _limit_task=None,
+            _limit_post_eta=None,
+            pool=self,
+            controller=SimpleNamespace(state=SimpleNamespace(revoked=self.world.revoked)),
+            qos=SimpleNamespace(increment_eventually=lambda: None),
+        )
+        return strategy.default(task, app, consumer)
+
+    def _call_at(self, when: float, function: Callable[..., Any], args: Any, priority: int = 0) -> None:
+        seconds = max(when - self.host.wall_clock(self.run.now), 0.0)
+        life = self._life
+
+        def due() -> None:
+            if self._life == life and self.process is not None and self.process.alive:
+                self._post(lambda: function(*args))
+
+        self.run.after(seconds / self.host.rate, due)
+
+    def _received(self, channel: Any, strategies: Any, delivery: Delivery) -> None:
+        payload = pickle.loads(pickle.dumps(delivery.message))  # noqa: S301
+        payload["properties"]["delivery_tag"] = delivery.tag
+        if delivery.redelivered:
+            payload["properties"]["delivery_info"]["redelivered"] = True
+        message = virtual.Message(payload, channel=channel)
+        strategies[message.headers["task"]](
+            message,
+            None,
+            lambda *_: message.ack(),
+            lambda _logger, _errors, requeue=False: message.reject(requeue=requeue),
+            (),
+        )
+
+    def _handle(self, request: Any) -> None:
+        try:
+            request.execute_using_pool(self)
+        except Exception as error:
+            if type(error).__name__ not in ("TaskRevokedError", "Ignore"):
+                raise
+            self.run.note("does not run", str(error))
+
+    # The pool
+
+    def apply_async(
+        self,
+        target: Any,
+        args: Any,
+        accept_callback: Any = None,
+        callback: Any = None,
+        error_callback: Any = None,
+        **_: Any,
+    ) -> Job:
+        """As billiard's pool."""
+        job = Job(pickle.dumps(args), accept_callback, callback, error_callback)
+        self._jobs.append(job)
+        self._dispatch()
+        return job
+
+    def _dispatch(self) -> None:
+        if self.pool == "threads":
+            while self._jobs and self._free_threads:
+                self._free_threads -= 1
+                job = self._jobs.popleft()
+                fakes.Thread(target=self._in_thread, args=(job,), name="pool").start()
+            return
+        for child in self.living:
+            if self._jobs and child.job is None:
+                job = child.job = self._jobs.popleft()
+                job.child = child
+                child.inbox.append(job)
+                if child.idle is not None:
+                    self.run.wake(child.idle)
+
+    def _in_thread(self, job: Job) -> None:
+        process = self.process
+        assert process is not None
+        job.accepted(process.pid, 0.0)
+        failed, value = _trace(process, job)
+        _report(job, failed, value)
+        self._free_threads += 1
+        self._post(self._dispatch)
+
+    def _add_child(self) -> None:
+        assert self.process is not None
+        parent = self.process
+        name = f"{parent.name}c{len(self.children) + 1}"
+        process = self.world.process(self.host, name)
+        process.is_child, process.parent = True, parent
+        child = Child(process)
+        self.children.append(child)
+        process.at_end.append(lambda: self.run.after(self.run.rng.uniform(*NOTICED), lambda: self._lost(parent, child)))
+        self.run.start(process, lambda: self._child(parent, child))
+
+    def _lost(self, parent: Process, child: Child) -> None:
+        if self.process is not parent or not parent.alive:
+            return
+
+        def notice() -> None:
+            job = child.job
+            if job is not None and not job.is_over:
+                job.is_over = True
+                try:
+                    raise WorkerLostError("Worker exited prematurely")
+                except WorkerLostError:
+                    job.failed(ExceptionInfo())
+            self._add_child()
+            self._dispatch()
+
+        self._post(notice)
+
+    def _child(self, parent: Process, child: Child) -> None:
+        """What a process of the pool does."""
+        package = child.process.package
+        package.begin()
+        package("task.key_report")._channel = parent.package("task.key_report")._channel
+        apps.app_of(package, self.world.settings)
+        while parent.alive:
+            if not child.inbox:
+                child.idle = self.run.current
+                self.run.park(1.0)
+                continue
+            job = child.inbox.popleft()
+            pid = child.process.pid
+            self._tell(parent, lambda job=job: job.accepted(pid, 0.0) if not job.is_over else None)
+            failed, value = _trace(child.process, job)
+            self._tell(parent, lambda job=job, value=value, failed=failed: self._result(child, job, failed, value))
+
+    def _tell(self, parent: Process, what: Callable[[], None]) -> None:
+        """Write to the parent's pipe: it arrives whatever becomes of the child."""
+
+        def arrive() -> None:
+            if self.process is parent and parent.alive:
+                self._post(what)
+
+        # A pipe keeps the order.
+        when = max(getattr(parent, "last_told", 0.0), self.run.now + self.run.rng.uniform(0.0001, 0.003))
+        parent.last_told = when  # type: ignore[attr-defined]
+        self.run.at(when, arrive)
+
+    def _result(self, child: Child, job: Job, failed: bool, value: bytes) -> None:
+        child.job = None
+        if not job.is_over:
+            job.is_over = True
+            assert self.process is not None
+            _report(job, failed, loads(value, self.process))
+        self._dispatch()
+
+
+def _trace(process: Process, job: Job) -> tuple[bool, Any]:
+    """Carry out a job where the pool has brought it; whether the tracer itself failed, and what is reported."""
+    name, task_id, request, body, content_type, encoding = loads(job.args, process)
+    app = process.package.kept["app"]
+    try:
+        value = trace_task_ret(name, task_id, request, body, content_type, encoding, app=app)
+        failed = False
+    except Exception:
+        failed, value = True, ExceptionInfo()
+    return failed, _dumps((value[0], value[1], value[2]) if not failed else value)
+
+
+def _report(job: Job, failed: bool, value: Any) -> None:
+    value = value if not isinstance(value, bytes) else pickle.loads(value)  # noqa: S301
+    (job.failed if failed else job.done)(value)
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # noqa: BLE001 - as billiard
+        return pickle.dumps((True, ExceptionInfo((type(error), error, error.__traceback__)), 0.0))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, own: str) -> None:
+        super().__init__(io.BytesIO(data))
+        self._own = own
+
+    def find_class(self, module: str, name: str) -> Any:
+        first, dot, rest = module.partition(".")
+        if first.startswith("simulated_"):
+            module = self._own + dot + rest
+        return super().find_class(module, name)
+
+
+def loads(data: bytes, process: Process) -> Any:
+    """What another process has pickled, with the classes of this one's copy of the package."""
+    return _Unpickler(data, process.package.name).load()
+
+

@@ -1,0 +1,146 @@
+"""Hosts, servers, a broker, workers, and what the checker knows of the bodies that run: everything of one simulation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation import loading
+from tests.simulation.broker import Broker
+from tests.simulation.network import Network
+from tests.simulation.scheduler import Host, Process, Simulation
+from tests.simulation.servers import Server
+
+#: Seconds in which a process that was frozen has to notice that its lease is over.
+NOTICES = 0.5
+
+
+class World:
+    """Everything of one simulation.
+
+    Args:
+        run: the simulation.
+        settings: of the app, beyond the backend.
+        nodes: servers with locks: one, or those of a Redlock.
+    """
+
+    def __init__(self, run: Simulation, settings: dict[str, Any], *, nodes: int = 1, visibility: float = 60.0) -> None:
+        self.run = run
+        run.world = self  # type: ignore[attr-defined]
+        self.network = run.network = Network(run)  # type: ignore[attr-defined]
+        self.broker = run.broker = Broker(run, visibility=visibility)  # type: ignore[attr-defined]
+        self.hosts: list[Host] = []
+        self.servers = [Server(run, self.network, self.host(f"redis{number}")) for number in range(nodes)]
+        url = ";".join(f"redis://redis{number}:6379/0" for number in range(nodes))
+        self.settings = {"singleton_lock_backend": url, **settings}
+        self.revoked: set[str] = set()
+        self.bodies = Bodies(self)
+        self.workers: list[Any] = []
+        self.plan: Any = None
+        #: By number of the message: its id and itself.
+        self.sent: dict[int, tuple[str, Any]] = {}
+        self._pids = 100
+
+    def host(self, name: str) -> Host:
+        """A new machine."""
+        rng = self.run.rng
+        host = Host(name, rate=rng.uniform(0.996, 1.004), steady=rng.uniform(100, 5000), wall=rng.uniform(-2, 2))
+        self.hosts.append(host)
+        return host
+
+    def process(self, host: Host, name: str) -> Process:
+        """A process that has not begun yet."""
+        self._pids += 1
+        return Process(host, self._pids, name, loading.take())
+
+    def follows(self, task_id: str, args: Any) -> None:
+        """What follows on a message runs."""
+        self.bodies.followed[task_id] += 1
+        self.run.note("follows", f"{task_id} {args}")
+
+
+@dataclass(eq=False)
+class Running:
+    """A body that runs."""
+
+    task: str
+    key: str
+    number: int
+    attempt: int
+    process: Process
+    fence: int
+    limit: int
+    lease: Any
+    began: float
+
+
+@dataclass(eq=False)
+class Bodies:
+    """The bodies that run and have run, and what must hold of them."""
+
+    world: World
+    running: dict[str, list[Running]] = field(default_factory=lambda: defaultdict(list))
+    #: Of each key, the highest fence so far.
+    fences: dict[str, int] = field(default_factory=dict)
+    #: By number of the message: how often its body began, and ended well.
+    begun: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    succeeded: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def run(self, task: Any, name: str, key: str, number: int, plan: str) -> None:
+        """A body: `plan` says in words how long it takes, and how it ends."""
+        run, lease = self.world.run, task.lock
+        process = run.current.process  # type: ignore[union-attr]
+        words = dict(word.partition("=")[::2] for word in plan.split())
+        lock = f"{name}:{key}"
+        mine = Running(name, lock, number, task.request.retries or 0, process, lease.fence, task.lock_limit or 1, lease, run.now)
+        self._begins(mine)
+        leave = self._ends_with(mine)
+        try:
+            left = float(words.get("takes", "0.5"))
+            while left > 0:
+                step = min(left, 0.2)
+                left -= step
+                run.park(step)
+            if words.get("checks"):
+                lease.check()
+        finally:
+            leave()
+        if int(words.get("retries", "0")) > mine.attempt:
+            raise task.retry(countdown=float(words.get("countdown", "0.5")))
+        if words.get("fails"):
+            raise ValueError(f"message {number} fails")
+        self.succeeded[number] += 1
+        run.note("body ends well", f"{lock} message={number}")
+
+    def _begins(self, mine: Running) -> None:
+        run = self.world.run
+        run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
+        self.begun[mine.number] += 1
+        if self.succeeded[mine.number]:
+            run.fail(f"message {mine.number} runs again after its success")
+        others = [other for other in self.running[mine.key] if not self._is_excused(other)]
+        if len(others) >= mine.limit:
+            run.fail(f"{mine.key}: message {mine.number} runs beside {[other.number for other in others]}")
+        # Of several holders at once, one that was first granted may be the second to begin.
+        if mine.limit == 1 and mine.fence <= self.fences.get(mine.key, 0):
+            run.fail(f"{mine.key}: fence {mine.fence} after {self.fences[mine.key]}")
+        self.fences[mine.key] = max(mine.fence, self.fences.get(mine.key, 0))
+        self.running[mine.key].append(mine)
+
+    def _ends_with(self, mine: Running) -> Any:
+        def leave() -> None:
+            if mine in self.running[mine.key]:
+                self.running[mine.key].remove(mine)
+
+        mine.process.at_end.append(leave)
+        return leave
+
+    def _is_excused(self, other: Running) -> bool:
+        """Whether nothing could have told it: it is frozen, or was a moment ago, and nobody renewed for it."""
+        process = other.process
+        return self._is_frozen(process) and (process.parent is None or self._is_frozen(process.parent))
+
+    def _is_frozen(self, process: Process) -> bool:
+        return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES
