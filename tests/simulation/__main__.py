@@ -13,7 +13,6 @@ def main() -> None:
 
     first, count = int(sys.argv[1]), int(sys.argv[2])
     prepare()
-    simulate(draw(0))  # What is made lazily, once.
     began, failed = time.process_time(), 0
     for seed in range(first, first + count):
         result = simulate(draw(seed))

@@ -353,6 +353,14 @@ def take() -> Package:
     return _free.pop(0)
 
 
+def ready(count: int) -> list[Package]:
+    """Make so many copies ahead."""
+    give_back_all()
+    made = [take() for _ in range(count)]
+    give_back_all()
+    return made
+
+
 def give_back_all() -> None:
     """Between two simulations: all are free."""
     _Points.left = 0
