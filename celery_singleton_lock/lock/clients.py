@@ -20,7 +20,7 @@ from redis.sentinel import SentinelConnectionPool
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.redlock import RedlockStore
+from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.server import OF_A_POOL, Server
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Store

@@ -16,8 +16,9 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import keyspace, lock_commands, vote_commands
-from celery_singleton_lock.stores.redis.redlock import RedlockStore
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
@@ -607,9 +608,9 @@ class TestSemaphore:
     def test_what_is_left_of_an_attempt_is_no_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
         owner, node = new_owner(), store._nodes.each[0].server
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
-        assert node.run(vote_commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
-        assert node.run(vote_commands.vote(request, slot=1, memory=None))[0] == 0
-        assert node.run(vote_commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node.run(commands.vote(request, slot=1, memory=None))[0] == 0
+        assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
 
     def test_so_many_hold_it(self, nodes: Nodes, store: RedlockStore) -> None:
         """Not more, as counting on each node would: three that each admit two admit three with a majority."""

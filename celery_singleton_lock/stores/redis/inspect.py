@@ -6,8 +6,7 @@ Where there are many keys, they are looked for step by step, and what a step has
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -19,7 +18,6 @@ from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Reader
-from celery_singleton_lock.stores.redis.vote_commands import attempt_of
 
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500
@@ -104,32 +102,6 @@ def scanned(server: Reader, *command: object, match: str = "*") -> Iterator[list
         yield found
         if cursor == b"0":
             return
-
-
-def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:
-    """The locks that so many nodes of a Redlock show, of what each does."""
-    by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
-    for of_node in each:
-        # A search may come upon a key twice.
-        once = {(key, held.slot, attempt_of(held.owner, 0)): held for key, held in of_node}
-        for place, held in once.items():
-            by_owner[place].append(held)
-    for (key, slot, owner), alike in by_owner.items():
-        if len(alike) >= quorum:
-            holder = next((held.holder for held in alike if held.holder is not None), None)
-            remaining, waiters = max(held.remaining for held in alike), max(held.waiters for held in alike)
-            yield key, Held(holder, owner, remaining, slot, waiters)
-
-
-def merged(states: Sequence[KeyState], quorum: int) -> KeyState:
-    """What the nodes of a Redlock have of one key."""
-    records = {each.message: each for it in states for each in sorted(it.records, key=lambda each: each.seconds)}
-    return KeyState(
-        tuple(held for _, held in agreed([[("", held) for held in it.held] for it in states], quorum)),
-        max((it.fence for it in states if it.fence is not None), default=None),
-        max(it.waiters for it in states),
-        tuple(sorted(records.values(), key=lambda each: each.seconds, reverse=True)[:MOST_RECORDS]),
-    )
 
 
 @dataclass(frozen=True, slots=True)

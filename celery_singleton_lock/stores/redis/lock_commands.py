@@ -1,15 +1,9 @@
-"""What the scripts of `scripts/lock` are asked, on one server or a cluster; `vote_commands` has those of a Redlock.
-
-One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
-`<base>:run:1` and so on; `:slots` says how many are in use, where that is more than one). Beside it, all with a time to
-live and all in one hash slot: `:fence` (the counter of fencing tokens), `:waiting` (who waits), `:wake` (a list that is
-pushed to when the lock is freed, so that exactly one waiter wakes), `:done:<message>` for each message that was carried
-out, and `:over:<owner>` for an owner that was given up, `:over:<request>` for a request that was.
+"""What the scripts of `scripts/lock` are asked, on one server or a cluster; `redlock/commands.py` has the rest.
 
 A request whose answer did not come may be carried out later, when whoever sent it has long turned away. So each request
 for a lock has a name, and what comes next says which were given up: they take nothing any more.
 
-Each script has its KEYS and ARGV by name at its top, in the order of the classes here.
+Each script has its KEYS and ARGV by name at its top, in the order of the classes here; `docs/stored.md` has the keys.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
-from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis.script import Call, batches
 
 logger = get_logger(__name__)
 
@@ -113,8 +113,7 @@ class PendingCalls:
 
     def _repeat(self, due: Sequence[tuple[Hashable, _Pending]]) -> bool:
         """Say them again; whether all were answered."""
-        for start in range(0, len(due), BATCH):
-            batch = due[start : start + BATCH]
+        for batch in batches(due, BATCH):
             reached = True
             try:
                 answers = self._run_each([it.call.again() for _, it in batch])

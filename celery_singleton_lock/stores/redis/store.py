@@ -39,7 +39,7 @@ from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
-from celery_singleton_lock.stores.redis.script import BATCH, OVER_TTL, Call
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Reader, Server, words_of
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
 from celery_singleton_lock.stores.waiters import AskingWaiter
@@ -202,7 +202,7 @@ class RedisStore:
         def known() -> list[bytes]:
             return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
 
-        return RedisLedger(key, ask, known, batch=BATCH)
+        return RedisLedger(key, ask, known)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Reader], T]) -> list[T]:
@@ -244,14 +244,13 @@ class RedisStore:
                 raise
         return answer
 
-    def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[list[Item]]:
+    def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[Sequence[Item]]:
         """Those that can be named in one call."""
         by_slot: defaultdict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_slot[self._servers.slot_of(keyspace.run_key(key_of(item)))].append(item)
         for group in by_slot.values():
-            for start in range(0, len(group), BATCH):
-                yield group[start : start + BATCH]
+            yield from batches(group)
 
     def _renew(self, renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""

@@ -12,9 +12,9 @@ from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.stores.redis.conversation import Answers, Conversation
-from celery_singleton_lock.stores.redis.node import Node
-from celery_singleton_lock.stores.redis.repeater import Repeater
+from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
+from celery_singleton_lock.stores.redis.redlock.node import Node
+from celery_singleton_lock.stores.redis.redlock.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Reader, Server, words_of
 

@@ -19,9 +19,10 @@ from typing import Any
 from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis import ledger_commands, vote_commands
+from celery_singleton_lock.stores.redis import ledger
 from celery_singleton_lock.stores.redis.connection import Connection, packed
-from celery_singleton_lock.stores.redis.node import Node
+from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.script import Call
 
 #: Rounds without an answer after which a node counts as silent: it is sent what is pending, and asked for nothing.
@@ -213,7 +214,7 @@ class Conversation:
         self._selector.register(connection, selectors.EVENT_READ, index)
         node.connected()
         # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
-        for script in (*vote_commands.SCRIPTS, *ledger_commands.SCRIPTS):
+        for script in (*commands.SCRIPTS, *ledger.SCRIPTS):
             loading = _Sent(Call(script, (), ()), self._round, None, 0.0)
             self._send(index, loading, packed(script.load))
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.stores.redis.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, held
+from celery_singleton_lock.stores.redis.redlock.commands import PROMISE, attempt_of
+from celery_singleton_lock.stores.redis.redlock.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.server import words_of
-from celery_singleton_lock.stores.redis.vote_commands import PROMISE, attempt_of
 
 
 @dataclass(slots=True)
