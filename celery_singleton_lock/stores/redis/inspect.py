@@ -17,13 +17,13 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.stores.redis.server import Reader
+from celery_singleton_lock.stores.redis.server import Endpoint
 
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500
 
 
-def held(server: Reader, key: str, limit: int) -> list[Held]:
+def held(server: Endpoint, key: str, limit: int) -> list[Held]:
     """Who holds the key, also in slots beyond the limit.
 
     Raises:
@@ -34,7 +34,7 @@ def held(server: Reader, key: str, limit: int) -> list[Held]:
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
-def all_held(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
+def all_held(server: Endpoint, prefix: str) -> Iterator[tuple[str, Held]]:
     """The locks whose key begins with `prefix` and a colon.
 
     Raises:
@@ -47,8 +47,8 @@ def all_held(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
                 yield place.key, held
 
 
-def inspect(server: Reader, key: str) -> KeyState:
-    """All that there is of one key.
+def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeyState:
+    """All that there is of one key; `everywhere` is searched for its records.
 
     Raises:
         RedisError, OSError: no answer, or an error.
@@ -56,7 +56,7 @@ def inspect(server: Reader, key: str) -> KeyState:
     done = keyspace.done_key(key, "")
     places: set[_Place] = set()
     remaining: dict[str, int] = {}
-    for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in server.searched()):
+    for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in everywhere):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
         remaining.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
@@ -80,7 +80,7 @@ def inspect(server: Reader, key: str) -> KeyState:
     )
 
 
-def entries(server: Reader, key: str) -> Iterator[bytes]:
+def entries(server: Endpoint, key: str) -> Iterator[bytes]:
     """What a ledger knows of; some perhaps more than once.
 
     Raises:
@@ -90,7 +90,7 @@ def entries(server: Reader, key: str) -> Iterator[bytes]:
         yield from pairs[::2]
 
 
-def scanned(server: Reader, *command: object, match: str = "*") -> Iterator[list[bytes]]:
+def scanned(server: Endpoint, *command: object, match: str = "*") -> Iterator[list[bytes]]:
     """What a SCAN or HSCAN finds, step by step; some perhaps more than once.
 
     Raises:
@@ -120,13 +120,13 @@ class _Place:
         return cls(key, int(slot[1:] or 0))
 
 
-def _named(server: Reader, pattern: str) -> Iterator[list[str]]:
+def _named(server: Endpoint, pattern: str) -> Iterator[list[str]]:
     """The keys of such names."""
     for names in scanned(server, "SCAN", match=pattern):
         yield [name.decode(errors="replace") for name in names]
 
 
-def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
+def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
     """Who holds each of the places, None where nobody does.
 
     Args:

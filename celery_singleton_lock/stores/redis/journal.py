@@ -14,7 +14,7 @@ from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.script import Call, Script, ms
-from celery_singleton_lock.stores.redis.server import Reader
+from celery_singleton_lock.stores.redis.server import Endpoint
 
 #: Seconds for which the journal is kept after it was written to: 30 days.
 JOURNAL_TTL = 2_592_000.0
@@ -30,7 +30,7 @@ _PARTS = "counts", "entries", "last", "refused", "labels", "scratch"
 PAGE = 1000
 
 #: Applies a function to each server that has a part; what it returned.
-Read = Callable[[Callable[[Reader], Any]], Sequence[Any]]
+Read = Callable[[Callable[[Endpoint], Any]], Sequence[Any]]
 
 
 class RedisJournal:
@@ -95,7 +95,7 @@ def _treated_as(entry: Entry) -> str:
     return "refusal" if entry.kind in REFUSALS else "note"
 
 
-def _texts(server: Reader, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
+def _texts(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
     """The elements of the stream, with their ids; since so many milliseconds."""
     start = str(since)
     while True:
@@ -108,7 +108,7 @@ def _texts(server: Reader, key: str, since: int) -> Iterator[tuple[tuple[int, in
         start = f"({page[-1][0].decode()}"
 
 
-def _answer(server: Reader, *command: object) -> Sequence[Any]:
+def _answer(server: Endpoint, *command: object) -> Sequence[Any]:
     """What there is; nothing where somebody else has put a value of another type, which the next write replaces."""
     try:
         answer: Sequence[Any] = server.command(*command)

@@ -40,7 +40,7 @@ from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
-from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Reader, Server, words_of
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
@@ -193,7 +193,11 @@ class RedisStore:
             raise self._unavailable(error) from error
 
     def inspect(self, key: str) -> KeyState:
-        return self._patiently(lambda: inspect.inspect(self._servers.server_of(keyspace.run_key(key)), key))
+        def attempt() -> KeyState:
+            # A search by name is sent on by none, and the key may be about to move.
+            return inspect.inspect(self._servers.server_of(keyspace.run_key(key)), self._servers.servers(), key)
+
+        return self._patiently(attempt)
 
     def ledger(self, key: str) -> RedisLedger:
         def ask(call: Call) -> list[Any]:
@@ -205,7 +209,7 @@ class RedisStore:
         return RedisLedger(key, ask, known)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
-        def read(reading: Callable[[Reader], T]) -> list[T]:
+        def read(reading: Callable[[Endpoint], T]) -> list[T]:
             return [self._patiently(lambda: reading(self._servers.server_of(keyspace.journal_key(prefix, "counts"))))]
 
         return RedisJournal(prefix, size, lambda call: self._patiently(lambda: self._servers.run(call)), read)

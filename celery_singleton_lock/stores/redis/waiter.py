@@ -13,9 +13,9 @@ the lock for nobody; who is killed closes the connection.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TimeoutError, TryAgainError
 
@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import words_of
+from celery_singleton_lock.stores.redis.server import Endpoint, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
 #: Seconds that a waiter sleeps at most before it asks again: a wake-up that goes to a waiter which is dead, frozen, or
@@ -77,16 +77,6 @@ class PipedWaiter(AskingWaiter):
         return self._request.lease(fence=fence, sent_at=0.0, slot=slot)
 
 
-class Master(Protocol):
-    """Where the list is: a server, or what a cluster shows of a key."""
-
-    def run(self, call: Call) -> Any:
-        """Run a script."""
-
-    def connection(self) -> AbstractContextManager[Connection]:
-        """A connection for this thread."""
-
-
 class RedisBell:
     """A place in the queue of a lock: a `Bell`.
 
@@ -97,7 +87,7 @@ class RedisBell:
         behind: what the server is to do when it wakes the waiter.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Master], server: str, behind: Call | None = None) -> None:
+    def __init__(self, key: str, server_of: Callable[[], Endpoint], server: str, behind: Call | None = None) -> None:
         self._key = key
         self._behind = behind
         self._server_of = server_of
@@ -150,11 +140,10 @@ class RedisBell:
         if self._connection is None:
             self._connection = self._exits.enter_context(self._server_of().connection())
         if not self._connection.unanswered:
-            self._connection.send(("BLPOP", keyspace.wake_key(self._key), 0))
-            if self._behind is not None:
-                # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
-                # lost its place in the queue by then.
-                self._connection.send(self._behind.by_text)
+            # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
+            # lost its place in the queue by then.
+            behind = () if self._behind is None else (self._behind.by_text,)
+            self._connection.send(("BLPOP", keyspace.wake_key(self._key), 0), *behind)
         return self._connection
 
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Con
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Reader, Server, words_of
+from celery_singleton_lock.stores.redis.server import Endpoint, Server, words_of
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
@@ -120,7 +120,7 @@ class Nodes:
                     errors[index] = _failed(node, error)
         raise self.unavailable(errors)
 
-    def read(self, reading: Callable[[Reader], T], *, at_least: int = 1) -> list[T]:
+    def read(self, reading: Callable[[Endpoint], T], *, at_least: int = 1) -> list[T]:
         """What each node shows that answers, one after the other; those that have failed a moment ago come last.
 
         Raises:

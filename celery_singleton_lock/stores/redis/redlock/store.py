@@ -177,7 +177,7 @@ class RedlockStore:
 
     def inspect(self, key: str) -> KeyState:
         quorum = self._nodes.quorum
-        return merged(self._nodes.read(lambda server: inspect.inspect(server, key), at_least=quorum), quorum)
+        return merged(self._nodes.read(lambda server: inspect.inspect(server, [server], key), at_least=quorum), quorum)
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[bytes]:
