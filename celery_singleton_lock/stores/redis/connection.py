@@ -123,10 +123,9 @@ class Connection:
         self.unanswered += len(commands)
 
     def push(self, command: bytes) -> None:
-        """Send a command in non-blocking mode; what the socket does not take is sent by `flush`."""
+        """Have a command sent by `flush`, in non-blocking mode."""
         self._unsent += command
         self.unanswered += 1
-        self.flush()
 
     def flush(self) -> None:
         """Send of what was pushed as much as the socket takes."""

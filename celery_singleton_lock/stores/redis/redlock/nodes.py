@@ -14,7 +14,7 @@ from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
 from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.redlock.repeater import Repeater
+from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Endpoint, Server, words_of
 
@@ -76,16 +76,13 @@ class Nodes:
             yield conversation
         except BaseException:
             conversation.close()
-            self._see_to_pending()
+            if self._have_pending():
+                self._repeater.start()
             raise
         is_behind = conversation.put_away()
         self._conversations.append(conversation)
-        self._see_to_pending(is_behind)
-
-    def ask(self, call: Call, is_decided: Callable[[Answers], bool]) -> Answers:
-        """What they answer, waited for until that decides the matter, or for `MAX_ANSWER`."""
-        with self.conversation() as conversation:
-            return conversation.ask(call, is_decided, seconds=MAX_ANSWER)
+        if is_behind or self._have_pending():
+            self._repeater.start()
 
     def majority(self, call: Call) -> list[Any]:
         """The answers of a majority at least.
@@ -93,13 +90,11 @@ class Nodes:
         Raises:
             LockUnavailable: there is none.
         """
-
-        def is_decided(answers: Answers) -> bool:
-            return len(given(answers)) >= self.quorum or self.has_failed(answers)
-
         answers: Answers = {}
         for _ in tries():
-            answers = self.ask(call, is_decided)
+            with self.conversation() as conversation:
+                is_decided = self.decided_by(lambda answer: not isinstance(answer, Exception))
+                answers = conversation.ask(call, is_decided, seconds=MAX_ANSWER)
             if len(given(answers)) >= self.quorum:
                 return given(answers)
         raise self.unavailable(errors_of(answers))
@@ -144,6 +139,15 @@ class Nodes:
             raise self.unavailable(errors)
         return found
 
+    def decided_by(self, is_yes: Callable[[Any], bool]) -> Callable[[Answers], bool]:
+        """Whether a majority has said yes, or cannot any more."""
+
+        def is_decided(answers: Answers) -> bool:
+            yes = sum(map(is_yes, answers.values()))
+            return yes >= self.quorum or len(answers) - yes > self.spare
+
+        return is_decided
+
     def has_failed(self, answers: Answers) -> bool:
         """Whether so many nodes have failed that the others are no majority."""
         return len(answers) - len(given(answers)) > self.spare
@@ -169,10 +173,6 @@ class Nodes:
             # These sockets are the parent's, and so is what is pending there. Nor are they closed: the selectors are
             # the parent's too, which would hear nothing any more.
             self._conversations, self._own, self._pid = deque(), deque(), os.getpid()
-
-    def _see_to_pending(self, is_behind: bool = False) -> None:
-        if is_behind or self._have_pending():
-            self._repeater.start()
 
     def _have_pending(self) -> bool:
         return any(node.has_pending for node in self.each)

@@ -1,19 +1,8 @@
-"""Redlock: locks on a majority of independent Redis servers, so that no single failure or failover can give one twice.
+"""A store on a majority of servers that do not know each other.
 
-The algorithm is that of https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/: all nodes are asked
-at once; who gets a majority has the lock for its ttl, less what that took and what the nodes' clocks may differ in
-rate; who does not takes back what it got, on every node, and tries again after a random delay. Beyond that:
-
-- One connection per node carries everything in order, so that taking back never overtakes a late acquire; and each
-  attempt has a name, under which a node refuses what comes after it was given up.
-- A node that has lost its memory has no vote for one ttl, however its operators restart it.
-- A fencing token is the highest counter of a majority, and is written back to a majority before it is given out: any
-  later majority shares a node with that one, and so counts higher.
-- A renewal needs a majority, and puts the lock back on nodes that have lost it, for the next time.
-- A waiter's bell hangs on one node, the same for all who wait for a lock while that node is well; the first in the
-  queue is woken first as long as that is so.
-
-Protocol: `docs/protocol.md`, section 10.
+Beside what `docs/protocol.md`, section 10, says: one connection per node carries everything in order, so that taking
+back never overtakes a late acquire; and a waiter's bell hangs on one node, the same for all who wait for a lock while
+that node is well.
 """
 
 from __future__ import annotations
@@ -21,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from celery.utils.log import get_logger
 
@@ -81,6 +71,7 @@ class RedlockStore:
         self.server = server
         self._nodes = Nodes(servers, server)
         self._memory = memory
+        self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         wanted = replace(request, owner=commands.attempt_of(request.owner, 0))
@@ -137,20 +128,12 @@ class RedlockStore:
         raise self._nodes.unavailable(errors_of(answers))
 
     def abandon(self, hold: Hold) -> bool | None:
-        answers: Answers = {}
-        try:
-            answers = self._freed(hold, commands.abandon(hold), repeats=True)
-        except Exception as error:  # noqa: BLE001 - it is repeated all the same
-            logger.debug("redlock: %s: is taken back later: %s", hold.key, words_of(error))
-        ours, gone = _freed_on(answers)
+        ours, gone = _freed_on(self._said(hold, commands.abandon(hold)))
         return None if ours + gone < self._nodes.quorum else ours > 0 and gone <= self._nodes.spare
 
     def remember(self, key: str, record: Record) -> None:
         hold = Hold.of_nobody(key)
-        try:
-            self._freed(hold, commands.free(hold, record=record), repeats=True)
-        except Exception as error:  # noqa: BLE001 - it is repeated all the same
-            logger.debug("redlock: %s: a record is left later: %s", hold.key, words_of(error))
+        self._said(hold, commands.free(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots))
@@ -228,7 +211,7 @@ class RedlockStore:
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
         if votes.has_majority and votes.record is None:
-            fence = self._fence(conversation, wanted, slot, [*votes.granted.values()])
+            fence = self._fence(conversation, wanted, slot, votes.granted)
             if fence and clock.now() - sent_at < wanted.ttl / 3:
                 return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
@@ -239,10 +222,7 @@ class RedlockStore:
 
     def _is_decided(self, answers: Answers) -> bool:
         """Whether the other nodes' votes cannot change anything."""
-        kinds = [answer[0] for answer in answers.values() if isinstance(answer, list)]
-        granted = kinds.count(Answer.GRANTED)
-        unknown = len(self._nodes.each) - len(answers)
-        return Answer.RECORD in kinds or granted >= self._nodes.quorum or granted + unknown < self._nodes.quorum
+        return Answer.RECORD in map(_kind, answers.values()) or self._is_agreed(answers)
 
     def _fence(self, conversation: Conversation, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be made sure."""
@@ -250,11 +230,7 @@ class RedlockStore:
         if fences.count(fence) >= quorum:
             return fence
         call = commands.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
-
-        def is_decided(answers: Answers) -> bool:
-            raised = [*answers.values()].count(1)
-            return raised >= quorum or len(answers) - raised > self._nodes.spare
-
+        is_decided = self._nodes.decided_by(lambda answer: answer == 1)
         answers = conversation.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None
 
@@ -269,6 +245,14 @@ class RedlockStore:
             for hold, ours in votes.items()
             if ours >= self._nodes.quorum or len(each) - ours > self._nodes.spare
         }
+
+    def _said(self, hold: Hold, call: Call) -> Answers:
+        """As `_freed`, without an error."""
+        try:
+            return self._freed(hold, call, repeats=True)
+        except Exception as error:  # noqa: BLE001 - it is repeated all the same
+            logger.debug("redlock: %s: the end of a lock or a message is said later: %s", hold.key, words_of(error))
+            return {}
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
         """What the nodes answered to freeing; where it `repeats`, it is sent again to those that have not."""
@@ -294,6 +278,9 @@ class RedlockStore:
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
                     call = commands.refuse(key, holder, each, slots=slots)
+                    # Not merely until a majority has answered: a node that the message's copy has, and that answers
+                    # sooner than one of those that have promised, would have a refusal taken back that others have been
+                    # told of.
                     answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER)
                     found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
                     if found.count(None) < self._nodes.quorum:
@@ -310,15 +297,6 @@ class RedlockStore:
             if against:
                 return next((it for it in against if isinstance(it, Record)), against[0])
         raise self._nodes.unavailable(errors_of(answers))
-
-    def _is_agreed(self, answers: Answers) -> bool:
-        """Whether a majority has agreed, or cannot any more.
-
-        Not merely whether a majority has answered: a node that the message's copy has, and that answers sooner than one
-        of those that have promised, would have a refusal taken back that others have been told of.
-        """
-        agreed = [answer[0] for answer in given(answers)].count(Answer.GRANTED)
-        return agreed >= self._nodes.quorum or len(answers) - agreed > self._nodes.spare
 
 
 class _NodesBell(RedisBell):
@@ -356,6 +334,11 @@ def _put_back(
         ]
         if lost:
             conversation.tell(commands.put_back(lost), [index])
+
+
+def _kind(answer: Any) -> Any:
+    """What an answer to a vote or a refusal begins with; None for an error."""
+    return None if isinstance(answer, Exception) else answer[0]
 
 
 def _freed_on(answers: Answers) -> tuple[int, int]:

@@ -31,7 +31,7 @@ class Votes:
 
     quorum: int
     message: str
-    granted: dict[int, int] = field(default_factory=dict)
+    granted: list[int] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
     record: Record | None = None
     withheld: dict[int, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Votes:
             return
         kind, *rest = answer
         if kind == Answer.GRANTED:
-            self.granted[index] = rest[0]
+            self.granted.append(rest[0])
         elif kind == Answer.HELD:
             found = held(rest[0], rest[1])
             self.held[index] = replace(found, owner=attempt_of(found.owner, 0))
