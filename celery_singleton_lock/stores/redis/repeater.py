@@ -48,6 +48,8 @@ class Repeater:
     def _run(self) -> None:
         pause = PAUSE
         while self._wanted:
+            clock.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE)
             self._wanted = False
             try:
                 # Not `|=`, which would read what is wanted before, and forget what is asked for meanwhile.
@@ -56,8 +58,5 @@ class Repeater:
             except Exception:
                 logger.exception("what a lock server has not answered could not be repeated; trying again")
                 self._wanted = True
-            if self._wanted:
-                clock.sleep(pause)
-                pause = min(2 * pause, MAX_PAUSE)
-            else:
+            if not self._wanted:
                 self._thread = None
