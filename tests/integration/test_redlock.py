@@ -612,6 +612,12 @@ class TestSemaphore:
         assert node.run(commands.vote(request, slot=1, memory=None))[0] == 0
         assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
 
+    def test_number_of_slots_that_nobody_can_have(self, nodes: Nodes, store: RedlockStore) -> None:
+        for server in nodes.servers:
+            server.client().set(keyspace.slots_key(KEY), 99_999)
+        with pytest.raises(LockUnavailable, match="slots"):
+            store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
+
     def test_so_many_hold_it(self, nodes: Nodes, store: RedlockStore) -> None:
         """Not more, as counting on each node would: three that each admit two admit three with a majority."""
         leases = [acquire(store, limit=2, holder=Holder(f"task {number}")) for number in range(3)]

@@ -1,6 +1,7 @@
 """What one server shows of its locks and ledgers; nothing here blocks it.
 
 Where there are many keys, they are looked for step by step, and what a step has found is asked for in one round trip.
+Where there is no answer, or an error, each function raises that (`RedisError`, `OSError`).
 """
 
 from __future__ import annotations
@@ -24,22 +25,14 @@ _STEP = 500
 
 
 def held(server: Endpoint, key: str, limit: int) -> list[Held]:
-    """Who holds the key, also in slots beyond the limit.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+    """Who holds the key, also in slots beyond the limit."""
     (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
     slots = max(limit, min(cleaned.whole(in_use) or 0, lock_answers.MAX_SLOTS))
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
 def all_held(server: Endpoint, prefix: str) -> Iterator[tuple[str, Held]]:
-    """The locks whose key begins with `prefix` and a colon.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+    """The locks whose key begins with `prefix` and a colon."""
     for names in _named(server, f"{prefix}:*:run*"):
         places = [place for name in names if (place := _Place.of(name)) is not None]
         for place, held in zip(places, _looked_up(server, places, others=True), strict=True):
@@ -48,11 +41,7 @@ def all_held(server: Endpoint, prefix: str) -> Iterator[tuple[str, Held]]:
 
 
 def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeyState:
-    """All that there is of one key; `everywhere` is searched for its records.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+    """All that there is of one key; `everywhere` is searched for its records."""
     done = keyspace.done_key(key, "")
     places: set[_Place] = set()
     remaining: dict[str, int] = {}
@@ -81,21 +70,13 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
 
 
 def entries(server: Endpoint, key: str) -> Iterator[bytes]:
-    """What a ledger knows of; some perhaps more than once.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+    """What a ledger knows of; some perhaps more than once."""
     for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
         yield from pairs[::2]
 
 
 def scanned(server: Endpoint, *command: object, match: str = "*") -> Iterator[list[bytes]]:
-    """What a SCAN or HSCAN finds, step by step; some perhaps more than once.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+    """What a SCAN or HSCAN finds, step by step; some perhaps more than once."""
     cursor = b"0"
     while True:
         cursor, found = server.command(*command, cursor, "MATCH", match, "COUNT", _STEP)

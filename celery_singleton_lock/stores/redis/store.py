@@ -102,15 +102,15 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         renewed: dict[Hold, bool] = {}
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
         for batch, answer in zip(batches, answers, strict=True):
             if not isinstance(answer, Exception):
                 renewed.update(zip(batch, lock_commands.renewed(batch, answer), strict=True))
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
                 hold.extend(sent_at)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise self._unavailable(answer) from answer
+        if errors:
+            raise self._unavailable(errors[0]) from errors[0]
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:

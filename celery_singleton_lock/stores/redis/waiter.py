@@ -3,11 +3,9 @@
 Redis gives each element to the one that has blocked longest, and forgets those whose connection is gone. The command
 stays open over several questions, so that nobody loses its place in the queue by asking.
 
-On one server, or in a cluster, the question stands behind that command, on the same connection: the server carries it
-out as it wakes the waiter, so that nobody else can take the lock in between. It is the waiter's for a second
-(`lock_commands.PROVISIONAL`), and for its ttl when the waiter has said that it is there: one that is frozen, or cannot
-be reached, is passed over. A waiter that leaves says so first (`:over:<place>`), or what it has left behind would take
-the lock for nobody; who is killed closes the connection.
+On one server, or in a cluster, the question stands behind that command (`docs/protocol.md`, section 7). A waiter that
+leaves says so first (`:over:<place>`), or what it has left behind would take the lock for nobody; who is killed closes
+the connection.
 """
 
 from __future__ import annotations
@@ -69,12 +67,8 @@ class PipedWaiter(AskingWaiter):
         answer = self._redis_bell.wait(timeout)
         if answer is None:
             return None
-        found = lock_answers.handed_over(answer, self._granted, self._request.holder.message)
+        found = lock_answers.handed_over(answer, self._request)
         return None if isinstance(found, Lease) and not self._confirm(found) else found
-
-    def _granted(self, fence: int, slot: int) -> Lease:
-        """The lease that was given to it, to be confirmed: nobody knows when that was sent."""
-        return self._request.lease(fence=fence, sent_at=0.0, slot=slot)
 
 
 class RedisBell:
@@ -100,7 +94,7 @@ class RedisBell:
         with suppress(RedisError, OSError), self._exits:
             if self._behind is None and connection is not None and connection.unanswered and _answered(connection):
                 # Woken while it left: somebody else may need that.
-                self._server_of().run(lock_commands.wake_another(self._key))
+                self._server_of().run(lock_commands.wake(self._key))
 
     @property
     def is_open(self) -> bool:

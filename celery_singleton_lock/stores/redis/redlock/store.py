@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from celery.utils.log import get_logger
+from redis.exceptions import TimeoutError
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
@@ -103,7 +104,9 @@ class RedlockStore:
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
             sent_at = clock.now()
-            each = conversation.ask_each([commands.renew(batch) for batch in parts], is_decided, seconds=timeout)
+            each = conversation.ask_each(
+                [lock_commands.renew(batch, named=stem) for batch in parts], is_decided, seconds=timeout
+            )
             renewed: dict[Hold, bool] = {}
             for batch, answers in zip(parts, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
@@ -136,7 +139,10 @@ class RedlockStore:
         self._said(hold, commands.free(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots))
+        try:
+            return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots))
+        except TimeoutError as error:
+            raise LockUnavailable(self.server, words_of(error)) from error
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         for batch in batches(records):
@@ -277,7 +283,7 @@ class RedlockStore:
         for _ in tries():
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
-                    call = commands.refuse(key, holder, each, slots=slots)
+                    call = lock_commands.refuse(key, holder, each, slots=slots, named=stem)
                     # Not merely until a majority has answered: a node that the message's copy has, and that answers
                     # sooner than one of those that have promised, would have a refusal taken back that others have been
                     # told of.
