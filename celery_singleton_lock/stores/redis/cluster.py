@@ -43,13 +43,11 @@ class Cluster:
         self.step = self._server(self._known[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        """Run a script where its keys are; see `Server.run`."""
         return self._followed(
             self._address_of(call.keys[0]), lambda server, asking: server.run(call, step=step, asking=asking)
         )
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
-        """Run scripts, in one round trip for each node; where one fails, its error stands for its answer."""
         answers: dict[int, Any] = {}
         by_address: dict[Address, list[int]] = {}
         for index, call in enumerate(calls):
@@ -73,7 +71,6 @@ class Cluster:
         return [answers[index] for index in range(len(calls))]
 
     def server_of(self, key: str) -> Part:
-        """Whichever master has the key."""
         return Part(self, self._address_of(key))
 
     def slot_of(self, key: str) -> int:
@@ -122,7 +119,6 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
         for server in self._servers.values():
             server.close()
 
@@ -142,7 +138,6 @@ class Cluster:
         raise ConnectionError(f"the keys moved {REDIRECTIONS} times while they were asked for")
 
     def _learn(self, moved: MovedError, asked: Address) -> Address:
-        """Where the slot is now."""
         address = (moved.host or asked[0], moved.port)
         self._slots = {**self._slots, moved.slot_id: address}
         return address
@@ -202,22 +197,18 @@ class Part:
         self._address = address
 
     def run(self, call: Call) -> Any:
-        """Run a script where its keys are."""
         return self._cluster.run(call)
 
     def command(self, *command: object) -> Any:
-        """Send one command and read its answer."""
         (answer,) = self.command_each([command])
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to some commands; what the server says against one stands for its answer."""
         return self._cluster.answers(self._address, commands)
 
     def connection(self) -> AbstractContextManager[Connection]:
-        """A connection for this thread to the master that has the key now."""
         return self._cluster.connection_to(self._address)
 
 

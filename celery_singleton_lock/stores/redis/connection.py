@@ -111,7 +111,6 @@ class Connection:
         self._unlooked, self._late = 0, 1
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait on."""
         return int(self._socket.fileno())
 
     def send(self, *commands: Command) -> None:
@@ -141,7 +140,6 @@ class Connection:
 
     @property
     def unsent(self) -> int:
-        """Bytes that were pushed and not sent yet."""
         return len(self._unsent)
 
     def read(self) -> Any:

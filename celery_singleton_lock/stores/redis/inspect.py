@@ -102,7 +102,6 @@ class _Place:
 
 
 def _named(server: Endpoint, pattern: str) -> Iterator[list[str]]:
-    """The keys of such names."""
     for names in scanned(server, "SCAN", match=pattern):
         yield [name.decode(errors="replace") for name in names]
 

@@ -112,7 +112,6 @@ class Name(str):
     base: str
 
     def __new__(cls, name: str) -> Name:
-        """Make it of a name."""
         made = super().__new__(cls, name)
         if _hash_tag(name) is not None:
             made.base = name

@@ -91,7 +91,6 @@ class PendingCalls:
         return bool(self._calls)
 
     def _due(self) -> list[tuple[Hashable, _Pending]]:
-        """Those that are still worth saying."""
         with self._mutex:
             now = clock.now()
             for name in [name for name, it in self._calls.items() if now > it.until]:

@@ -126,7 +126,6 @@ class Servers:
             self._each = [(str(server), server) for server in servers]
 
     def probes(self) -> list[Probe]:
-        """Of each server."""
         return [self._probed(name, server) for name, server in self._each]
 
     def sentinels(self) -> list[SentinelProbe]:
@@ -144,7 +143,6 @@ class Servers:
         return islice(chain.from_iterable(_looked_at(server, names) for names in steps), MAX_KEYS)
 
     def close(self) -> None:
-        """Close the connections."""
         for _, server in self._each:
             server.close()
 

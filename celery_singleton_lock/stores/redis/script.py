@@ -32,7 +32,6 @@ class Script:
 
     @property
     def load(self) -> Command:
-        """The command that makes it known."""
         return "SCRIPT", "LOAD", self.text
 
 
@@ -70,7 +69,6 @@ class Call(NamedTuple):
 
     @property
     def and_wait(self) -> Command:
-        """The command that waits for the replicas."""
         count, seconds = self.replicas or (0, 0.0)
         return "WAIT", count, ms(seconds)
 

@@ -115,7 +115,6 @@ class Server:
             return connection.ask(command, asking=asking)
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        """See `Connection.answers`."""
         with self.connection() as connection:
             return connection.answers(commands)
 
@@ -148,7 +147,6 @@ class Server:
         return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
 
     def close(self) -> None:
-        """Close what is not in use."""
         while self._free:
             self._free.pop().close()
 

@@ -176,7 +176,6 @@ class Conversation:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it has not been used for a while."""
         return clock.now() - self._unused_since > _UNUSED
 
     @property

@@ -36,7 +36,6 @@ class Node:
 
     @property
     def is_avoided(self) -> bool:
-        """Whether it failed a moment ago."""
         return clock.now() < self._avoided_until
 
     @property
@@ -46,7 +45,6 @@ class Node:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is something to be sent to it."""
         while self._pending:
             with suppress(IndexError):
                 if self._pending[0][0] > clock.now():
@@ -61,7 +59,6 @@ class Node:
         self._pause = min(2 * self._pause, MAX_PAUSE)
 
     def connected(self) -> None:
-        """It is well."""
         self._pause, self._avoided_until = PAUSE, 0.0
 
     def repeat(self, call: Call, until: float) -> None:

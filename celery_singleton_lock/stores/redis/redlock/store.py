@@ -366,5 +366,4 @@ def _is_promise(found: Held | Record) -> bool:
 
 
 def _patience(ttl: float) -> float:
-    """Seconds that the nodes get to answer."""
     return min(max(ttl * ANSWER_SHARE, MIN_ANSWER), MAX_ANSWER)

@@ -41,7 +41,6 @@ class Votes:
 
     @classmethod
     def of(cls, answers: Answers, quorum: int, message: str) -> Votes:
-        """Count them."""
         votes = cls(quorum, message)
         for index, answer in answers.items():
             votes._add(index, answer)
@@ -49,7 +48,6 @@ class Votes:
 
     @property
     def has_majority(self) -> bool:
-        """Whether it was given by one."""
         return len(self.granted) >= self.quorum
 
     @property
