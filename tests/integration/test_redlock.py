@@ -347,7 +347,7 @@ class TestGivenUp:
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
         until(lambda: store._nodes._repeater._thread is None, "nothing is pending any more")
-        assert not store._nodes._own
+        assert not any(node.server._free for node in store._nodes.each), "nor are its connections"
 
     def test_large_semaphore_is_given_up_as_soon_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import selectors
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, RedisError, TimeoutError
+from redis.exceptions import ConnectionError, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger
@@ -181,23 +181,17 @@ class Conversation:
     @property
     def is_behind(self) -> bool:
         """Whether a node has not answered what is to be repeated, longer than the others."""
-        return any(self._is_late or sent.number < self._round for sent in self._to_be_repeated())
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether a node has not answered what is to be repeated, however short a time."""
-        return any(True for _ in self._to_be_repeated())
+        return any(
+            sent.until > clock.now() and (self._is_late or sent.number < self._round)
+            for unanswered in self._unanswered
+            for sent in unanswered
+        )
 
     def close(self) -> None:
         """Close all connections; what is pending is left to other ones."""
         for index in range(len(self._nodes)):
             self._break_off(index, ConnectionError("the connection was given up"))
         self._selector.close()
-
-    def _to_be_repeated(self) -> Iterator[_Sent]:
-        """What is, where it is not answered."""
-        now = clock.now()
-        return (sent for unanswered in self._unanswered for sent in unanswered if sent.until > now)
 
     def _is_silent(self, index: int) -> bool:
         unanswered = self._unanswered[index]
@@ -271,9 +265,8 @@ class Conversation:
 
     def _note(self, index: int, sent: _Sent, answer: Any) -> None:
         """Take note of a node's answer, or of why there is none."""
-        if sent.until and isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
-            # Not carried out, as far as is known: it is loading its data, out of memory, a replica.
-            self._nodes[index].repeat(sent.call, sent.until)
+        if sent.until:
+            self._nodes[index].note(sent.call, sent.until, answer)
         if sent.answers is not None:
             sent.answers.setdefault(index, answer)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 
+from redis.exceptions import NoPermissionError
+
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server, words_of
@@ -61,9 +63,29 @@ class Node:
     def connected(self) -> None:
         self._pause, self._avoided_until = PAUSE, 0.0
 
-    def repeat(self, call: Call, until: float) -> None:
-        """Have it sent when it can be; pointless after that time."""
-        self._pending.append((until, call))
+    def note(self, call: Call, until: float, answer: object) -> None:
+        """Have a call repeated that was not carried out, as far as is known: out of memory, a replica, no answer."""
+        if isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
+            self._pending.append((until, call))
+
+    def settle(self, step: float) -> bool:
+        """Send it what is pending, if it can be reached; whether something is left.
+
+        Args:
+            step: seconds that connecting, or reading the answers, may take.
+        """
+        if not self.is_avoided and (pending := self.take_pending()):
+            try:
+                answers = self.server.run_each([call for _, call in pending], step=step)
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+                self.failed(error)
+                answers = [error] * len(pending)
+            else:
+                self.connected()
+            for (until, call), answer in zip(pending, answers, strict=True):
+                self.note(call, until, answer)
+            self.server.close()  # What is not in use: this is seldom needed.
+        return self.has_pending
 
     def take_pending(self) -> list[tuple[float, Call]]:
         """What is to be sent now, and until when: whoever takes it sees to it."""

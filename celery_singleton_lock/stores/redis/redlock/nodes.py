@@ -52,8 +52,6 @@ class Nodes:
         self.spare = len(servers) - self.quorum
         self._name = name
         self._conversations: deque[Conversation] = deque()
-        #: Of the thread that repeats what is pending.
-        self._own: deque[Conversation] = deque()
         self._repeater = Repeater(self._repeat)
         self._pid = os.getpid()
         self._is_closed = False
@@ -172,7 +170,7 @@ class Nodes:
         if self._pid != os.getpid():
             # These sockets are the parent's, and so is what is pending there. Nor are they closed: the selectors are
             # the parent's too, which would hear nothing any more.
-            self._conversations, self._own, self._pid = deque(), deque(), os.getpid()
+            self._conversations, self._pid = deque(), os.getpid()
 
     def _have_pending(self) -> bool:
         return any(node.has_pending for node in self.each)
@@ -180,21 +178,9 @@ class Nodes:
     def _repeat(self) -> bool:
         """Have the nodes hear what is pending; whether something is left."""
         is_behind = self._collect()
-        if self._have_pending():
-            # Not on one of the others, which somebody may need while this one waits for a node.
-            conversation = self._own.pop() if self._own else Conversation(self.each)
-            with _closed_if_it_fails(conversation):
-                conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
-            self._own.append(conversation)
-        for _ in range(len(self._own)):
-            conversation = self._own.popleft()
-            conversation.collect()
-            # Closed any sooner, it would take what is under way with it.
-            if conversation.has_pending or self._have_pending():
-                is_behind = True
-                self._own.append(conversation)
-            else:
-                conversation.close()
+        for node in self.each:
+            # Not in a conversation, which somebody may need while this waits for a node.
+            is_behind |= node.settle(CONNECT)
         if self._is_closed and not is_behind:
             self.close()
         return is_behind
@@ -210,8 +196,11 @@ class Nodes:
                 conversation = self._conversations.popleft()
             except IndexError:
                 break
-            with _closed_if_it_fails(conversation):
+            try:
                 is_behind |= conversation.put_away()
+            except BaseException:
+                conversation.close()
+                raise
             self._conversations.append(conversation)
         return is_behind
 
@@ -242,12 +231,3 @@ def _failed(node: Node, error: Exception) -> str:
     if isinstance(error, (ConnectionError, TimeoutError, OSError)):
         node.failed(error)
     return words_of(error)
-
-
-@contextmanager
-def _closed_if_it_fails(conversation: Conversation) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        conversation.close()
-        raise
