@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 
 from redis.exceptions import NoPermissionError
@@ -74,7 +75,7 @@ class Node:
         Args:
             step: seconds that connecting, or reading the answers, may take.
         """
-        if not self.is_avoided and (pending := self.take_pending()):
+        if not self.is_avoided and (pending := [*self.take_pending()]):
             try:
                 answers = self.server.run_each([call for _, call in pending], step=step)
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
@@ -84,13 +85,14 @@ class Node:
                 self.connected()
             for (until, call), answer in zip(pending, answers, strict=True):
                 self.note(call, until, answer)
-            self.server.close()  # What is not in use: this is seldom needed.
+            if not self._pending:
+                self.server.close()  # What is not in use: this is seldom needed.
         return self.has_pending
 
-    def take_pending(self) -> list[tuple[float, Call]]:
-        """What is to be sent now, and until when: whoever takes it sees to it."""
-        found: list[tuple[float, Call]] = []
-        with suppress(IndexError):
-            while True:
-                found.append(self._pending.popleft())
-        return [(until, call.again()) for until, call in found if until > clock.now()]
+    def take_pending(self) -> Iterator[tuple[float, Call]]:
+        """What is to be sent now, and until when: whoever takes it sees to it, one by one, and may be interrupted."""
+        for _ in range(len(self._pending)):
+            with suppress(IndexError):
+                until, call = self._pending.popleft()
+                if until > clock.now():
+                    yield until, call.again()
