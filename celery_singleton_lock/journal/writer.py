@@ -178,4 +178,4 @@ class JournalWriter:
 
 def _at(entry: Entry, offset: float) -> Entry:
     # Cleaned here, and not in the way of the task: what of it is a sender's was bounded when the entry was made.
-    return entry._replace(times=entry.times.moved(offset)).cleaned()
+    return entry.moved(offset).cleaned()
