@@ -24,9 +24,6 @@ logger = get_logger(__name__)
 #: Seconds until what came meanwhile is written: well below `redelivery.SETTLING`, after which copies look again.
 WRITE_AFTER = 1.0
 
-#: Writes without anything to write after which the thread ends.
-IDLE = 5
-
 #: Records that are kept at most while the store does not answer, the latest; copies of the others ask the result
 #: backend.
 MOST = 10_000
@@ -78,12 +75,10 @@ class RecordWriter:
                         del self._records[place]
 
     def _run(self) -> None:
-        idle = 0
         while True:
             clock.sleep(WRITE_AFTER)
             with self._mutex:
-                idle = 0 if self._records else idle + 1
-                if idle >= IDLE:
+                if not self._records:
                     self._thread = None
                     return
             try:

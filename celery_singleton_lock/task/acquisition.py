@@ -58,14 +58,19 @@ class Acquisition:
                 return self._ask_until_free()
             except LockUnavailable as error:
                 self.abandon()
-                if it.options.on_unavailable == "run":
+                policy = it.options.on_unavailable
+                if policy == "run":
                     logger.warning("%s runs without a lock: %s", it, error)
                     return None
-                if it.options.on_unavailable == "raise" or it.request.is_eager:
+                if policy == "wait":
+                    logger.warning("%s waits: %s", it, error)
+                elif policy == "raise" or it.request.is_eager:
                     raise
-                logger.warning("%s is put back: %s", it, error)
-                requeue.try_to_put_back(it.task, reason="unavailable", given_up=self._owner)
-            # Neither the lock server nor the broker answers: the message waits here, where it is not lost.
+                else:
+                    logger.warning("%s is put back: %s", it, error)
+                    requeue.try_to_put_back(it.task, reason="unavailable", given_up=self._owner)
+            # No message is to be put back; or the broker does not answer either, and it waits here, where it is not
+            # lost.
             self._ask_as_another()
             clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
             failures += 1
@@ -125,7 +130,7 @@ class Acquisition:
 
     def _ask_as_another(self) -> None:
         """Ask under another owner from now on: a copy that may be on its way takes for free what this one has."""
-        self.given_up = (*self.given_up, self._owner)
+        self.given_up = (*self.given_up, self._owner)[-requeue.MAX_GIVEN_UP :]
         self._owner, self.waited_as = new_owner(), None
         self._report()
 
@@ -133,7 +138,7 @@ class Acquisition:
         """Say to the worker's main process, if there is one, what is asked for next."""
         if (given := self._delivered_as) is not None:
             it = self.execution
-            key_report.report(given, it.key, ttl=it.options.ttl, limit=it.options.limit, asks_as=self._owner)
+            key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner))
 
     def _free_left_behind(self, found: Held) -> bool:
         """Free the lock of a process of this host that is provably over; whether that was so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from celery.utils.log import get_logger
 
@@ -12,15 +12,12 @@ from celery_singleton_lock import forks
 
 logger = get_logger(__name__)
 
-#: Seconds without work after which the thread ends.
-IDLE = 5.0
-
 #: Pieces of work that wait at most; beyond that, one hangs, and the rest is better forgotten.
 MAX_WAITING = 10_000
 
 
 class Aside:
-    """Does one piece of work after another, in a thread that is there while there is some.
+    """Does one piece of work after another, in a thread that is there from the first piece on.
 
     Args:
         name: of the thread.
@@ -49,19 +46,9 @@ class Aside:
                 self._thread.start()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while True:
+            work = self._work.get()
             try:
                 work()
             except Exception:
                 logger.exception("%s: unexpected error; going on", self._name)
-
-    def _next(self) -> Callable[[], None] | None:
-        """The next piece of work; None when there is none for a while, and the thread ends."""
-        try:
-            return self._work.get(timeout=IDLE)
-        except Empty:
-            with self._mutex:
-                if self._work.empty():
-                    self._thread = None
-                    return None
-        return self._next()
