@@ -72,7 +72,6 @@ class Entry(NamedTuple):
         return _cleaned(self)
 
     def dumps(self) -> str:
-        """As it stands in the journal."""
         return _encode(self)
 
     @classmethod

@@ -41,7 +41,6 @@ class RecordWriter:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Start with nothing: at first, and in the child of a fork, whose records and thread are the parent's."""
         self._mutex = threading.Lock()
         self._records: dict[tuple[str, str], Record] = {}
         self._thread: threading.Thread | None = None

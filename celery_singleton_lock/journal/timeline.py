@@ -50,7 +50,6 @@ def running(key: str, held: Held, now: float) -> Entry | None:
 
 
 def page(title: str, entries: Sequence[Entry], window: Window) -> str:
-    """The page of these entries."""
     template = Template(files(__package__).joinpath("timeline.html").read_text(encoding="utf-8"))
     by_time = sorted(entries, key=lambda it: it.began)
     return template.substitute(

@@ -67,7 +67,6 @@ class JournalWriter:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Start with nothing: at first, and in the child of a fork, whose entries and thread are the parent's."""
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
         self._counts: Counter[metrics.Key] = Counter()

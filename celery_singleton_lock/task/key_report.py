@@ -47,7 +47,6 @@ class Report(NamedTuple):
     asks_as: str
 
     def dumps(self) -> bytes:
-        """As a line."""
         return json.dumps(self).encode() + b"\n"
 
     @classmethod

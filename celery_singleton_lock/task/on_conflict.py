@@ -84,7 +84,6 @@ def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn
 
 
 def revoke(task: TaskLike, why: Ignore) -> NoReturn:
-    """End the execution as a revoked one."""
     if not task.request.is_eager:
         # A bare Ignore would leave chains and chords waiting for ever.
         _record(task, TaskRevokedError(str(why)), states.REVOKED)
@@ -92,7 +91,6 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
 
 
 def has_expired(request: RequestLike) -> bool:
-    """Whether the message's time to be begun is over."""
     expires = maybe_iso8601(request.expires)
     return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 

@@ -73,13 +73,11 @@ def read(record: Record) -> tuple[Outcome, float]:
 
 
 def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
-    """The body returned `value`."""
     content = value_codec.dumps(value, MAX_CONTENT) if is_awaited(task, request) else None
     return Outcome(states.SUCCESS, content)
 
 
 def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
-    """The message of `request` ended with `error`."""
     content = value_codec.dumps_error(error, MAX_CONTENT) if is_awaited(task, request) else None
     return Outcome(states.FAILURE, content)
 

@@ -57,7 +57,6 @@ class Publisher:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Have no connection, at first and in the child of a fork."""
         _inherited.extend(self._idle)
         self._idle = []
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -65,7 +64,6 @@ class Publisher:
 
     @classmethod
     def of(cls, app: Any) -> Publisher:
-        """The publisher of `app` in this process."""
         publisher = _publishers.get(app)
         if publisher is None:
             publisher = _publishers.setdefault(app, cls(app))

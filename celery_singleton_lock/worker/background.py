@@ -29,7 +29,6 @@ class Aside:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Start with nothing: at first, and in the child of a fork, whose work and thread are the parent's."""
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None

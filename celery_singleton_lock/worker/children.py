@@ -78,7 +78,6 @@ class _Child:
         return self.pidfd is not None and bool(_poll([self.pidfd], 0.0))
 
     def is_at(self, delivery: Delivery) -> bool:
-        """Whether it is this delivery that it carries out, or has done last."""
         return self._delivery is not None and self._delivery() is delivery
 
     @property

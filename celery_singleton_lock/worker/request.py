@@ -66,7 +66,6 @@ class SingletonRequest(WorkerRequest):
 
     @property
     def is_running(self) -> bool:
-        """Whether the pool has begun with it and not reported its end."""
         return is_active(self)
 
     def hold(self) -> Hold | None:
@@ -87,7 +86,6 @@ class SingletonRequest(WorkerRequest):
         return {**info, "delivery_info": delivery.without_ours(info.get("delivery_info") or {})}
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """The pool has begun with it."""
         super().on_accepted(pid, time_accepted)
         if (children := children_of.get(self.app)) is not None:
             key_report.receive()  # So that the pipe is never full: who begins now has made room.
@@ -123,16 +121,13 @@ class SingletonRequest(WorkerRequest):
             self._record(error, settled=settled)
 
     def reject(self, requeue: bool = False) -> None:
-        """Give the message back: to its queue, or to a dead-letter exchange."""
         self._goes_on = True
         super().reject(requeue)
 
     def on_sent_again(self) -> None:
-        """Its child was lost, and Celery has sent it as a retry."""
         self._goes_on = True
 
     def revoked(self) -> bool:
-        """Whether it was revoked or has expired; then it does not run."""
         revoked = super().revoked()
         if revoked and self.context.retries and (options := self._options()) and options.retain_on_retry:
             aside.do(self._free_kept)
