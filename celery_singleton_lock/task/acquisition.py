@@ -33,7 +33,6 @@ class Acquisition:
     Attributes:
         execution: which.
         given_up: owners under which this message was asked for before, without an answer.
-        waited_as: the owner, once it has waited in a queue: what it leaves there may still be carried out for a moment.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -42,7 +41,6 @@ class Acquisition:
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
         self.given_up = requeue.given_up(execution.request)
-        self.waited_as: str | None = None
         self._report()
 
     def found(self) -> Lease | Held | Record | None:
@@ -68,7 +66,8 @@ class Acquisition:
                     raise
                 else:
                     logger.warning("%s is put back: %s", it, error)
-                    requeue.try_to_put_back(it.task, reason="unavailable", given_up=self._owner)
+                    it.progress.gives_up = self._owner
+                    requeue.try_to_put_back(it.task, reason="unavailable")
             # No message is to be put back; or the broker does not answer either, and it waits here, where it is not
             # lost.
             self._ask_as_another()
@@ -86,7 +85,8 @@ class Acquisition:
             Ignore: it was put back.
         """
         logger.warning("%s is put back: %s", self.execution, error)
-        requeue.put_back(self.execution.task, reason="unavailable", given_up=self._owner)
+        self.execution.progress.gives_up = self._owner
+        requeue.put_back(self.execution.task, reason="unavailable")
 
     def is_own(self, found: Held) -> bool:
         """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
@@ -109,7 +109,7 @@ class Acquisition:
                     left = it.began + patience - clock.now()
                     if left <= 0:
                         break
-                    self.waited_as = self._owner
+                    it.progress.gives_up = self._owner
                     found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
                 else:
                     found = waiter.ask()
@@ -131,7 +131,7 @@ class Acquisition:
     def _ask_as_another(self) -> None:
         """Ask under another owner from now on: a copy that may be on its way takes for free what this one has."""
         self.given_up = (*self.given_up, self._owner)[-requeue.MAX_GIVEN_UP :]
-        self._owner, self.waited_as = new_owner(), None
+        self._owner, self.execution.progress.gives_up = new_owner(), None
         self._report()
 
     def _report(self) -> None:
