@@ -1,10 +1,10 @@
 """Writes records anew, in bulk, when all that follows on their messages was sent.
 
-Whoever frees a lock leaves a record of how its message ended, before Celery has stored the result and sent what
-follows. When all of that is done the record says so, and a later copy of the message is dropped without a look at the
-result backend, which may have forgotten: a result that was read and deleted is no reason to send everything again.
-Nobody waits for this, and a round trip for each message would be one too many: a thread of its own writes what came in
-a second.
+A later copy of the message is dropped then without a look at the result backend, which may have forgotten: a result
+that was read and deleted is no reason to send everything again. Nobody waits for this, and a round trip for each
+message would be one too many: a thread of its own writes what came in a second.
+
+Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations

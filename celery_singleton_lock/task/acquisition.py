@@ -1,8 +1,5 @@
 """Before the lock is had: asking for it, waiting for it, and asking again where no answer came.
 
-An answer that did not come is not a "no": what was asked for may still be granted, when the server goes on. So an owner
-that got no answer is given up, here and by the copy of the message that is put back.
-
 Protocol: `docs/protocol.md`, sections 2 and 7.
 """
 

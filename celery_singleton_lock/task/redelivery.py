@@ -1,9 +1,5 @@
 """The end of a copy of a message that another delivery carries out, or has carried out.
 
-While the first one runs, a copy of a message that is acknowledged late stands by in case its worker dies; any other is
-dropped. When it has ended, a copy does not run the body, but ends in the same way, so that Celery stores the result and
-sends callbacks and the chain's next step in case that had not happened when the first worker died.
-
 Protocol: `docs/protocol.md`, section 8.
 """
 

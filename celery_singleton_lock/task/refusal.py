@@ -1,7 +1,8 @@
 """How an execution ends whose body does not run here: refused for another task, failed before it began, or a copy.
 
-Before a message ends so for good, a record says that. Without it a copy that waits for the lock meanwhile would be
-carried out after all; and of a message that a copy carries out, the end is the copy's.
+Before a message ends so for good, a record says that: a copy may wait for the lock meanwhile.
+
+Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """When all that follows on a message was sent, its record says so: it is settled.
 
-Celery sends that, and stores the result, after the lock was freed. A copy that finds a settled record has nothing left
-to do.
+Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations
