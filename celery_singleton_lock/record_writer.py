@@ -10,12 +10,12 @@ Protocol: `docs/protocol.md`, section 6.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, forks
+from celery_singleton_lock import forks
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.later import Later
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import Store
 
@@ -37,13 +37,13 @@ class RecordWriter:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._later = Later("singleton-lock-records", self.write, after=WRITE_AFTER)
         self.start_anew()
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
         self._mutex = threading.Lock()
         self._records: dict[tuple[str, str], Record] = {}
-        self._thread: threading.Thread | None = None
 
     def replace(self, key: str, record: Record) -> None:
         """Have `record` in the place of the one of its message under `key`, soon."""
@@ -51,36 +51,21 @@ class RecordWriter:
             self._records[key, record.message] = record
             if len(self._records) > MOST:
                 del self._records[next(iter(self._records))]
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="singleton-lock-records", daemon=True)
-                with suppress(RuntimeError):  # No thread is to be had: the next record tries again.
-                    self._thread.start()
+        self._later.want()
 
-    def write(self) -> None:
-        """Write what there is; what cannot be written is kept."""
+    def write(self) -> float | None:
+        """Write what there is; what cannot be written is kept, for so many seconds."""
         while True:
             with self._mutex:
                 batch = list(self._records.items())[:BATCH]
             if not batch:
-                return
+                return None
             try:
                 self._store.replace_records([(key, record) for (key, _), record in batch])
             except LockUnavailable as error:
                 logger.debug("records: not written, trying again: %s", error)
-                return
+                return WRITE_AFTER
             with self._mutex:
                 for place, record in batch:
                     if self._records.get(place) is record:
                         del self._records[place]
-
-    def _run(self) -> None:
-        while True:
-            clock.sleep(WRITE_AFTER)
-            with self._mutex:
-                if not self._records:
-                    self._thread = None
-                    return
-            try:
-                self.write()
-            except Exception:
-                logger.exception("records: unexpected error; going on")

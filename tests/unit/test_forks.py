@@ -50,7 +50,7 @@ def test_what_is_done_aside_is_free() -> None:
         aside.do(done.set)
         assert done.wait(LIMIT)
 
-    assert child_ends(lambda: aside._mutex, use)
+    assert child_ends(lambda: aside._later._mutex, use)
 
 
 def test_memory_is_free() -> None:

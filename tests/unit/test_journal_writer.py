@@ -20,6 +20,7 @@ from celery_singleton_lock.journal.writer import MOST, JournalWriter
 from celery_singleton_lock.journal_entry import LOST, Entry
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
+from tests.servers import until
 
 KEY = "p:1:{report:1}"
 
@@ -170,17 +171,11 @@ def test_threads_lose_nothing(book: Book, journal_writer: JournalWriter) -> None
 
 def test_thread_of_its_own_writes(book: Book, journal_writer: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ends when there is nothing to tell."""
-    monkeypatch.setattr(writer, "WRITE_AFTER", 0.01)
-    journal_writer.add(refusal())
-    thread = journal_writer._thread
-    assert thread is not None
-    thread.join(10)
-    assert not thread.is_alive()
-    assert book.counts()["conflicts", "report", "skip"] == 1
-    journal_writer.add(refusal())
-    assert journal_writer._thread is not None
-    journal_writer._thread.join(10)
-    assert book.counts()["conflicts", "report", "skip"] == 2
+    monkeypatch.setattr(journal_writer._later, "_after", 0.01)
+    for number in (1, 2):
+        journal_writer.add(refusal())
+        until(lambda: journal_writer._later._thread is None, "the thread has ended")
+        assert book.counts()["conflicts", "report", "skip"] == number
 
 
 def test_child_of_a_fork_tells_only_its_own(book: Book, journal_writer: JournalWriter) -> None:
