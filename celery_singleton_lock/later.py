@@ -45,10 +45,11 @@ class Later:
         """There is something to do."""
         with self._mutex:
             self._is_wanted = True
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 with suppress(RuntimeError):  # No thread is to be had: what comes next tries again.
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
 
     def _run(self) -> None:
         pause: float | None = self._after
@@ -58,7 +59,8 @@ class Later:
                 self._is_wanted = False
             try:
                 pause = self._work()
-            except Exception:
+            except (Exception, SystemExit):
+                # Also where code of the user's calls `sys.exit`: without this thread nothing is done any more.
                 logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
             with self._mutex:

@@ -21,9 +21,9 @@ from tests.servers import until
 class Counting:
     """Work that is counted; each call answers as it is told, then that nothing is left."""
 
-    def __init__(self, *answers: float | Exception | None) -> None:
+    def __init__(self, *answers: float | BaseException | None) -> None:
         self.calls = 0
-        self._answers: Iterator[float | Exception | None] = iter(answers)
+        self._answers: Iterator[float | BaseException | None] = iter(answers)
         self.went_in, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
 
@@ -32,7 +32,7 @@ class Counting:
         self.went_in.set()
         assert self.may_go_on.wait(LIMIT)
         answer = next(self._answers, None)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -70,9 +70,10 @@ def test_work_that_is_left_is_done_without_being_asked() -> None:
     assert work.calls == 3
 
 
-def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError("no such thing"), SystemExit(1)], ids=repr)
+def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(later, "RETRY_AFTER", 0.0)
-    work = Counting(ZeroDivisionError("no such thing"))
+    work = Counting(error)
     it = Later("a", work)
     it.want()
     until(lambda: has_ended(it), "the thread has ended")
