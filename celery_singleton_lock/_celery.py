@@ -19,6 +19,8 @@ from billiard.process import current_process
 from celery import Celery, _state
 from celery.app.control import Inspect
 from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.concurrency import prefork
 from celery.worker import state as worker_state
 from kombu import serialization
 from kombu.utils import functional
@@ -264,6 +266,24 @@ def ask_each_worker(inspect: Inspect, command: str) -> Any:
     """
     asking: Any = inspect
     return asking._request(command)
+
+
+def keeps_results(backend: Any) -> bool:
+    """Whether a task's result backend keeps anything: an app without one has one that does not.
+
+    Promise: of a message that nobody waits for no value is recorded, and a copy of it asks no result backend.
+    Touches: celery.backends.base.DisabledBackend
+    """
+    return not isinstance(backend, DisabledBackend)
+
+
+def is_prefork(pool: type[Any]) -> bool:
+    """Whether a worker's pool is one of processes, which it forks.
+
+    Promise: the main process renews for its children, and frees for those that die.
+    Touches: celery.concurrency.prefork.TaskPool
+    """
+    return issubclass(pool, prefork.TaskPool)
 
 
 def is_child_of_a_pool() -> bool:

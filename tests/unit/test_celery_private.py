@@ -26,6 +26,7 @@ from celery import Celery
 from celery.app.control import Inspect
 from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
+from celery.concurrency import get_implementation
 from celery.worker import state
 from celery.worker.request import Request
 from kombu import Connection, Consumer, Queue
@@ -353,6 +354,14 @@ class TestWorkers:
         assert _celery.ask_each_worker(app.control.inspect(), "locks") == {}
         assert asked == ["locks"]
         assert "_request" in Inspect.report.__code__.co_names
+
+    def test_app_without_a_result_backend_keeps_nothing(self) -> None:
+        for url, keeps in ((None, False), ("cache+memory://", True)):
+            assert _celery.keeps_results(Celery("results", backend=url, set_as_current=False).backend) is keeps
+
+    @pytest.mark.parametrize(("name", "forks"), [("prefork", True), ("threads", False), ("solo", False)])
+    def test_pool_is_known_by_its_class(self, name: str, forks: bool) -> None:
+        assert _celery.is_prefork(get_implementation(name)) is forks
 
     def test_main_process_is_no_child(self) -> None:
         assert _celery.is_child_of_a_pool() is False
