@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from billiard.process import current_process
 from celery import Celery, _state
 from celery.app.control import Inspect
+from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
@@ -165,6 +166,24 @@ def active_apps() -> list[Any]:
     Touches: celery._state._get_active_apps
     """
     return list(_internal_state._get_active_apps())
+
+
+def is_stand_in(app: Any) -> bool:
+    """Whether it is the app that Celery makes where a program has made none: that has no fix-ups.
+
+    Promise: Django's checks look at the apps of the project, and say so where there are none.
+    Touches: celery.Celery.fixups
+    """
+    return not app.fixups
+
+
+def is_setting(name: str) -> bool:
+    """Whether Celery has a setting of this name.
+
+    Promise: Django's checks call a setting as a project writes it that has a namespace.
+    Touches: celery.app.defaults.SETTING_KEYS
+    """
+    return name in SETTING_KEYS
 
 
 def current_task() -> Any:

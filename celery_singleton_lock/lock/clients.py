@@ -130,16 +130,13 @@ def _config(pool: ConnectionPool) -> object:
     """How the pool connects, as a value that equals another one's."""
     options = pool.connection_class, _frozen(pool.connection_kwargs)
     if isinstance(pool, SentinelConnectionPool):
-        return *options, pool.service_name, pool.is_master, _sentinels(pool), _sentinel_configs(pool)
+        sentinels = tuple(_config(one.connection_pool) for one in pool.sentinel_manager.sentinels)
+        return *options, pool.service_name, pool.is_master, _sentinels(pool), sentinels
     return options
 
 
 def _sentinels(pool: SentinelConnectionPool) -> str:
     return ",".join(str(Server(one.connection_pool)) for one in pool.sentinel_manager.sentinels)
-
-
-def _sentinel_configs(pool: SentinelConnectionPool) -> object:
-    return tuple(_config(one.connection_pool) for one in pool.sentinel_manager.sentinels)
 
 
 def _frozen(options: Mapping[str, Any]) -> object:
