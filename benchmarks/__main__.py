@@ -10,22 +10,19 @@ import time
 
 from benchmarks import measure, report
 
-#: What each result is called, and the module that measures it.
-MODULES = {name: "import_time" if name == "import" else name for name in report.ORDER}
-
 
 def main() -> None:
     """Run the benchmarks one after another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=MODULES, action="append", help="one of them; may be repeated")
+    parser.add_argument("--only", choices=report.ORDER, action="append", help="one of them; may be repeated")
     parser.add_argument("--quick", action="store_true", help="short runs, for a first look (about 4 minutes)")
     options = parser.parse_args()
     # The peers log each error of a server that we break on purpose; they shall, but not here.
     logging.getLogger().addHandler(logging.NullHandler())
     version = measure.server_version()
-    for name in options.only or MODULES:
+    for name in options.only or report.ORDER:
         begun = time.monotonic()
-        result = importlib.import_module(f"benchmarks.{MODULES[name]}").run(quick=options.quick)
+        result = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
         path = measure.save(result, quick=options.quick, server_version=version)
         print(report.section(json.loads(path.read_text())))
         print(f"({name}: {time.monotonic() - begun:.0f} s)\n", flush=True)

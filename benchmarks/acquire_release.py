@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from benchmarks.contestants import BARE, ONE_SERVER, Maker
-from benchmarks.measure import Result, Rounds, apart
+from benchmarks.measure import Result, Rounds, apart, measured
 from celery_singleton_lock.testing import RedisServer
 
 #: What each holds back from, or does more, than the bare one.
@@ -25,17 +26,10 @@ def run(*, quick: bool = False) -> Result:
     rounds, budget = (15, 0.02) if quick else (60, 0.04)
     with RedisServer() as server, apart(server):
         makers = {name: opener([server.url]) for name, opener in ONE_SERVER.items()}
-        cpu: dict[str, list[float]] = {name: [] for name in makers}
-
-        def turn(name: str) -> float:
-            passed, used = seconds_per_pair(makers[name], f"bench:{name}", budget)
-            cpu[name].append(used)
-            return passed
-
         for name, maker in makers.items():
             seconds_per_pair(maker, f"bench:{name}", 0.0)
-        passed = Rounds(BARE).run(rounds, makers, turn)
-    used = Rounds(BARE, cpu)
+        turns = {name: partial(seconds_per_pair, maker, f"bench:{name}", budget) for name, maker in makers.items()}
+        passed, used = measured(BARE, rounds, turns)
     tables = [
         passed.table(
             "One acquire + release, nobody else wants it",
@@ -63,5 +57,5 @@ def seconds_per_pair(maker: Maker, name: str, budget: float) -> tuple[float, flo
     return passed / count, (time.process_time() - begun_cpu) / count
 
 
-def _micros(measured: Rounds, name: str) -> str:
-    return f"{measured.median(name) * 1e6:.0f}"
+def _micros(figures: Rounds, name: str) -> str:
+    return f"{figures.median(name) * 1e6:.0f}"

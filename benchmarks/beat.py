@@ -18,7 +18,7 @@ from redis import Redis
 
 from benchmarks import standing_by
 from benchmarks.beat_app import QUEUE, make
-from benchmarks.measure import Result, Rounds, Table, apart, commands
+from benchmarks.measure import Result, Table, apart, commands, measured
 from celery_singleton_lock.testing import RedisServer
 
 STOCK, ENTRIES = "Celery's Scheduler", 1000
@@ -78,12 +78,12 @@ def _sending(entries: int, rounds: int) -> Table:
         stack.enter_context(apart(server))
         for beat in beats.values():
             beat.turn()
-        measured = Rounds(STOCK).run(rounds, beats, lambda name: beats[name].turn())
-    return measured.table(
+        (sent,) = measured(STOCK, rounds, {name: beat.turn for name, beat in beats.items()})
+    return sent.table(
         f"A tick of {entries:,} due entries",
         lambda name: {
-            "µs per entry": f"{measured.median(name) * 1e6:,.0f}",
-            "entries/s": f"{1 / measured.median(name):,.0f}",
+            "µs per entry": f"{sent.median(name) * 1e6:,.0f}",
+            "entries/s": f"{1 / sent.median(name):,.0f}",
             "server commands per entry": f"{beats[name].commands:.2f}",
             "last runs are kept in": CONTESTANTS[name].keeps,
         },
@@ -121,7 +121,7 @@ class _Beat:
         self.scheduler = self._service.scheduler
         self._start()
 
-    def turn(self) -> float:
+    def turn(self) -> tuple[float]:
         """Seconds per entry to send all."""
         self._client.delete(QUEUE)
         due_at = time.time() + self.AHEAD
@@ -138,7 +138,7 @@ class _Beat:
         # Two of them were our own INFO and LLEN.
         self.commands = (commands(self._client) - before - 2) / self._entries
         self._check_sent(self._entries)
-        return passed / self._entries
+        return (passed / self._entries,)
 
     def _send(self) -> None:
         """Until all is sent and the scheduler wants to sleep."""

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from benchmarks.contestants import TOKEN, WAITING, Maker
-from benchmarks.measure import Result, Rounds, commands, percentile
+from benchmarks.measure import Result, commands, measured, percentile
 from benchmarks.processes import Child, cpu_of
 from benchmarks.schemes import Lock
 from celery_singleton_lock.testing import RedisServer
@@ -52,22 +53,21 @@ def run(*, quick: bool = False) -> Result:
             return see(server, makers[name], name, waiters, THREADS, CROWD_BLOCKED, seconds)
 
         times: dict[str, list[float]] = {name: [] for name in WAITING}
-        drains: dict[str, list[Seen]] = {name: [] for name in WAITING}
 
-        def turn(name: str) -> float:
+        def turn(name: str) -> tuple[float]:
             times[name] += (taken := [one(name) for _ in range(each)])
-            return statistics.median(taken)
+            return (statistics.median(taken),)
 
-        def crowded(name: str) -> float:
-            drains[name].append(crowd(name))
-            return drains[name][-1].drained
+        def crowded(name: str) -> tuple[float, int]:
+            seen = crowd(name)
+            return seen.drained, seen.commands
 
         for name in WAITING:
             one(name)
-        alone = Rounds(TOKEN).run(rounds, WAITING, turn)
+        (alone,) = measured(TOKEN, rounds, {name: partial(turn, name) for name in WAITING})
         # Long enough to see what is repeated every few seconds; a rate, which needs no rounds.
         waits = {name: crowd(name, seconds) for name in WAITING}
-        many = Rounds(TOKEN).run(crowds, WAITING, crowded)
+        many, asked = measured(TOKEN, crowds, {name: partial(crowded, name) for name in WAITING})
     tables = [
         alone.table(
             f"One waiter, {rounds * each} hand-overs",
@@ -80,7 +80,7 @@ def run(*, quick: bool = False) -> Result:
             f"{CROWD} waiters, until each has had the lock once",
             lambda name: {
                 "ms": f"{many.median(name) * 1000:.0f}",
-                "server commands meanwhile": f"{statistics.median(one.commands for one in drains[name]):.0f}",
+                "server commands meanwhile": f"{asked.median(name):.0f}",
                 "commands/s per blocked waiter": f"{waits[name].waiting / seconds / CROWD:.2f}",
                 "blocked waiters' share of a core": f"{waits[name].cpu / seconds:.1%}",
             },

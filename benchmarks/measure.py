@@ -83,28 +83,14 @@ class Result:
 
 
 class Rounds:
-    """Figures per contestant, one of each per round. Figures are costs, such as seconds."""
+    """One figure per contestant and round, two for the baseline. Figures are costs, such as seconds."""
 
-    def __init__(self, baseline: str, figures: Mapping[str, Sequence[float]] | None = None) -> None:
-        """Give `figures` that were noted in the turns of another `run`: two per round for the baseline."""
-        self.baseline = baseline
-        self.figures = {name: list(noted) for name, noted in (figures or {}).items()}
-        noted = self.figures.get(baseline, [])
-        self.figures[baseline], self._again = noted[::2], noted[1::2]
-
-    def run(self, count: int, names: Iterable[str], turn: Callable[[str], float]) -> Rounds:
-        """Let all take turns `count` times, in another order each round, the baseline twice."""
-        self.figures = {name: [] for name in names}
-        turns = [*((name, noted) for name, noted in self.figures.items()), (self.baseline, self._again)]
-        for _ in range(count):
-            random.shuffle(turns)
-            for name, noted in turns:
-                noted.append(turn(name))
-        return self
+    def __init__(self, baseline: str, figures: Mapping[str, Sequence[float]], again: Sequence[float]) -> None:
+        self.baseline, self.figures, self._again = baseline, figures, again
 
     def ratio(self, name: str) -> Spread:
         """To the baseline; that of the baseline is to its second turn."""
-        theirs = self._again if name == self.baseline and self._again else self.figures[self.baseline]
+        theirs = self._again if name == self.baseline else self.figures[self.baseline]
         return Spread.of(one / other for one, other in zip(self.figures[name], theirs, strict=True))
 
     def median(self, name: str) -> float:
@@ -115,6 +101,21 @@ class Rounds:
         """The ratios, beside what else is known of each contestant."""
         rows = [Row(name, None if name in unrated else self.ratio(name), columns(name)) for name in self.figures]
         return Table(title, self.baseline, rows)
+
+
+def measured(baseline: str, count: int, turns: Mapping[str, Callable[[], Sequence[float]]]) -> list[Rounds]:
+    """Have all take turns `count` times, in another order each round, the baseline twice; `Rounds` for each figure."""
+    noted: dict[str, list[Sequence[float]]] = {name: [] for name in turns}
+    again: list[Sequence[float]] = []
+    order = [*((turn, noted[name]) for name, turn in turns.items()), (turns[baseline], again)]
+    for _ in range(count):
+        random.shuffle(order)
+        for turn, its in order:
+            its.append(turn())
+    return [
+        Rounds(baseline, {name: [figures[place] for figures in its] for name, its in noted.items()}, second)
+        for place, second in enumerate(zip(*again, strict=True))
+    ]
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from benchmarks.contestants import GIVE_UP, NODES, ON_ONE_NODE, Maker, is_lock
-from benchmarks.measure import Result, Rounds, Table, apart, percentile
+from benchmarks.measure import Result, Table, apart, measured, percentile
 from celery_singleton_lock.testing import RedisServer
 
 COUNT = 5
@@ -62,9 +63,8 @@ def _table(title: str, servers: Sequence[RedisServer], rounds: int, budget: floa
     begin, end = STATES[title]
     begin(servers[-1])
     try:
-        measured = Rounds(ON_ONE_NODE).run(
-            rounds, makers, lambda name: _pairs(makers[name], names[name], seen[name], budget)
-        )
+        turns = {name: partial(_pairs, maker, names[name], seen[name], budget) for name, maker in makers.items()}
+        (pairs,) = measured(ON_ONE_NODE, rounds, turns)
     finally:
         end(servers[-1])
     time.sleep(1.0)
@@ -81,10 +81,10 @@ def _table(title: str, servers: Sequence[RedisServer], rounds: int, budget: floa
             "keys left": f"{sum(names[name] in key for key in keys):,}",
         }
 
-    return measured.table(title, columns, unrated=[name for name in makers if not seen[name].releases])
+    return pairs.table(title, columns, unrated=[name for name in makers if not seen[name].releases])
 
 
-def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> float:
+def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> tuple[float]:
     """Pairs for `budget` seconds; the p50 of them."""
     pairs: list[float] = []
     end = time.perf_counter() + budget
@@ -104,7 +104,7 @@ def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> float:
         pairs.append(time.perf_counter() - begun)
     # What a pair leaves running is its own cost, not that of who comes next.
     time.sleep(0.1)
-    return percentile(sorted(pairs), 50)
+    return (percentile(sorted(pairs), 50),)
 
 
 def _locks_on(server: RedisServer) -> Sequence[str]:

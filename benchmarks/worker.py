@@ -6,11 +6,12 @@ import os
 import struct
 import tempfile
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Result, Rounds, Table, wait_until
+from benchmarks.measure import Result, Table, measured, wait_until
 from benchmarks.processes import celery
 from celery_singleton_lock.testing import RedisServer
 
@@ -46,7 +47,6 @@ def _measure(file: Path, rounds: int, size: int) -> list[Table]:
     from benchmarks.worker_app import TASKS  # With the broker that is known only now.
 
     numbers = count()
-    sent_in: dict[str, list[float]] = {name: [] for name in TASKS}
 
     def batch(name: str, size: int) -> tuple[float, float]:
         """Seconds per message to send it, and to run it."""
@@ -61,16 +61,10 @@ def _measure(file: Path, rounds: int, size: int) -> list[Table]:
         ran_at = sorted(at for (at,) in struct.iter_unpack("d", file.read_bytes()))
         return sent / size, (ran_at[-1] - ran_at[0]) / (size - 1)
 
-    def turn(name: str) -> float:
-        sent, ran = batch(name, size)
-        sent_in[name].append(sent)
-        return ran
-
     _order("cancel_consumer")
     for name in TASKS:
         batch(name, 20)
-    running = Rounds(PLAIN).run(rounds, TASKS, turn)
-    sending = Rounds(PLAIN, sent_in)
+    sending, running = measured(PLAIN, rounds, {name: partial(batch, name, size) for name in TASKS})
     return [
         running.table("Running a task that does nothing", lambda name: {"tasks/s": f"{1 / running.median(name):,.0f}"}),
         sending.table("Sending a task (delay)", lambda name: {"calls/s": f"{1 / sending.median(name):,.0f}"}),

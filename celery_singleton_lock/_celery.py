@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 from billiard.process import current_process
 from celery import Celery, _state
 from celery.app.control import Inspect
+from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.concurrency import prefork
 from celery.worker import state as worker_state
 from kombu import serialization
 from kombu.utils import functional
@@ -165,6 +168,24 @@ def active_apps() -> list[Any]:
     return list(_internal_state._get_active_apps())
 
 
+def is_stand_in(app: Any) -> bool:
+    """Whether it is the app that Celery makes where a program has made none: that has no fix-ups.
+
+    Promise: Django's checks look at the apps of the project, and say so where there are none.
+    Touches: celery.Celery.fixups
+    """
+    return not app.fixups
+
+
+def is_setting(name: str) -> bool:
+    """Whether Celery has a setting of this name.
+
+    Promise: Django's checks call a setting as a project writes it that has a namespace.
+    Touches: celery.app.defaults.SETTING_KEYS
+    """
+    return name in SETTING_KEYS
+
+
 def current_task() -> Any:
     """The task that this thread carries out, the innermost of those that call each other; None outside of one.
 
@@ -264,6 +285,24 @@ def ask_each_worker(inspect: Inspect, command: str) -> Any:
     """
     asking: Any = inspect
     return asking._request(command)
+
+
+def keeps_results(backend: Any) -> bool:
+    """Whether a task's result backend keeps anything: an app without one has one that does not.
+
+    Promise: of a message that nobody waits for no value is recorded, and a copy of it asks no result backend.
+    Touches: celery.backends.base.DisabledBackend
+    """
+    return not isinstance(backend, DisabledBackend)
+
+
+def is_prefork(pool: type[Any]) -> bool:
+    """Whether a worker's pool is one of processes, which it forks.
+
+    Promise: the main process renews for its children, and frees for those that die.
+    Touches: celery.concurrency.prefork.TaskPool
+    """
+    return issubclass(pool, prefork.TaskPool)
 
 
 def is_child_of_a_pool() -> bool:

@@ -1,17 +1,8 @@
-"""The thread that renews every lease of this process.
+"""Renews every lease of a store; its thread is that of the process (`pulse.py`).
 
-One thread, whatever the number of leases and stores; started with the first lease, ended soon after the last one, and
-never by an error. The ttl is spent in thirds: after the first one a lease is renewed; in the second one that is tried
-again and again while no answer comes; with the last one the lease counts as lost, and the task is stopped in it, before
-anybody else can hold the lock. A lease is lost at once when the store says that it is no longer ours.
-
-All leases of one store that are due are renewed in one round, and rounds of one store follow each other. A round may
-wait for a silent server, for a few steps at most. That is within the margin of its own leases; those of another store
-do not wait for it (`pulse.py`).
-
-A renewal that arrives after the release does no harm: it renews what is ours and never creates anything. What changes
-the ttl of a lease (`renew`) never runs beside a round that renews it, or nobody would know which of the two ttls it
-has.
+All leases of one store that are due are renewed in one round, and rounds of one store follow each other. A renewal that
+arrives after the release does no harm: it renews what is ours and never creates anything. What changes the ttl of a
+lease (`renew`) never runs beside a round that renews it, or nobody would know which of the two ttls it has.
 
 Protocol: `docs/protocol.md`, section 4.
 """
@@ -26,7 +17,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import pulse
+from celery_singleton_lock.pulse import Renews, pulse
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
 
@@ -39,7 +30,7 @@ LINGER = 1.0
 FAREWELL = 1.0
 
 
-class Heartbeat:
+class Heartbeat(Renews):
     """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share."""
 
     def __init__(self, store: Store) -> None:
@@ -106,18 +97,7 @@ class Heartbeat:
                 watched.linger = 0.0
             pulse.hurry()
 
-    def start_anew(self) -> None:
-        """Watch nothing: at first, and in the child of a fork, whose leases are the parent's."""
-        self.watched: dict[str, Watched] = {}
-        self.taken: set[str] = set()
-        self.in_round = False
-
-    def is_under_way(self, owner: str) -> bool:
-        """Whether a renewal of this owner's lease is."""
-        return self.in_round or owner in self.taken
-
     def round(self, due: Sequence[Watched]) -> None:
-        """Renew what is due, and say when each is due again."""
         pairs = [(watched, lease) for watched in due if (lease := watched.lease()) is not None]
         try:
             if pairs:

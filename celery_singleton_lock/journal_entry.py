@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock import cleaned
@@ -26,95 +26,53 @@ REFUSALS: tuple[Kind, ...] = ("skip", "raise", "reject")
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-class Place(NamedTuple):
-    """Where a copy was: the worker's node name, and the process."""
-
-    node: str | None
-    pid: int
-
-
-class Times(NamedTuple):
-    """When the body ran; of a copy that did not run, when it asked for the lock and when it had its answer.
-
-    Attributes:
-        began, ended: seconds on one clock: of this host until it is written, then the server's.
-        waited: seconds for the lock.
-    """
-
-    began: float
-    ended: float
-    waited: float = 0.0
-
-    def moved(self, offset: float) -> Times:
-        """The same on a clock that is ahead by so much."""
-        return self._replace(began=self.began + offset, ended=self.ended + offset)
-
-
-class Run(NamedTuple):
-    """How a run ended: Celery's state for it, LOST or STOPPED; the fence and the renewals of its lease."""
-
-    outcome: str = ""
-    fence: int = 0
-    renewals: int = 0
-
-
-class Blocker(NamedTuple):
-    """The task that had the lock meanwhile, the node on which it ran, and since when."""
-
-    task_id: str | None = None
-    node: str | None = None
-    since: float = 0.0
-
-
-NO_RUN, NOBODY = Run(), Blocker()
-
-
-class _Parts(NamedTuple):
-    kind: Kind
-    task: str
-    key: str
-    task_id: str | None
-    place: Place
-    times: Times
-    run: Run = NO_RUN
-    limit: int = 1
-    blocker: Blocker = NOBODY
-    scheduled: str = ""
-
-
-class Entry(_Parts):
-    """What became of one copy. What is in the groups can be read without them, too: `entry.began`.
+class Entry(NamedTuple):
+    """What became of one copy; its fields stand in the journal in this order.
 
     Attributes:
         kind: see `Kind`.
         task: the task's name.
         key: of the lock.
         task_id: of the copy.
-        place: the worker, and the process: `node` and `pid`.
-        times: `began`, `ended` and `waited`.
-        run: `outcome`, `fence` and `renewals`.
+        node, pid: where it was: the worker's node name, and the process.
+        began, ended: when the body ran; of a copy that did not run, when it asked for the lock and when it had its
+            answer. Seconds on one clock: of this host until it is written, then the server's.
+        waited: seconds for the lock.
+        outcome: of a run: Celery's state for it, LOST or STOPPED.
+        fence, renewals: of a run's lease.
         limit: how many may hold the lock at once.
-        blocker: who had the lock: `holder`, `holder_node` and `holder_since`.
+        holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.
         scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another beat than ours.
     """
 
-    __slots__ = ()
+    kind: Kind
+    task: str
+    key: str
+    task_id: str | None
+    node: str | None
+    pid: int
+    began: float
+    ended: float
+    waited: float = 0.0
+    outcome: str = ""
+    fence: int = 0
+    renewals: int = 0
+    limit: int = 1
+    holder: str | None = None
+    holder_node: str | None = None
+    holder_since: float = 0.0
+    scheduled: str = ""
 
-    # As the receivers of `overlap_detected` know them.
-    node, pid = property(lambda self: self.place.node), property(lambda self: self.place.pid)
-    began, ended = property(lambda self: self.times.began), property(lambda self: self.times.ended)
-    waited, outcome = property(lambda self: self.times.waited), property(lambda self: self.run.outcome)
-    fence, renewals = property(lambda self: self.run.fence), property(lambda self: self.run.renewals)
-    holder, holder_node = property(lambda self: self.blocker.task_id), property(lambda self: self.blocker.node)
-    holder_since = property(lambda self: self.blocker.since)
+    def moved(self, offset: float) -> Entry:
+        """The same on a clock that is ahead by so much."""
+        return self._replace(began=self.began + offset, ended=self.ended + offset)
 
     def cleaned(self) -> Entry:
         """The same, whatever is in it, as it may be kept and shown."""
-        return _made_of(self._flat())
+        return _cleaned(self)
 
     def dumps(self) -> str:
-        """As it stands in the journal."""
-        return _encode(self._flat())
+        return _encode(self)
 
     @classmethod
     def loads(cls, text: str | bytes) -> Entry | None:
@@ -125,44 +83,33 @@ class Entry(_Parts):
         fields = cleaned.array(text)
         if fields is None or len(fields) < _REQUIRED or fields[0] not in KINDS:
             return None
-        return _made_of([*fields, *_LEAST[len(fields) :]])
-
-    def _flat(self) -> list[Any]:
-        """As they stand in the journal, one behind the other."""
-        copy = (self.kind, self.task, self.key, self.task_id, *self.place, *self.times)
-        return [*copy, *self.run, self.limit, *self.blocker, self.scheduled]
+        return _cleaned(fields)
 
 
-def _made_of(fields: Sequence[Any]) -> Entry:
-    """The entry of these fields; of what comes behind those that are known here, a later version knows more."""
-    values = [clean(value) for clean, value in zip(_CLEAN, fields, strict=False)]
-    kind, task, key, task_id, node, pid, began, ended, waited, outcome, fence, renewals, limit, *blocker, scheduled = (
-        values
-    )
-    place, times, run = Place(node, pid), Times(began, ended, waited), Run(outcome, fence, renewals)
-    return Entry(kind, task, key, task_id, place, times, run, limit, Blocker(*blocker), scheduled)
+def _cleaned(fields: Sequence[Any]) -> Entry:
+    return Entry(*(clean(value) for clean, value in zip(_CLEAN.values(), fields, strict=False)))
 
 
 #: How each field is cleaned; of the kind it is known that it is one.
-_CLEAN: Sequence[Callable[[Any], Any]] = [
-    str,
-    cleaned.text,
-    cleaned.key,
-    cleaned.text_or_none,
-    cleaned.text_or_none,
-    cleaned.count,
-    cleaned.seconds,
-    cleaned.seconds,
-    cleaned.seconds,
-    cleaned.text,
-    cleaned.count,
-    cleaned.count,
-    cleaned.count,
-    cleaned.text_or_none,
-    cleaned.text_or_none,
-    cleaned.seconds,
-    cleaned.text,
-]
+_CLEAN: Mapping[str, Callable[[Any], Any]] = {
+    "kind": str,
+    "task": cleaned.text,
+    "key": cleaned.key,
+    "task_id": cleaned.text_or_none,
+    "node": cleaned.text_or_none,
+    "pid": cleaned.count,
+    "began": cleaned.seconds,
+    "ended": cleaned.seconds,
+    "waited": cleaned.seconds,
+    "outcome": cleaned.text,
+    "fence": cleaned.count,
+    "renewals": cleaned.count,
+    "limit": cleaned.count,
+    "holder": cleaned.text_or_none,
+    "holder_node": cleaned.text_or_none,
+    "holder_since": cleaned.seconds,
+    "scheduled": cleaned.text,
+}
 
-#: What an entry has at least, and the fields that it has for those that an earlier version did not write.
-_REQUIRED, _LEAST = 8, Entry("run", "", "", None, Place(None, 0), Times(0.0, 0.0))._flat()
+#: The fields that an entry of any version has: those without a default.
+_REQUIRED = 8

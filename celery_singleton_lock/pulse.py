@@ -9,10 +9,10 @@ servers are silent at this moment, and at most two more.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from celery.utils.log import get_logger
 
@@ -33,31 +33,31 @@ PATIENCE = 0.02
 WATCHERS = 2
 
 
-class Renews(Protocol):
-    """Renews the leases of one store; a `Heartbeat`. What it has is written under the pulse's mutex."""
+class Renews(ABC):
+    """Renews the leases of one store; a `Heartbeat`. All of it is written under the pulse's mutex.
 
-    #: Under watch, by their owners.
-    watched: dict[str, Watched]
-    #: Owners of the leases of which a renewal is under way.
-    taken: set[str]
-    #: Whether a thread is in a round.
-    in_round: bool
-
-    def is_under_way(self, owner: str) -> bool:
-        """Whether a renewal of this owner's lease is."""
-
-    def round(self, due: Sequence[Watched]) -> None:
-        """Renew what is due."""
+    Attributes:
+        watched: the leases under watch, by their owners.
+        taken: owners of the leases of which a renewal is under way.
+        in_round: whether a thread is in a round.
+    """
 
     def start_anew(self) -> None:
-        """Watch nothing."""
+        """Watch nothing: at first, and in the child of a fork, whose leases are the parent's."""
+        self.watched: dict[str, Watched] = {}
+        self.taken: set[str] = set()
+        self.in_round = False
+
+    def is_under_way(self, owner: str) -> bool:
+        return self.in_round or owner in self.taken
+
+    @abstractmethod
+    def round(self, due: Sequence[Watched]) -> None:
+        """Renew what is due, and say when each is due again."""
 
 
 class Pulse:
-    """The threads of this process, and the heartbeats that have leases.
-
-    Everything here is written under the mutex, as are the heartbeats' own `watched`, `taken` and `in_round`.
-    """
+    """The threads of this process, and the heartbeats that have leases. Everything here is written under the mutex."""
 
     def __init__(self) -> None:
         self._heartbeats: set[Renews] = set()
@@ -72,7 +72,6 @@ class Pulse:
                 self._prepared = True
 
     def start_anew(self) -> None:
-        """Start with nothing: at first, and in the child of a fork."""
         #: Entered itself: a Condition's `with` is Python, and could be interrupted with the lock taken. Reentrant: a
         #: finalizer, or a signal's handler, may come at any line and release a lock of its own. So what is gone through
         #: here is a copy.

@@ -1,21 +1,21 @@
 """Writes records anew, in bulk, when all that follows on their messages was sent.
 
-Whoever frees a lock leaves a record of how its message ended, before Celery has stored the result and sent what
-follows. When all of that is done the record says so, and a later copy of the message is dropped without a look at the
-result backend, which may have forgotten: a result that was read and deleted is no reason to send everything again.
-Nobody waits for this, and a round trip for each message would be one too many: a thread of its own writes what came in
-a second.
+A later copy of the message is dropped then without a look at the result backend, which may have forgotten: a result
+that was read and deleted is no reason to send everything again. Nobody waits for this, and a round trip for each
+message would be one too many: a thread of its own writes what came in a second.
+
+Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, forks
+from celery_singleton_lock import forks
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.later import Later
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import Store
 
@@ -23,9 +23,6 @@ logger = get_logger(__name__)
 
 #: Seconds until what came meanwhile is written: well below `redelivery.SETTLING`, after which copies look again.
 WRITE_AFTER = 1.0
-
-#: Writes without anything to write after which the thread ends.
-IDLE = 5
 
 #: Records that are kept at most while the store does not answer, the latest; copies of the others ask the result
 #: backend.
@@ -40,14 +37,13 @@ class RecordWriter:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._later = Later("singleton-lock-records", self.write, after=WRITE_AFTER)
         self.start_anew()
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Start with nothing: at first, and in the child of a fork, whose records and thread are the parent's."""
         self._mutex = threading.Lock()
         self._records: dict[tuple[str, str], Record] = {}
-        self._thread: threading.Thread | None = None
 
     def replace(self, key: str, record: Record) -> None:
         """Have `record` in the place of the one of its message under `key`, soon."""
@@ -55,38 +51,21 @@ class RecordWriter:
             self._records[key, record.message] = record
             if len(self._records) > MOST:
                 del self._records[next(iter(self._records))]
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="singleton-lock-records", daemon=True)
-                with suppress(RuntimeError):  # No thread is to be had: the next record tries again.
-                    self._thread.start()
+        self._later.want()
 
-    def write(self) -> None:
-        """Write what there is; what cannot be written is kept."""
+    def write(self) -> float | None:
+        """Write what there is; what cannot be written is kept, for so many seconds."""
         while True:
             with self._mutex:
                 batch = list(self._records.items())[:BATCH]
             if not batch:
-                return
+                return None
             try:
                 self._store.replace_records([(key, record) for (key, _), record in batch])
             except LockUnavailable as error:
                 logger.debug("records: not written, trying again: %s", error)
-                return
+                return WRITE_AFTER
             with self._mutex:
                 for place, record in batch:
                     if self._records.get(place) is record:
                         del self._records[place]
-
-    def _run(self) -> None:
-        idle = 0
-        while True:
-            clock.sleep(WRITE_AFTER)
-            with self._mutex:
-                idle = 0 if self._records else idle + 1
-                if idle >= IDLE:
-                    self._thread = None
-                    return
-            try:
-                self.write()
-            except Exception:
-                logger.exception("records: unexpected error; going on")

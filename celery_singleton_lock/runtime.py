@@ -76,7 +76,6 @@ class _Opened:
     runtimes: WeakKeyDictionary[Any, Runtime] = field(default_factory=WeakKeyDictionary)
 
     def open(self, app: Any) -> Runtime:
-        """Make the runtime of `app`."""
         settings = Settings.from_app(app, backend=None if self.store is None else "memory://")
         store = self.store or open_store(settings)
         keeps_journal = settings.journal and self.store is None

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Literal
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis import journal_commands, ledger_commands, lock_commands, vote_commands
+from celery_singleton_lock.stores.redis import journal, ledger, lock_commands
+from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.script import Script
 from tests.proxy import LossyProxy
 
@@ -21,7 +22,7 @@ Place = Literal["front", "within", "behind"]
 KINDS: dict[str, bytes] = {
     **{
         name: script.sha.encode()
-        for module in (lock_commands, vote_commands, ledger_commands, journal_commands)
+        for module in (lock_commands, commands, ledger, journal)
         for name, script in vars(module).items()
         if isinstance(script, Script)
     },

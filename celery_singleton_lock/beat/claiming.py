@@ -92,7 +92,7 @@ class Claiming(Scheduler):
                 return self._pass_over(entry, ticks.micros(entry.last_run_at))
             if (refused := self._claim(entry, tick)) is not None:
                 return refused
-        if self._is_too_late(tick):
+        if self._settings.catch_up is not None and tick.lateness > self._settings.catch_up:
             return self._skip(entry, tick)
         following = tick.seconds_to_following
         return True, self.max_interval if following is None else following
@@ -183,9 +183,6 @@ class Claiming(Scheduler):
         else:
             forget_heap(self)
         return False, 0.0
-
-    def _is_too_late(self, tick: Tick) -> bool:
-        return self._settings.catch_up is not None and tick.lateness > self._settings.catch_up
 
     def _skip(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float]:
         logger.warning(

@@ -15,7 +15,7 @@ from celery_singleton_lock.options.app import problems
 @command.locks_command()
 @command.as_json
 @findings.strict
-def audit(ctx: click.Context, as_json: bool = False, strict: bool = False, **_: Any) -> None:
+def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
     """Check the settings of each exclusive task; connects to nothing.
 
     The exit status is 1 if a problem was found (with --strict: or a warning), else 0.

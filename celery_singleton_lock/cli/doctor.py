@@ -20,7 +20,7 @@ from celery_singleton_lock.diagnosis.audit import pool_name
     show_default=True,
     help="Seconds that workers get to answer.",
 )
-def doctor(ctx: click.Context, as_json: bool = False, strict: bool = False, timeout: float = 1.0, **_: Any) -> None:
+def doctor(ctx: click.Context, as_json: bool, strict: bool, timeout: float, **_: Any) -> None:
     """Look at the lock servers, the keys on them, the settings and the workers; say what is wrong and what to do.
 
     The exit status is 1 if a problem was found (with --strict: or a warning), else 0.

@@ -24,7 +24,7 @@ _AND = "--"
 @command.locks_command(context_settings={"allow_interspersed_args": False})
 @command.as_json
 @click.argument("call", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]... [-- TASK [ARG]...]")
-def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool = False, **_: Any) -> None:
+def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Show the key of a call, what made it, where the task's options come from, and who holds the lock.
 
     Each ARG is JSON or, where it is not, a text; name=value is a keyword argument. With two calls: why their keys

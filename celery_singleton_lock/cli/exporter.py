@@ -18,7 +18,7 @@ from celery_singleton_lock.cli import command
     help="To listen on; 0 for a free one.",
 )
 @command.option("--host", default="127.0.0.1", show_default=True, help="As well.")
-def exporter(ctx: click.Context, port: int = 9808, host: str = "127.0.0.1", **_: Any) -> None:
+def exporter(ctx: click.Context, port: int, host: str, **_: Any) -> None:
     """Serve the counts of `stats` and what is held now to Prometheus, until Ctrl-C. Needs the extra "prometheus"."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server

@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, selection, target
-from celery_singleton_lock.cli.held import COLUMNS, HeldLock, in_order
+from celery_singleton_lock.cli.held import HeldLock, in_order, table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.cli.verdict import TO_FREE, Verdict, longest_watch, verdicts
 from celery_singleton_lock.runtime import Runtime
 
@@ -34,14 +33,7 @@ def _how(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.locks_command("release")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @_how
-def release(
-    ctx: click.Context,
-    words: tuple[str, ...],
-    force: bool = False,
-    yes: bool = False,
-    as_json: bool = False,
-    **_: Any,
-) -> None:
+def release(ctx: click.Context, words: tuple[str, ...], force: bool, yes: bool, as_json: bool, **_: Any) -> None:
     """Free one lock whose holder is gone: that of KEY, or of a call of TASK.
 
     Refuses while the holder may be alive, which it may take a while to find out: see docs/operating.md.
@@ -57,14 +49,7 @@ def release(
 @command.locks_command("clear")
 @selection.options
 @_how
-def clear(
-    ctx: click.Context,
-    selection: Selection,
-    force: bool = False,
-    yes: bool = False,
-    as_json: bool = False,
-    **_: Any,
-) -> None:
+def clear(ctx: click.Context, selection: Selection, force: bool, yes: bool, as_json: bool, **_: Any) -> None:
     """Free the locks of a task or of a node whose holders are gone, and leave the others."""
     if not selection:
         raise click.UsageError("say of which locks: --task NAME, --node NAME, --older-than SECONDS ('*' for all nodes)")
@@ -79,7 +64,7 @@ def clear(
 def _free(runtime: Runtime, locks: Sequence[HeldLock], *, force: bool, yes: bool, as_json: bool) -> int:
     """Free what may be freed, and say what was; the exit status: 1 where one of the locks is still held."""
     if not yes:
-        click.echo(table(COLUMNS, [lock.cells() for lock in locks]), err=True)
+        click.echo(table(locks), err=True)
         click.confirm(_question(len(locks), force), abort=True, err=True)
     left = 0
     for lock, verdict in _judged(runtime, locks, force):

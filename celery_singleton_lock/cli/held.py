@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
@@ -82,7 +82,7 @@ class HeldLock:
         }
 
     def cells(self) -> tuple[str, ...]:
-        """For people, in the `COLUMNS` of a table."""
+        """For people, in the `COLUMNS` of `table`."""
         return (
             self.key + (f" slot {self.slot}" if self.slot else ""),
             self.holder_in_short(),
@@ -120,6 +120,13 @@ def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     """Sorted by what they are of; each once, though a search may find one twice."""
     once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
     return [once[place] for place in sorted(once)]
+
+
+def table(locks: Iterable[HeldLock]) -> str:
+    """For people: plain text in columns, each as wide as it has to be, as other programs of a shell print it."""
+    rows: list[Sequence[str]] = [COLUMNS, *([cleaned.line(cell) for cell in lock.cells()] for lock in locks)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def duration(seconds: float) -> str:

@@ -8,9 +8,8 @@ import click
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command, selection
-from celery_singleton_lock.cli.held import COLUMNS, in_order
+from celery_singleton_lock.cli.held import in_order, table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 
@@ -33,14 +32,7 @@ MIN_INTERVAL = 0.2
     help="How often to look again, with --watch.",
 )
 @command.as_json
-def list_(
-    ctx: click.Context,
-    selection: Selection,
-    watch: bool = False,
-    interval: float = INTERVAL,
-    as_json: bool = False,
-    **_: Any,
-) -> None:
+def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float, as_json: bool, **_: Any) -> None:
     """List the locks that are held, sorted by what they are of."""
     with command.runtime_of(ctx) as runtime:
         if watch:
@@ -55,7 +47,7 @@ def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
         for lock in locks:
             command.say_json(lock.fields())
     elif locks:
-        click.echo(table(COLUMNS, [lock.cells() for lock in locks]))
+        click.echo(table(locks))
     else:
         click.echo("No lock is held" + (" of these." if selection else "."), err=True)
 

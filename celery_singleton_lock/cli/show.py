@@ -21,7 +21,7 @@ _FEW = 5
 @command.locks_command("show")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @command.as_json
-def show(ctx: click.Context, words: tuple[str, ...], as_json: bool = False, **_: Any) -> None:
+def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Show all that is known about one lock: that of KEY, or of a call of TASK.
 
     Each ARG is JSON or, where it is not valid JSON, a text; name=value gives a keyword argument.

@@ -18,7 +18,7 @@ _PLAIN = tuple(counter.name for counter in metrics.COUNTERS if not counter.label
 
 @command.locks_command()
 @command.as_json
-def stats(ctx: click.Context, as_json: bool = False, **_: Any) -> None:
+def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
     """Show what the workers counted: runs, conflicts, losses and more, of each task; and whose copies are refused.
 
     The counts are those of the last seconds before, and live in the lock server until it forgets them.

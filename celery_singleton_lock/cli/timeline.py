@@ -26,7 +26,7 @@ from celery_singleton_lock.journal.timeline import Window, page, running
     show_default=True,
     help="The file to write; - for the standard output.",
 )
-def timeline(ctx: click.Context, minutes: float = 10.0, output: Any = None, **_: Any) -> None:
+def timeline(ctx: click.Context, minutes: float, output: Any, **_: Any) -> None:
     """Draw who held which lock when, and what became of the copies, as a page of HTML."""
     with command.runtime_of(ctx) as runtime:
         settings, store = runtime.settings, runtime.store

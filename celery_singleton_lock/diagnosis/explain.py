@@ -90,8 +90,8 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
 def differences(one: Explanation, other: Explanation) -> list[str]:
     """Why the keys of two calls differ; where they do not, which arguments differ all the same and do not count."""
     if one.key == other.key:
-        names = [name for name in one.arguments if one.arguments[name] != other.arguments.get(name)]
-        return [f"{name} differs and does not count: {one.arguments[name]}, {_of(other, name)}" for name in names]
+        pairs = [(name, value, other.arguments.get(name, "nothing")) for name, value in one.arguments.items()]
+        return [f"{name} differs and does not count: {its}, {others}" for name, its, others in pairs if its != others]
     found = []
     if one.lock_name != other.lock_name:
         found.append(f"lock_name: {one.lock_name}, {other.lock_name}")
@@ -144,7 +144,3 @@ def _source(task: Any, attribute: str, setting: str) -> str:
         if cls is SingletonTask:
             break
     return f"the setting {setting}" if task.app.conf.get(setting) is not None else "the default"
-
-
-def _of(explanation: Explanation, name: str) -> str:
-    return explanation.arguments.get(name, "nothing")

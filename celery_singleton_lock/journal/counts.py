@@ -43,7 +43,6 @@ class Histogram(NamedTuple):
 
     @classmethod
     def of(cls, name: str, bounds: tuple[float, ...], text: str) -> Histogram:
-        """Make one."""
         return cls(name, bounds, (*(f"{bound:g}" for bound in bounds), "+Inf"), text)
 
 
@@ -140,7 +139,6 @@ def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> lis
 
 
 def sum_of(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> float:
-    """Seconds altogether."""
     return counts.get(Count(f"{histogram.name}_sum", task), 0) / 1000
 
 

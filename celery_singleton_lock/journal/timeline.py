@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from celery_singleton_lock.journal_entry import REFUSALS, Entry, Place, Run, Times
+from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 
@@ -45,12 +45,11 @@ def running(key: str, held: Held, now: float) -> Entry | None:
         return None
     # The holder's clock is not the server's: near enough for a picture.
     began = min(holder.since, now)
-    place, times, limit = Place(holder.node, holder.pid), Times(began, now), (held.slot or 0) + 1
-    return Entry("run", name_in(key), key, holder.task_id, place, times, Run(RUNNING), limit).cleaned()
+    where, limit = (holder.node, holder.pid), (held.slot or 0) + 1
+    return Entry("run", name_in(key), key, holder.task_id, *where, began, now, outcome=RUNNING, limit=limit).cleaned()
 
 
 def page(title: str, entries: Sequence[Entry], window: Window) -> str:
-    """The page of these entries."""
     template = Template(files(__package__).joinpath("timeline.html").read_text(encoding="utf-8"))
     by_time = sorted(entries, key=lambda it: it.began)
     return template.substitute(

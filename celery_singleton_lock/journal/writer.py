@@ -22,6 +22,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.later import Later
 from celery_singleton_lock.stores.journal import Journal, Written
 
 logger = get_logger(__name__)
@@ -63,17 +64,16 @@ class JournalWriter:
     def __init__(self, journal: Journal | None, alerts: Alerts) -> None:
         self._journal = journal
         self._alerts = alerts
+        self._later = Later("singleton-lock-journal", self._write_later, after=WRITE_AFTER)
         self.start_anew()
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Start with nothing: at first, and in the child of a fork, whose entries and thread are the parent's."""
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
         self._counts: Counter[metrics.Key] = Counter()
         self._entries: deque[Entry] = deque(maxlen=MOST)
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
-        self._thread: threading.Thread | None = None
 
     def add(self, entry: Entry, *, at_once: bool = False) -> None:
         """Count an entry and keep it for the journal; its times are this host's.
@@ -88,11 +88,10 @@ class JournalWriter:
             for count, by in metrics.of(entry):
                 self._counts[self._bounded(count)] += by
             self._entries.append(entry)
-            if self._thread is None and not at_once:
-                self._thread = threading.Thread(target=self._run, name="singleton-lock-journal", daemon=True)
-                self._thread.start()
         if at_once:
             self.write()
+        else:
+            self._later.want()
 
     def write(self) -> bool:
         """Write what there is; False if the journal could not be written to."""
@@ -114,18 +113,10 @@ class JournalWriter:
                 return False
             return True
 
-    def _run(self) -> None:
-        written = True
-        while True:
-            clock.sleep(WRITE_AFTER if written else RETRY_AFTER)
-            with self._mutex:
-                if not self._counts:
-                    self._thread = None
-                    return
-            try:
-                written = self.write()
-            except Exception:
-                logger.exception("journal: unexpected error; going on")
+    def _write_later(self) -> float | None:
+        if not self.write():
+            return RETRY_AFTER
+        return WRITE_AFTER if self._counts else None
 
     def _write(self, journal: Journal, counts: Counter[metrics.Key], entries: Sequence[Entry]) -> None:
         if not self._samples:
@@ -178,4 +169,4 @@ class JournalWriter:
 
 def _at(entry: Entry, offset: float) -> Entry:
     # Cleaned here, and not in the way of the task: what of it is a sender's was bounded when the entry was made.
-    return entry._replace(times=entry.times.moved(offset)).cleaned()
+    return entry.moved(offset).cleaned()

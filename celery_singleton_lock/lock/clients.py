@@ -20,7 +20,7 @@ from redis.sentinel import SentinelConnectionPool
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.redlock import RedlockStore
+from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.server import OF_A_POOL, Server
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Store
@@ -130,16 +130,13 @@ def _config(pool: ConnectionPool) -> object:
     """How the pool connects, as a value that equals another one's."""
     options = pool.connection_class, _frozen(pool.connection_kwargs)
     if isinstance(pool, SentinelConnectionPool):
-        return *options, pool.service_name, pool.is_master, _sentinels(pool), _sentinel_configs(pool)
+        sentinels = tuple(_config(one.connection_pool) for one in pool.sentinel_manager.sentinels)
+        return *options, pool.service_name, pool.is_master, _sentinels(pool), sentinels
     return options
 
 
 def _sentinels(pool: SentinelConnectionPool) -> str:
     return ",".join(str(Server(one.connection_pool)) for one in pool.sentinel_manager.sentinels)
-
-
-def _sentinel_configs(pool: SentinelConnectionPool) -> object:
-    return tuple(_config(one.connection_pool) for one in pool.sentinel_manager.sentinels)
 
 
 def _frozen(options: Mapping[str, Any]) -> object:

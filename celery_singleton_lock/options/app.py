@@ -72,14 +72,15 @@ class Settings:
         for error in _unknown_settings(conf):
             raise error
         enabled = setting(conf, "singleton_lock_enabled", True)
-        explicit = setting(conf, "singleton_lock_backend")
+        explicit, visibility = setting(conf, "singleton_lock_backend"), visibility_timeout(conf) or 0.0
         found, transport_options = _backend(conf, backend or explicit, enabled=enabled)
         return cls(
             backend=found,
             transport_options={**transport_options, **setting(conf, "singleton_lock_transport_options", {})},
             prefix=setting(conf, "singleton_lock_prefix", "singleton_lock"),
             enabled=enabled,
-            done_ttl=float(setting(conf, "singleton_lock_done_ttl", _until_no_copy_comes(conf))),
+            # As long as the broker may redeliver a message.
+            done_ttl=float(setting(conf, "singleton_lock_done_ttl", min(max(visibility, MIN_DONE_TTL), MAX_DONE_TTL))),
             replicas=setting(conf, "singleton_lock_replicas", 0),
             journal=setting(conf, "singleton_lock_journal", 10_000),
             blocked_after=setting(conf, "singleton_lock_blocked_after", 12),
@@ -142,11 +143,6 @@ def _backend(conf: Any, explicit: str | None, *, enabled: bool) -> tuple[Backend
         "setting singleton_lock_backend is not set, and neither broker_url nor result_backend is one Redis server: "
         "set it to a URL such as 'redis://localhost:6379/0'"
     )
-
-
-def _until_no_copy_comes(conf: Any) -> float:
-    """As long as the broker may redeliver a message, and never less than an hour."""
-    return min(max(visibility_timeout(conf) or 0.0, MIN_DONE_TTL), MAX_DONE_TTL)
 
 
 def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:

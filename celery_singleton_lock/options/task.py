@@ -42,7 +42,7 @@ _BOUNDED = ("ttl", "wait", "at_least_for")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How one execution locks: the task options of these names, and `key`, a text that the caller gave instead of one
-    made from the arguments. Seconds everywhere.
+    made from the arguments. Seconds everywhere. `on_unavailable` is "wait" for an item of a map alone: it asks on.
     """
 
     scope: str
@@ -51,7 +51,7 @@ class Options:
     on_conflict: ConflictPolicy | Callable[..., Any]
     conflict_retries: int | None
     on_lock_lost: Literal["abort", "warn"]
-    on_unavailable: Literal["retry", "raise", "run"]
+    on_unavailable: Literal["retry", "raise", "run", "wait"]
     retain_on_retry: bool
     limit: int
     at_least_for: float

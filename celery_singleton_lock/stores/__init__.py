@@ -20,7 +20,7 @@ from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import PollingWaiter
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.stores.redis.redlock import RedlockStore
+    from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
     from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = [
@@ -74,7 +74,7 @@ def _open(backend: Backend, options: Mapping[str, Any], *, replicas: int, prefix
     # Imported here: `memory://` needs no Redis client.
     from celery_singleton_lock.stores.redis import address
     from celery_singleton_lock.stores.redis.cluster import Cluster
-    from celery_singleton_lock.stores.redis.redlock import RedlockStore
+    from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
     from celery_singleton_lock.stores.redis.server import Server
     from celery_singleton_lock.stores.redis.store import RedisStore
 

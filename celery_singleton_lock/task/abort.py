@@ -78,7 +78,6 @@ class Body:
 
     @property
     def wants_abort(self) -> bool:
-        """Whether this body is to be stopped."""
         return self.struck and self._running
 
     def strike(self) -> None:

@@ -1,8 +1,5 @@
 """Before the lock is had: asking for it, waiting for it, and asking again where no answer came.
 
-An answer that did not come is not a "no": what was asked for may still be granted, when the server goes on. So an owner
-that got no answer is given up, here and by the copy of the message that is put back.
-
 Protocol: `docs/protocol.md`, sections 2 and 7.
 """
 
@@ -33,7 +30,6 @@ class Acquisition:
     Attributes:
         execution: which.
         given_up: owners under which this message was asked for before, without an answer.
-        waited_as: the owner, once it has waited in a queue: what it leaves there may still be carried out for a moment.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -42,7 +38,6 @@ class Acquisition:
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
         self.given_up = requeue.given_up(execution.request)
-        self.waited_as: str | None = None
         self._report()
 
     def found(self) -> Lease | Held | Record | None:
@@ -58,14 +53,20 @@ class Acquisition:
                 return self._ask_until_free()
             except LockUnavailable as error:
                 self.abandon()
-                if it.options.on_unavailable == "run":
+                policy = it.options.on_unavailable
+                if policy == "run":
                     logger.warning("%s runs without a lock: %s", it, error)
                     return None
-                if it.options.on_unavailable == "raise" or it.request.is_eager:
+                if policy == "wait":
+                    logger.warning("%s waits: %s", it, error)
+                elif policy == "raise" or it.request.is_eager:
                     raise
-                logger.warning("%s is put back: %s", it, error)
-                requeue.try_to_put_back(it.task, reason="unavailable", given_up=self._owner)
-            # Neither the lock server nor the broker answers: the message waits here, where it is not lost.
+                else:
+                    logger.warning("%s is put back: %s", it, error)
+                    it.progress.gives_up = self._owner
+                    requeue.try_to_put_back(it.task, reason="unavailable")
+            # No message is to be put back; or the broker does not answer either, and it waits here, where it is not
+            # lost.
             self._ask_as_another()
             clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
             failures += 1
@@ -81,7 +82,8 @@ class Acquisition:
             Ignore: it was put back.
         """
         logger.warning("%s is put back: %s", self.execution, error)
-        requeue.put_back(self.execution.task, reason="unavailable", given_up=self._owner)
+        self.execution.progress.gives_up = self._owner
+        requeue.put_back(self.execution.task, reason="unavailable")
 
     def is_own(self, found: Held) -> bool:
         """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
@@ -104,7 +106,7 @@ class Acquisition:
                     left = it.began + patience - clock.now()
                     if left <= 0:
                         break
-                    self.waited_as = self._owner
+                    it.progress.gives_up = self._owner
                     found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
                 else:
                     found = waiter.ask()
@@ -125,15 +127,15 @@ class Acquisition:
 
     def _ask_as_another(self) -> None:
         """Ask under another owner from now on: a copy that may be on its way takes for free what this one has."""
-        self.given_up = (*self.given_up, self._owner)
-        self._owner, self.waited_as = new_owner(), None
+        self.given_up = (*self.given_up, self._owner)[-requeue.MAX_GIVEN_UP :]
+        self._owner, self.execution.progress.gives_up = new_owner(), None
         self._report()
 
     def _report(self) -> None:
         """Say to the worker's main process, if there is one, what is asked for next."""
         if (given := self._delivered_as) is not None:
             it = self.execution
-            key_report.report(given, it.key, ttl=it.options.ttl, limit=it.options.limit, asks_as=self._owner)
+            key_report.send(key_report.Report(given, it.key, it.options.ttl, it.options.limit, self._owner))
 
     def _free_left_behind(self, found: Held) -> bool:
         """Free the lock of a process of this host that is provably over; whether that was so."""

@@ -42,24 +42,18 @@ class TaskLike(Protocol):
     tracks_started: ClassVar[bool]
 
     @property
-    def app(self) -> Any:
-        """Its Celery."""
+    def app(self) -> Any: ...
 
     @property
-    def request(self) -> RequestLike:
-        """The message that this thread carries out."""
+    def request(self) -> RequestLike: ...
 
     @property
-    def backend(self) -> Any:
-        """Where results are stored."""
+    def backend(self) -> Any: ...
 
     @property
-    def retry(self) -> Callable[..., Any]:
-        """Sends the message's next attempt."""
+    def retry(self) -> Callable[..., Any]: ...
 
     @property
-    def signature_from_request(self) -> Callable[..., Any]:
-        """Makes the message once more."""
+    def signature_from_request(self) -> Callable[..., Any]: ...
 
-    def lock_of(self, request: RequestLike, args: Any, kwargs: Mapping[str, Any]) -> tuple[Options, str] | None:
-        """How it locks for a call, and the key."""
+    def lock_of(self, request: RequestLike, args: Any, kwargs: Mapping[str, Any]) -> tuple[Options, str] | None: ...

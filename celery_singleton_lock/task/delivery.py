@@ -57,7 +57,6 @@ def original_of(request: RequestLike) -> Original | None:
 
 
 def is_redelivered(request: RequestLike) -> bool:
-    """Whether the broker says that it has delivered the message before."""
     return bool((request.delivery_info or {}).get("redelivered"))
 
 
@@ -67,7 +66,6 @@ def is_applied(request: RequestLike) -> bool:
 
 
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
-    """For anybody else."""
     return {name: value for name, value in delivery_info.items() if name != OWNER}
 
 

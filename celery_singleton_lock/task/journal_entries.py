@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.journal_entry import (
-    LOST,
-    NOBODY,
-    SCHEDULED_HEADER,
-    STOPPED,
-    Blocker,
-    Entry,
-    Kind,
-    Place,
-    Run,
-    Times,
-)
+from celery_singleton_lock.journal_entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
@@ -23,34 +14,32 @@ from celery_singleton_lock.task.outcome import Outcome
 
 def ran(execution: Execution, lease: Lease, outcome: Outcome | None, *, began: float, ended: float) -> None:
     """Its body ran: that is what is timed, for others ask for the lock before that and free it after."""
-    own = execution.holder
     state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
-    entry = Entry(
-        "run",
-        execution.task.name,
-        lease.key,
-        own.task_id,
-        Place(own.node, own.pid),
-        Times(began, ended, waited=began - execution.began),
-        Run(state, lease.fence, lease.renewals),
-        lease.limit,
-    )
-    execution.runtime.journal.add(entry, at_once=execution.request.is_eager)
+    _add(execution, "run", began, ended, began, outcome=state, fence=lease.fence, renewals=lease.renewals)
 
 
 def did_not_run(execution: Execution, kind: Kind, holder: Holder | None) -> None:
     """Its body did not run; `holder`: who has the lock."""
-    own, now = execution.holder, clock.now()
-    scheduled = cleaned.headers(execution.request).get(SCHEDULED_HEADER)
+    scheduled, now = cleaned.headers(execution.request).get(SCHEDULED_HEADER), clock.now()
+    of_copy: dict[str, Any] = {"scheduled": cleaned.text(scheduled) if scheduled else ""}
+    if holder is not None:
+        of_copy |= {"holder": holder.task_id, "holder_node": holder.node, "holder_since": holder.since}
+    _add(execution, kind, execution.began, now, now, **of_copy)
+
+
+def _add(execution: Execution, kind: Kind, began: float, ended: float, waited_until: float, **of_kind: Any) -> None:
+    own = execution.holder
     entry = Entry(
         kind,
         execution.task.name,
         execution.key,
         own.task_id,
-        Place(own.node, own.pid),
-        Times(execution.began, now, waited=now - execution.began),
+        own.node,
+        own.pid,
+        began,
+        ended,
+        waited_until - execution.began,
         limit=execution.options.limit,
-        blocker=NOBODY if holder is None else Blocker(holder.task_id, holder.node, holder.since),
-        scheduled=cleaned.text(scheduled) if scheduled else "",
+        **of_kind,
     )
     execution.runtime.journal.add(entry, at_once=execution.request.is_eager)

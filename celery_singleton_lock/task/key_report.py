@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import os
 import select
-import threading
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from celery_singleton_lock import forks
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.mutex import Mutex
 
 #: Bytes of a report at most: so many are written whole or not at all (POSIX asks for that of 512, Linux does 4096).
 MAX_SIZE = min(select.PIPE_BUF, 4096)
@@ -47,7 +47,6 @@ class Report(NamedTuple):
     asks_as: str
 
     def dumps(self) -> bytes:
-        """As a line."""
         return json.dumps(self).encode() + b"\n"
 
     @classmethod
@@ -59,12 +58,15 @@ class Report(NamedTuple):
         except (ValueError, TypeError):
             return None
 
+    def hold(self) -> Hold:
+        """What the execution has, if it has got that."""
+        return Hold(self.key, self.asks_as, ttl=self.ttl, limit=self.limit)
 
-class Delivery(Protocol):
-    """Whoever waits for a report."""
 
-    #: The last that came; None before the first.
-    report: Report | None
+class Expected:
+    """In the main process, for as long as the delivery is there: the last report that came; None before the first."""
+
+    report: Report | None = None
 
 
 class _Channel:
@@ -96,51 +98,44 @@ class _Channel:
         return [report for line in lines if (report := Report.loads(line)) is not None]
 
 
-class _Expected:
-    """In the main process. Nothing of it is a child's business."""
-
-    def __init__(self) -> None:
-        self.start_anew()
-        forks.start_anew_in_child(self)
-
-    def start_anew(self) -> None:
-        #: By owner: the deliveries of this process that have not gone yet.
-        self.deliveries: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        #: Held for moments, and while nothing of anybody else's runs.
-        self.mutex = threading.Lock()
-
-
-_expected = _Expected()
+#: By owner: what the deliveries of this process have reported that have not gone yet.
+_expected: WeakValueDictionary[str, Expected] = WeakValueDictionary()
 
 _channel: _Channel | None = None
+
+#: Held for moments, and while nothing of anybody else's runs.
+_mutex = Mutex()
 
 
 def open_channel() -> None:
     """In the main process, before the pool forks; a second call changes nothing."""
     global _channel  # noqa: PLW0603 - there is one for the process
-    with _expected.mutex:
+    with _mutex.lock:
         if _channel is None or _channel.pid != os.getpid():
             _channel = _Channel()
 
 
-def expect(owner: str, delivery: Delivery) -> None:
-    """In the main process, before the pool gets the delivery."""
-    _expected.deliveries[owner] = delivery
+def expect(owner: str) -> Expected:
+    """In the main process, before the pool gets the delivery with this owner: where its reports will be."""
+    return _expected.setdefault(owner, Expected())
 
 
-def report(owner: str, key: str, *, ttl: float, limit: int, asks_as: str | None = None) -> None:
-    """Say which lock the delivery with this owner asks for next, under that owner or another."""
-    channel, made = _channel, Report(owner, key, ttl, limit, asks_as or owner)
-    if (delivery := _expected.deliveries.get(owner)) is not None and (channel is None or channel.pid == os.getpid()):
-        delivery.report = made
-    elif channel is not None and channel.pid != os.getpid():
-        channel.write(made)
+def send(report: Report) -> None:
+    """Say which lock is asked for next."""
+    if _channel is not None and _channel.pid != os.getpid():
+        _channel.write(report)
+    else:
+        _give(report)
 
 
 def receive() -> None:
     """In the main process: give what has been reported to the deliveries that are still there."""
-    with _expected.mutex:
+    with _mutex.lock:
         reports = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
-    for each in reports:
-        if (delivery := _expected.deliveries.get(each.owner)) is not None:
-            delivery.report = each
+    for report in reports:
+        _give(report)
+
+
+def _give(report: Report) -> None:
+    if (expected := _expected.get(report.owner)) is not None:
+        expected.report = report

@@ -13,23 +13,17 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from celery.app.task import Context
-from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock
 from celery_singleton_lock._celery import current_task, pop_task, push_task
-from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.task import Options
-from celery_singleton_lock.task import message_identity, requeue, synchronous
+from celery_singleton_lock.task import message_identity, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.running import this_thread
-
-logger = get_logger(__name__)
 
 #: Celery's own tasks that call others for each item; chunks are sent as the second.
 _SENDERS = ("celery.map", "celery.starmap")
@@ -59,28 +53,10 @@ def call(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: A
         if lock is None:
             return synchronous.value_of(task.name, function(*args, **kwargs))
         options, key = lock
-        return _under_lock(task, _for_item(options), key, partial(function, *args, **kwargs))
+        execution = Execution.of(task, _for_item(options), key)
+        return carry_out(execution, lambda: synchronous.value_of(task.name, function(*args, **kwargs)))
     finally:
         pop_task(task)
-
-
-def _under_lock(task: TaskLike, options: Options, key: str, function: Callable[[], Any]) -> Any:
-    has_begun, failures = False, 0
-
-    def body() -> Any:
-        nonlocal has_begun
-        has_begun = True
-        return synchronous.value_of(task.name, function())
-
-    while True:
-        try:
-            return carry_out(Execution.of(task, options, key), body)
-        except LockUnavailable as error:
-            if has_begun or options.on_unavailable != "retry":
-                raise
-            logger.warning("task %s, an item of a map, waits: %s", task.name, error)
-        clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
-        failures += 1
 
 
 def _for_item(options: Options) -> Options:
@@ -88,7 +64,8 @@ def _for_item(options: Options) -> Options:
     waits = options.on_conflict == "retry" and options.conflict_retries is None
     # Within a task that holds a lock there is an end to it: that might be what the other one waits for.
     wait = math.inf if waits and not this_thread.owners else options.wait
-    return replace(options, on_conflict="raise", wait=wait)
+    silence = "wait" if options.on_unavailable == "retry" else options.on_unavailable
+    return replace(options, on_conflict="raise", wait=wait, on_unavailable=silence)
 
 
 def _request(of_sender: RequestLike, args: Any, kwargs: Any) -> Context:

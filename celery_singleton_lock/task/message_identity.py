@@ -116,8 +116,8 @@ def replaced(request: RequestLike) -> int:
 
 def record_name(task: str, task_id: object, sending: str) -> str:
     """A name for what is remembered of a message of this task, whose beginning people know."""
-    shown = task_id if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else "-"
-    return f"{shown}:{_digest(task, sending)[:16]}"
+    name = task_id if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else "-"
+    return f"{name}:{_digest(task, sending)[:16]}"
 
 
 def _followers_of(request: RequestLike) -> list[str]:

@@ -54,8 +54,8 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     return policy
 
 
-def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, *, given_up: str | None) -> NoReturn:
-    """End the execution that lost to another task; `given_up` as for `requeue.put_back`."""
+def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy) -> NoReturn:
+    """End the execution that lost to another task."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
@@ -66,7 +66,7 @@ def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, *, given
     )
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy == "retry":
-        requeue.put_back(task, reason="conflict", given_up=given_up)
+        requeue.put_back(task, reason="conflict")
     elif policy == "raise":
         fail(task, conflict, conflict)
     elif policy == "reject":
@@ -84,7 +84,6 @@ def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn
 
 
 def revoke(task: TaskLike, why: Ignore) -> NoReturn:
-    """End the execution as a revoked one."""
     if not task.request.is_eager:
         # A bare Ignore would leave chains and chords waiting for ever.
         _record(task, TaskRevokedError(str(why)), states.REVOKED)
@@ -92,7 +91,6 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
 
 
 def has_expired(request: RequestLike) -> bool:
-    """Whether the message's time to be begun is over."""
     expires = maybe_iso8601(request.expires)
     return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 

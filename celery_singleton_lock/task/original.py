@@ -9,16 +9,14 @@ copy is the same message, as it was, but for what says where and when. It carrie
 - all properties: priority, delivery mode, reply_to, correlation id, message id, app id, type, timestamp.
 
 Left out, or new, is what would be wrong of a copy: what RabbitMQ writes down of the message's way (a delay of ours in
-`x-death`; RabbitMQ would drop the copy as one that goes round), `CC` (which would multiply it), the sender's user id
-where the worker is another user (which RabbitMQ refuses), an id by which SQS would drop it as sent twice, and the
-property `expiration` beside `expires`: a message that RabbitMQ drops for its age leaves its callers waiting, one that
-a worker finds expired does not.
+`x-death`; RabbitMQ would drop the copy as one that goes round), `CC` (which would multiply it), an id by which SQS
+would drop it as sent twice, and the property `expiration` beside `expires`: a message that RabbitMQ drops for its age
+leaves its callers waiting, one that a worker finds expired does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kombu import serialization
@@ -34,7 +32,7 @@ DELAYED = "singleton_lock.delay"
 
 #: Properties that a copy gets in another way, or must not have.
 _NOT_COPIED = (
-    frozenset(("content_type", "content_encoding", "application_headers", "priority", "expiration", "user_id"))
+    frozenset(("content_type", "content_encoding", "application_headers", "priority", "expiration"))
     # Of kombu's virtual transports: of this one delivery.
     | {"delivery_info", "delivery_tag", "body_encoding"}
     # Of SQS: the copy is dropped as sent twice, or waits as long again.
@@ -95,8 +93,8 @@ class Original(NamedTuple):
         properties = {name: value for name, value in self.properties.items() if name not in _NOT_COPIED}
         if expires and self.may_expire:
             properties["expiration"] = self.properties["expiration"]
-        priority, user = self.properties.get("priority"), self.properties.get("user_id")
-        return Copy(body, self.content_type, self.content_encoding, headers, properties, priority, user)
+        priority = self.properties.get("priority")
+        return Copy(body, priority, self.content_type, self.content_encoding, headers, properties)
 
     @property
     def _expires_itself(self) -> bool:
@@ -113,14 +111,12 @@ class Original(NamedTuple):
         return serialization.dumps(task, serializer=serializer_of(self.content_type))[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A message to be sent, in the parts that kombu makes one of; `user`: whose the original was, for RabbitMQ."""
+class Copy(NamedTuple):
+    """A message to be sent: what kombu's channels make one of (`prepare_message`)."""
 
     body: Any
+    priority: Any
     content_type: Any
     content_encoding: Any
     headers: dict[str, Any]
     properties: dict[str, Any]
-    priority: Any
-    user: Any

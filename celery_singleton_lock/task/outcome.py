@@ -1,7 +1,6 @@
 """How a message ended, and the record that is left of it.
 
-Brokers deliver a message again when its acknowledgement was lost or late. Whoever frees the lock leaves a record of how
-the message ended; a copy that finds it ends in the same way (`redelivery`).
+A copy of the message that finds it ends in the same way (`redelivery`). Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from celery import states
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import keeps_results
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import ConflictPolicy
 from celery_singleton_lock.options.task import raw_attribute
@@ -73,13 +72,11 @@ def read(record: Record) -> tuple[Outcome, float]:
 
 
 def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
-    """The body returned `value`."""
     content = value_codec.dumps(value, MAX_CONTENT) if is_awaited(task, request) else None
     return Outcome(states.SUCCESS, content)
 
 
 def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
-    """The message of `request` ended with `error`."""
     content = value_codec.dumps_error(error, MAX_CONTENT) if is_awaited(task, request) else None
     return Outcome(states.FAILURE, content)
 
@@ -107,20 +104,22 @@ def is_awaited(task: TaskLike, request: RequestLike) -> bool:
     """Whether anybody gets to know how it ended."""
     if request.callbacks or request.chain or request.chord or request.errbacks:
         return True
-    return not (ignores_result(task, request) or isinstance(task.backend, DisabledBackend))
+    return _is_stored(task, request)
 
 
 def backend_knows(task: TaskLike, request: RequestLike) -> bool:
     """Whether the result backend knows what becomes of a task. The results of rpc:// are in the caller's queue."""
-    if ignores_result(task, request) or isinstance(task.backend, DisabledBackend):
-        return False
-    return str(task.backend.as_uri()) != "rpc://"
+    return _is_stored(task, request) and str(task.backend.as_uri()) != "rpc://"
 
 
 def ignores_result(task: TaskLike, request: RequestLike) -> bool:
     """Whether nobody wants this execution's result: the call's own word, else the task's."""
     of_call = vars(request).get("ignore_result")
     return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
+
+
+def _is_stored(task: TaskLike, request: RequestLike) -> bool:
+    return keeps_results(task.backend) and not ignores_result(task, request)
 
 
 def _rejects_failed(task: TaskLike) -> bool:

@@ -1,9 +1,5 @@
 """The end of a copy of a message that another delivery carries out, or has carried out.
 
-While the first one runs, a copy of a message that is acknowledged late stands by in case its worker dies; any other is
-dropped. When it has ended, a copy does not run the body, but ends in the same way, so that Celery stores the result and
-sends callbacks and the chain's next step in case that had not happened when the first worker died.
-
 Protocol: `docs/protocol.md`, section 8.
 """
 
@@ -46,24 +42,24 @@ class End(NamedTuple):
     error: Exception | None = None
 
 
-def end(execution: Execution, found: Held | Record, given_up: str | None) -> Any:
-    """End as a copy of a message that is, or was, carried out; `given_up` as for `requeue.put_back`."""
+def end(execution: Execution, found: Held | Record) -> Any:
+    """End as a copy of a message that is, or was, carried out."""
     try:
         if isinstance(found, Held):
-            _stand_by(execution, found, given_up)
-        ended = _end_again(execution, found, given_up)
+            _stand_by(execution, found)
+        ended = _end_again(execution, found)
     except Ignore:
         raise
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         # Celery would store it as the end of a message that runs, or has ended.
         logger.warning("%s is a copy, and is put back: %r", execution, error)
-        requeue.put_back(execution.task, reason="copy", delay=SETTLING, given_up=given_up)
+        requeue.put_back(execution.task, reason="copy", delay=SETTLING)
     if ended.error is not None:
         raise ended.error
     return ended.value
 
 
-def _stand_by(execution: Execution, found: Held, given_up: str | None) -> NoReturn:
+def _stand_by(execution: Execution, found: Held) -> NoReturn:
     """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder
     place, own = f"{holder.node} (pid {holder.pid})", execution.holder.attempt
@@ -75,15 +71,15 @@ def _stand_by(execution: Execution, found: Held, given_up: str | None) -> NoRetu
     logger.info("%s is already running on %s; a copy stands by", execution, place)
     journal_entries.did_not_run(execution, "stand-by", holder)
     delay = min(found.remaining, execution.options.ttl) + AFTER_LEASE
-    requeue.put_back(execution.task, reason="copy", delay=delay, given_up=given_up)
+    requeue.put_back(execution.task, reason="copy", delay=delay)
 
 
-def _end_again(execution: Execution, found: Record, given_up: str | None) -> End:
+def _end_again(execution: Execution, found: Record) -> End:
     """The first copy's end once more, which settles the message; unless this one only looks, or looks later."""
     journal_entries.did_not_run(execution, "repeat", None)
     recorded, _ = outcome.read(found)
     try:
-        ended = answer(execution.task, found, given_up)
+        ended = answer(execution.task, found)
     except on_conflict.Skipped:  # It was revoked, which is stored again.
         settling.settle_after(execution, recorded)
         raise
@@ -91,7 +87,7 @@ def _end_again(execution: Execution, found: Record, given_up: str | None) -> End
     return ended
 
 
-def answer(task: TaskLike, record: Record, given_up: str | None = None) -> End:
+def answer(task: TaskLike, record: Record) -> End:
     """The end of a copy of a message that was carried out: the same return value or exception.
 
     Raises:
@@ -101,13 +97,13 @@ def answer(task: TaskLike, record: Record, given_up: str | None = None) -> End:
     """
     recorded, age = outcome.read(record)
     is_over = recorded.settled or recorded.state in _SILENT
-    if is_over or not outcome.is_awaited(task, task.request) or _is_stored(task, age, given_up):
+    if is_over or not outcome.is_awaited(task, task.request) or _is_stored(task, age):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
         raise Ignore("already done")
     if age < SETTLING:
         logger.info("%s is already done; a copy looks later whether that was stored", named(task))
-        requeue.put_back(task, reason="copy", delay=SETTLING - age, given_up=given_up)
+        requeue.put_back(task, reason="copy", delay=SETTLING - age)
     logger.warning(
         "%s is already done (%s), but its result was not stored; its recorded end is told again",
         named(task),
@@ -130,7 +126,7 @@ def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
     return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
 
 
-def _is_stored(task: TaskLike, age: float, given_up: str | None) -> bool:
+def _is_stored(task: TaskLike, age: float) -> bool:
     """Whether the result backend has the end of this task; while it does not answer, a copy waits.
 
     What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
@@ -144,7 +140,7 @@ def _is_stored(task: TaskLike, age: float, given_up: str | None) -> bool:
         return stored_at is None or stored_at > clock.wall() - age - CLOCKS_DIFFER
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be asked: %r", named(task), error)
-        requeue.put_back(task, reason="copy", delay=SETTLING, given_up=given_up)
+        requeue.put_back(task, reason="copy", delay=SETTLING)
 
 
 def _moment(date: Any) -> float | None:

@@ -1,7 +1,8 @@
 """How an execution ends whose body does not run here: refused for another task, failed before it began, or a copy.
 
-Before a message ends so for good, a record says that. Without it a copy that waits for the lock meanwhile would be
-carried out after all; and of a message that a copy carries out, the end is the copy's.
+Before a message ends so for good, a record says that: a copy may wait for the lock meanwhile.
+
+Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def end(acquisition: Acquisition, found: Held | Record) -> Any:
             copy = _record(acquisition, policy, met)
             if copy is None:
                 journal_entries.did_not_run(it, policy, found.holder)
-                on_conflict.end(it.task, met, policy, given_up=acquisition.waited_as)
+                on_conflict.end(it.task, met, policy)
         except LockConflict:
             raise
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
             return fail(acquisition, error, met)
         found = copy
-    return redelivery.end(it, found, acquisition.waited_as)
+    return redelivery.end(it, found)
 
 
 def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = None) -> Any:
@@ -55,7 +56,7 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
     copy = _record(acquisition, "raise", error)
     if copy is None:
         on_conflict.fail(acquisition.execution.task, error, met)
-    return redelivery.end(acquisition.execution, copy, acquisition.waited_as)
+    return redelivery.end(acquisition.execution, copy)
 
 
 def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
@@ -66,7 +67,7 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
         raise lost from None  # Whether a copy carries it out, nobody can tell.
     if copy is None:
         raise lost
-    return redelivery.end(acquisition.execution, copy, acquisition.waited_as)
+    return redelivery.end(acquisition.execution, copy)
 
 
 def drop_if_expired(execution: Execution, lease: Lease) -> None:

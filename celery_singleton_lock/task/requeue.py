@@ -24,6 +24,7 @@ from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.publisher import Publisher
+from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
@@ -41,7 +42,7 @@ MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy
 MAX_GIVEN_UP = 16
 
 
-def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> NoReturn:
+def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
     While the broker does not take it, the message is kept here and sent again.
@@ -50,30 +51,29 @@ def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, give
         task: whose `request` is the message.
         reason: why. A "copy" was begun elsewhere, and so does not expire any more.
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
-        given_up: the owner under which this delivery has asked for the lock without an answer.
 
     Raises:
         Ignore: it was sent.
     """
     failures = 0
     while True:
-        try_to_put_back(task, reason=reason, delay=delay, given_up=given_up)
+        try_to_put_back(task, reason=reason, delay=delay)
         clock.sleep(back_off(failures))
         failures += 1
 
 
-def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, given_up: str | None = None) -> None:
+def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = None) -> None:
     """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
 
-    The copy may be on its way. It takes for free what the owner holds that was given up, so this delivery must not ask
-    under that one again.
+    The copy may be on its way. It takes for free what the owner holds that the progress gives up, so this delivery must
+    not ask under that one again.
     """
     request = task.request
     if delay is None:
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
     try:
-        _send(task, reason, delay, _header(request, reason, given_up))
+        _send(task, reason, delay, _header(request, reason))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
@@ -117,11 +117,12 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     copy.set(headers=headers).apply_async()
 
 
-def _header(request: RequestLike, reason: Reason, owner: str | None) -> dict[str, Any]:
+def _header(request: RequestLike, reason: Reason) -> dict[str, Any]:
     """The header of the next copy."""
     counts: dict[str, Any] = {other: put_back_count(request, other) for other in ("conflict", "unavailable")}
     if reason != "copy":
         counts[reason] += 1
+    owner = progress_of(request).gives_up
     owners = given_up(request) if owner is None else (*given_up(request), owner)
     return {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}
 

@@ -1,8 +1,5 @@
 """Under the lock: the body runs, the lease is renewed meanwhile, and the lock is freed afterwards.
 
-With the freed lock stays what is remembered of the message, and for whom the lock is kept: the task's own next attempt,
-or nobody, for the rest of `lock_at_least_for`.
-
 Protocol: `docs/protocol.md`, section 6.
 """
 

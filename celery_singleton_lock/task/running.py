@@ -7,22 +7,12 @@ of a request does not stand there, but beside it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task.celery_types import RequestLike
-
-
-class Unsettled(NamedTuple):
-    """A record to be written when all that follows on its message was sent, and where."""
-
-    runtime: Runtime
-    key: str
-    record: Record
 
 
 @dataclass(slots=True, eq=False)
@@ -32,12 +22,15 @@ class Progress:
     Attributes:
         lease: under which the body runs, or ran; None without a lock.
         in_body: whether the body runs; afterwards, what is sent follows from the message.
-        unsettled: None where nothing is to be said.
+        gives_up: the owner that a copy of the message names as given up: under it was asked for the lock without an
+            answer, or in a queue, where what was asked may still be carried out for a moment.
+        settle: has the record say that all was sent; None where nothing is to be said.
     """
 
     lease: Lease | None = None
     in_body: bool = False
-    unsettled: Unsettled | None = None
+    gives_up: str | None = None
+    settle: Callable[[], None] | None = None
 
 
 _of_request: WeakKeyDictionary[RequestLike, Progress] = WeakKeyDictionary()

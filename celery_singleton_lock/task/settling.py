@@ -1,13 +1,13 @@
 """When all that follows on a message was sent, its record says so: it is settled.
 
-Celery sends that, and stores the result, after the lock was freed. A copy that finds a settled record has nothing left
-to do.
+Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery import states
@@ -17,25 +17,26 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.task import outcome
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.running import Unsettled, progress_of
+from celery_singleton_lock.task.running import progress_of
 
 
 def settle_after(execution: Execution, ended: Outcome, seconds: float | None = None) -> None:
     """Have the record, which lives for `seconds`, say that all was sent, when it was."""
+    task, request, runtime = execution.task, execution.request, execution.runtime
     record = execution.record(Outcome(ended.state, settled=True), seconds)
-    if record is not None and ended.needs_settling(execution.task, execution.request):
-        execution.progress.unsettled = Unsettled(execution.runtime, execution.key, record)
+    if record is None or not ended.needs_settling(task, request):
+        return
+    if outcome.backend_knows(task, request):
+        execution.progress.settle = partial(runtime.record_writer.replace, execution.key, record)
+    else:  # At once: nobody else could be asked.
+        execution.progress.settle = partial(runtime.store.replace_records, [(execution.key, record)])
 
 
 @task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    unsettled = progress_of(sender.request).unsettled if sender is not None else None
+    settle = progress_of(sender.request).settle if sender is not None else None
     # Celery sends it from a `finally`: an error that is on its way means that the result was not stored.
-    if unsettled is None or sys.exc_info()[0] is not None or state not in (*states.READY_STATES, states.IGNORED):
+    if settle is None or sys.exc_info()[0] is not None or state not in (*states.READY_STATES, states.IGNORED):
         return
-    runtime, key, record = unsettled
-    if outcome.backend_knows(sender, sender.request):
-        runtime.record_writer.replace(key, record)
-        return
-    with suppress(LockUnavailable):  # At once: nobody else could be asked.
-        runtime.store.replace_records([(key, record)])
+    with suppress(LockUnavailable):
+        settle()

@@ -144,7 +144,7 @@ class _Packer:
             raise ValueError("a time zone of which only the offset would come back")
         if kind not in _LEAVES:
             raise TypeError(kind)
-        tag, simplify = _LEAVES[kind]
+        tag, simplify, _ = _LEAVES[kind]
         return {tag: self.pack(simplify(value), depth + 1)}
 
     def _take(self, count: int) -> None:
@@ -157,28 +157,21 @@ _COLLECTIONS: dict[type, str] = {tuple: "~tuple", set: "~set", frozenset: "~froz
 
 _MOMENTS = (datetime, time)
 
-#: Tags, and what a value is made of again.
-_LEAVES: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    datetime: ("~datetime", datetime.isoformat),
-    date: ("~date", date.isoformat),
-    time: ("~time", time.isoformat),
-    timedelta: ("~timedelta", lambda it: [it.days, it.seconds, it.microseconds]),
-    Decimal: ("~decimal", str),
-    UUID: ("~uuid", str),
+#: Tags, what JSON has a word for, and how a value is made of that again.
+_LEAVES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    datetime: ("~datetime", datetime.isoformat, datetime.fromisoformat),
+    date: ("~date", date.isoformat, date.fromisoformat),
+    time: ("~time", time.isoformat, time.fromisoformat),
+    timedelta: ("~timedelta", lambda it: [it.days, it.seconds, it.microseconds], lambda parts: timedelta(*parts)),
+    Decimal: ("~decimal", str, Decimal),
+    UUID: ("~uuid", str, UUID),
 }
 
 _UNPACK: dict[str, Callable[[Any], Any]] = {
     "~dict": dict,
-    "~tuple": tuple,
-    "~set": set,
-    "~frozenset": frozenset,
     "~bytes": lambda text: b64decode(text, validate=True),
-    "~datetime": datetime.fromisoformat,
-    "~date": date.fromisoformat,
-    "~time": time.fromisoformat,
-    "~timedelta": lambda parts: timedelta(*parts),
-    "~decimal": Decimal,
-    "~uuid": UUID,
+    **{tag: kind for kind, tag in _COLLECTIONS.items()},
+    **{tag: make for tag, _, make in _LEAVES.values()},
 }
 
 

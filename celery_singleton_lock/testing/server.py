@@ -21,9 +21,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 from redis.retry import Retry
 
 from celery_singleton_lock import clock
-
-#: The oldest server that the locks work on.
-MIN_VERSION = (6, 2)
+from celery_singleton_lock.diagnosis.servers import MIN_VERSION
 
 #: Seconds that a server may take to answer after it was started.
 START_TIMEOUT = 15.0

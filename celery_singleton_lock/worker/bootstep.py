@@ -13,13 +13,12 @@ from typing import Any
 
 import click
 from celery import Celery, bootsteps
-from celery.concurrency import prefork
 from celery.signals import worker_process_shutdown, worker_shutdown
 from celery.utils.log import get_logger
 
 import celery_singleton_lock.worker.remote_control  # noqa: F401 - registers its commands
 from celery_singleton_lock import process_identity
-from celery_singleton_lock._celery import extend_every_app, let_pauses_switch
+from celery_singleton_lock._celery import extend_every_app, is_prefork, let_pauses_switch
 from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
@@ -119,7 +118,7 @@ class LockStep(bootsteps.StartStopStep):
         if not settings.enabled:
             logger.warning("singleton lock: disabled; exclusive tasks run without a lock")
             return
-        if issubclass(parent.pool_cls, prefork.TaskPool):
+        if is_prefork(parent.pool_cls):
             _look_after_processes(parent, runtime)
         observe()
         logger.info(

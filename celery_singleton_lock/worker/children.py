@@ -22,7 +22,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal.writer import JournalWriter
-from celery_singleton_lock.journal_entry import Entry, Place, Times
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
@@ -78,7 +78,6 @@ class _Child:
         return self.pidfd is not None and bool(_poll([self.pidfd], 0.0))
 
     def is_at(self, delivery: Delivery) -> bool:
-        """Whether it is this delivery that it carries out, or has done last."""
         return self._delivery is not None and self._delivery() is delivery
 
     @property
@@ -257,7 +256,7 @@ def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
         logger.warning("%s could not be freed yet: no answer from %s; trying on", hold.key, store.server)
     elif freed:
         now = clock.now()
-        journal.add(Entry("free", name_in(hold.key), hold.key, None, Place(None, os.getpid()), Times(now, now)))
+        journal.add(Entry("free", name_in(hold.key), hold.key, None, None, os.getpid(), now, now))
         logger.warning("%s: freed for a process that ended without doing so", hold.key)
 
 

@@ -27,7 +27,6 @@ from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import delivery, key_report, outcome
 from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.task.key_report import Report
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.worker.background import Aside
@@ -57,9 +56,7 @@ class SingletonRequest(WorkerRequest):
             # Celery takes it for the others, and could not send the message again.
             self.request_dict.pop("headers", None)
         self._owner = new_owner()
-        #: What its execution has reported.
-        self.report: Report | None = None
-        key_report.expect(self._owner, self)
+        self._reported = key_report.expect(self._owner)
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False
         delivery.give(message, self.request_dict, self._owner)
@@ -69,14 +66,13 @@ class SingletonRequest(WorkerRequest):
 
     @property
     def is_running(self) -> bool:
-        """Whether the pool has begun with it and not reported its end."""
         return is_active(self)
 
     def hold(self) -> Hold | None:
         """The hold that its execution has, if it has got that far; None if it has not begun to ask for a lock."""
         key_report.receive()  # It may ask under another owner by now.
-        report = self.report
-        return None if report is None else Hold(report.key, report.asks_as, ttl=report.ttl, limit=report.limit)
+        report = self._reported.report
+        return None if report is None else report.hold()
 
     @property
     def is_stopped_when_lost(self) -> bool:
@@ -90,7 +86,6 @@ class SingletonRequest(WorkerRequest):
         return {**info, "delivery_info": delivery.without_ours(info.get("delivery_info") or {})}
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """The pool has begun with it."""
         super().on_accepted(pid, time_accepted)
         if (children := children_of.get(self.app)) is not None:
             key_report.receive()  # So that the pipe is never full: who begins now has made room.
@@ -126,16 +121,13 @@ class SingletonRequest(WorkerRequest):
             self._record(error, settled=settled)
 
     def reject(self, requeue: bool = False) -> None:
-        """Give the message back: to its queue, or to a dead-letter exchange."""
         self._goes_on = True
         super().reject(requeue)
 
     def on_sent_again(self) -> None:
-        """Its child was lost, and Celery has sent it as a retry."""
         self._goes_on = True
 
     def revoked(self) -> bool:
-        """Whether it was revoked or has expired; then it does not run."""
         revoked = super().revoked()
         if revoked and self.context.retries and (options := self._options()) and options.retain_on_retry:
             aside.do(self._free_kept)

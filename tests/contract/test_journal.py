@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.journal_entry import Blocker, Entry, Place, Run, Times
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.journal import MAX_LABELS, Journal
 from celery_singleton_lock.stores.store import Store
@@ -23,13 +23,11 @@ def journal(store: Store) -> Journal:
 
 
 def run(began: float, ended: float, *, fence: int = 1, key: str = KEY, limit: int = 1) -> Entry:
-    times = Times(NOW + began, NOW + ended)
-    return Entry("run", "report", key, "id", Place("node", 7), times, Run(fence=fence), limit)
+    return Entry("run", "report", key, "id", "node", 7, NOW + began, NOW + ended, fence=fence, limit=limit)
 
 
 def refusal(key: str = KEY) -> Entry:
-    blocker = Blocker("other", since=NOW - 60)
-    return Entry("skip", "report", key, "id", Place("node", 7), Times(NOW, NOW), blocker=blocker)
+    return Entry("skip", "report", key, "id", "node", 7, NOW, NOW, holder="other", holder_since=NOW - 60)
 
 
 def test_counts_add_up(journal: Journal) -> None:
@@ -64,7 +62,7 @@ def test_tells_the_servers_time(journal: Journal) -> None:
 
 
 def test_entries_come_back_as_they_were_written(journal: Journal) -> None:
-    written = [run(-2.0, -1.0), refusal()._replace(task="ünï {}*", task_id=None, place=Place(None, 7)), run(-1.0, 0.0)]
+    written = [run(-2.0, -1.0), refusal()._replace(task="ünï {}*", task_id=None, node=None), run(-1.0, 0.0)]
     journal.write({}, written, slack=0.0)
     assert list(journal.entries(since=0.0)) == written
     assert list(journal.entries(since=clock.wall() + 60)) == []

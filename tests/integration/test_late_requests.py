@@ -459,7 +459,7 @@ class TestDebts:
         direct.abandon(lease)
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if is_settled(direct) and direct._pending._thread is None else 1)
+            os._exit(0 if is_settled(direct) and direct._pending._repeater._thread is None else 1)
         own_redis.resume()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         until(lambda: is_settled(direct))
@@ -469,7 +469,7 @@ class TestDebts:
         lease = taken(direct)
         own_redis.pause()
         direct.abandon(lease)
-        thread = direct._pending._thread
+        thread = direct._pending._repeater._thread
         assert thread is not None
         own_redis.resume()
         until(lambda: not thread.is_alive())
@@ -477,7 +477,7 @@ class TestDebts:
     def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.kill()
         direct._pending.add("x", lock_commands.abandon(Hold(KEY, "x", ttl=1)), seconds=0.2)
-        until(lambda: direct._pending._thread is None)
+        until(lambda: direct._pending._repeater._thread is None)
         assert is_settled(direct)
 
     def test_it_is_bounded_in_number(

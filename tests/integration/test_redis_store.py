@@ -261,6 +261,13 @@ class TestForeignValues:
         assert isinstance(lease, Lease)
         assert store.free(lease, record=Record(ME.message, b"record", 60))
 
+    def test_number_of_slots_that_nobody_can_have(self, store: RedisStore, client: Redis) -> None:
+        client.set(keyspace.slots_key(KEY), 99_999)
+        with pytest.raises(LockUnavailable, match="slots"):
+            acquire(store)
+        with pytest.raises(LockUnavailable, match="slots"):
+            store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
+
     def test_release_finds_a_value_of_another_type(self, store: RedisStore, client: Redis) -> None:
         lease = taken(store)
         client.delete(f"{KEY}:run")

@@ -16,8 +16,9 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import keyspace, lock_commands, vote_commands
-from celery_singleton_lock.stores.redis.redlock import RedlockStore
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
@@ -346,7 +347,7 @@ class TestGivenUp:
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
         until(lambda: store._nodes._repeater._thread is None, "nothing is pending any more")
-        assert not store._nodes._own
+        assert not any(node.server._free for node in store._nodes.each), "nor are its connections"
 
     def test_large_semaphore_is_given_up_as_soon_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)
@@ -607,9 +608,15 @@ class TestSemaphore:
     def test_what_is_left_of_an_attempt_is_no_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
         owner, node = new_owner(), store._nodes.each[0].server
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
-        assert node.run(vote_commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
-        assert node.run(vote_commands.vote(request, slot=1, memory=None))[0] == 0
-        assert node.run(vote_commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
+        assert node.run(commands.vote(request, slot=1, memory=None))[0] == 0
+        assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
+
+    def test_number_of_slots_that_nobody_can_have(self, nodes: Nodes, store: RedlockStore) -> None:
+        for server in nodes.servers:
+            server.client().set(keyspace.slots_key(KEY), 99_999)
+        with pytest.raises(LockUnavailable, match="slots"):
+            store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
 
     def test_so_many_hold_it(self, nodes: Nodes, store: RedlockStore) -> None:
         """Not more, as counting on each node would: three that each admit two admit three with a majority."""

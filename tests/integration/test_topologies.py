@@ -38,6 +38,12 @@ def taken(store: Store, key: str = KEY, **options: object) -> Lease:
     return lease
 
 
+def sent_on(server: RedisServer) -> int:
+    """How often it has said that what it was asked for is at another server."""
+    errors = server.client().info("errorstats")
+    return sum(int(errors.get(f"errorstat_{kind}", {}).get("count", 0)) for kind in ("MOVED", "ASK"))
+
+
 def patiently_taken(store: Store, key: str = KEY) -> Lease:
     """As a task does whose message is put back while the lock server is away."""
     found: list[object] = []
@@ -286,6 +292,15 @@ class TestCluster:
         assert isinstance(acquire(store), Held)
         assert store.renew([lease], timeout=1.0) == [True]
         assert store.free(lease)
+
+    def test_slot_that_has_moved_is_asked_for_in_vain_once(self, cluster: Cluster, store: Store) -> None:
+        store.free(taken(store))
+        old = cluster.master_of(KEY)
+        cluster.migrate_slot(KEY)
+        moved = sent_on(old)
+        for _ in range(5):
+            store.free(taken(store))
+        assert sent_on(old) - moved == 1
 
     def test_lock_is_kept_while_its_slot_moves(self, cluster: Cluster, store: Store) -> None:
         """Its keys are at the old place, and those that are not there yet would be made at the new one."""

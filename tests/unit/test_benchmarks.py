@@ -7,26 +7,29 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measure, report
-from benchmarks.measure import Result, Rounds, Row, Spread, Table
+from benchmarks.measure import Result, Rounds, Row, Spread, Table, measured
 
 
 def test_a_ratio_is_made_within_its_round() -> None:
     noise = [1.0, 10.0, 100.0]
-    figures = {"base": cycle(value for value in noise for _ in range(2)), "twice": cycle(2 * value for value in noise)}
-    measured = Rounds("base").run(3, figures, lambda name: next(figures[name]))
-    assert measured.ratio("twice") == Spread(2.0, 2.0, 2.0)
-    assert measured.ratio("base") == Spread(1.0, 1.0, 1.0)
+    base, twice = cycle(value for value in noise for _ in range(2)), cycle(2 * value for value in noise)
+    (found,) = measured("base", 3, {"base": lambda: [next(base)], "twice": lambda: [next(twice)]})
+    assert found.ratio("twice") == Spread(2.0, 2.0, 2.0)
+    assert found.ratio("base") == Spread(1.0, 1.0, 1.0)
 
 
-def test_figures_of_the_same_turns_are_compared_in_their_rounds() -> None:
-    measured = Rounds("base", {"base": [1.0, 2.0, 10.0, 20.0], "other": [3.0, 30.0]})
-    assert measured.ratio("other") == Spread(3.0, 3.0, 3.0)
-    assert measured.ratio("base") == Spread(0.5, 0.5, 0.5)
+def test_figures_of_the_same_turns_are_compared_each_for_itself() -> None:
+    base = cycle([(1.0, 50.0), (2.0, 100.0)])
+    wall, cpu = measured("base", 1, {"base": lambda: next(base)})
+    assert {wall.ratio("base").median, cpu.ratio("base").median} <= {0.5, 2.0}
+    wall, cpu = measured("base", 2, {"base": lambda: (1.0, 2.0), "other": lambda: (3.0, 8.0)})
+    assert (wall.ratio("other").median, cpu.ratio("other").median) == (3.0, 4.0)
+    assert (wall.median("other"), cpu.median("other")) == (3.0, 8.0)
 
 
 def test_table_shows_columns_and_rates_who_is_to_be() -> None:
-    measured = Rounds("base", {"base": [1.0, 2.0], "other": [3.0], "idle": [0.0]})
-    assert measured.table("A table", lambda name: {"name": name}, unrated=["idle"]) == Table(
+    found = Rounds("base", {"base": [1.0], "other": [3.0], "idle": [0.0]}, again=[2.0])
+    assert found.table("A table", lambda name: {"name": name}, unrated=["idle"]) == Table(
         "A table",
         "base",
         [

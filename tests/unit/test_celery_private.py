@@ -22,10 +22,11 @@ from typing import Any
 import celery
 import pytest
 from billiard.process import current_process
-from celery import Celery
+from celery import Celery, _state
 from celery.app.control import Inspect
 from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
+from celery.concurrency import get_implementation
 from celery.worker import state
 from celery.worker.request import Request
 from kombu import Connection, Consumer, Queue
@@ -49,7 +50,14 @@ VERSION = tuple(map(int, celery.__version__.split(".")[:2]))
 SINCE = {"celery.worker.request.Request._retry_worker_lost": (5, 7)}
 
 #: What only `_celery` and its like import: nothing of it is documented.
-INSIDE = ("billiard", "celery._state", "celery.worker.state", "celery.worker.request", "kombu.utils.functional")
+INSIDE = (
+    "billiard",
+    "celery._state",
+    "celery.app.defaults",
+    "celery.worker.state",
+    "celery.worker.request",
+    "kombu.utils.functional",
+)
 
 #: Private names that are documented, and so are as good as public.
 DOCUMENTED = {
@@ -276,6 +284,18 @@ class TestApps:
     def test_app_is_active(self, app: Celery) -> None:
         assert app in _celery.active_apps()
 
+    def test_app_that_celery_makes_stands_in(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else Django's checks look at an app that nobody has made, and find no broker of Redis there."""
+        assert not _celery.is_stand_in(app)
+        monkeypatch.setattr(_state, "default_app", None)
+        monkeypatch.setattr(_state, "_tls", SimpleNamespace(current_app=None))
+        assert _celery.is_stand_in(_state._get_current_app())
+
+    def test_setting_is_known_by_its_name(self) -> None:
+        assert _celery.is_setting("broker_url")
+        assert _celery.is_setting("task_acks_late")
+        assert not _celery.is_setting("lock_server")
+
 
 extended: list[Celery] = []
 
@@ -353,6 +373,14 @@ class TestWorkers:
         assert _celery.ask_each_worker(app.control.inspect(), "locks") == {}
         assert asked == ["locks"]
         assert "_request" in Inspect.report.__code__.co_names
+
+    def test_app_without_a_result_backend_keeps_nothing(self) -> None:
+        for url, keeps in ((None, False), ("cache+memory://", True)):
+            assert _celery.keeps_results(Celery("results", backend=url, set_as_current=False).backend) is keeps
+
+    @pytest.mark.parametrize(("name", "forks"), [("prefork", True), ("threads", False), ("solo", False)])
+    def test_pool_is_known_by_its_class(self, name: str, forks: bool) -> None:
+        assert _celery.is_prefork(get_implementation(name)) is forks
 
     def test_main_process_is_no_child(self) -> None:
         assert _celery.is_child_of_a_pool() is False

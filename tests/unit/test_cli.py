@@ -12,9 +12,8 @@ import pytest
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.cli.explain import _holder
-from celery_singleton_lock.cli.held import HeldLock, duration, in_order
+from celery_singleton_lock.cli.held import HeldLock, duration, in_order, table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
@@ -56,7 +55,11 @@ def test_each_lock_is_shown_once_and_in_order() -> None:
 
 
 def test_columns_are_as_wide_as_they_have_to_be() -> None:
-    assert table(("A", "LONG", "C"), [("wide", "x", "1"), ("y", "", "")]) == "A     LONG  C\nwide  x     1\ny"
+    foreign = HeldLock.of("unit:some:\nthing", Held(None, "hello", float("inf"), slot=0))
+    assert table([foreign]).splitlines() == [
+        "KEY                HOLDER   NODE  PID  HELD FOR  EXPIRES IN  WAITERS",
+        "unit:some:\\nthing  unknown  -     -    -         never       0",
+    ]
 
 
 @pytest.mark.parametrize(

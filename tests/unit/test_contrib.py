@@ -18,7 +18,7 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts
-from celery_singleton_lock.journal_entry import Entry, Place, Run, Times
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.worker import bootstep
 
@@ -41,10 +41,7 @@ def page_of(app: Celery) -> str:
 def test_prometheus_gets_every_metric(app: Celery) -> None:
     writer = Runtime.of(app).journal
     for kind in ("run", "skip", "stand-by", "free"):
-        entry = Entry(
-            "run", "shop.report", "p:1:{shop.report:1}", "id", Place("node", 1), Times(0.0, 2.0), Run("SUCCESS")
-        )
-        writer.add(entry._replace(kind=kind))
+        writer.add(Entry(kind, "shop.report", "p:1:{shop.report:1}", "id", "node", 1, 0.0, 2.0, outcome="SUCCESS"))
     writer.write()
     page = page_of(app)
     assert 'singleton_lock_runs_total{outcome="SUCCESS",task="shop.report"} 1.0' in page

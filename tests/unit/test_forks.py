@@ -22,7 +22,6 @@ from celery_singleton_lock.runtime import _opening
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import key_report
-from celery_singleton_lock.task.key_report import _expected
 from celery_singleton_lock.worker.background import Aside
 from tests.patience import LIMIT
 
@@ -51,7 +50,7 @@ def test_what_is_done_aside_is_free() -> None:
         aside.do(done.set)
         assert done.wait(LIMIT)
 
-    assert child_ends(lambda: aside._mutex, use)
+    assert child_ends(lambda: aside._later._mutex, use)
 
 
 def test_memory_is_free() -> None:
@@ -66,7 +65,7 @@ def test_records_are_free() -> None:
 
 
 def test_reports_are_free() -> None:
-    assert child_ends(lambda: _expected.mutex, key_report.receive)
+    assert child_ends(lambda: key_report._mutex.lock, key_report.receive)
 
 
 class Counted:

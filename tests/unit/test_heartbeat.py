@@ -54,12 +54,12 @@ class Execution:
 
     def __init__(self) -> None:
         self.lost = threading.Event()
-        self.told = 0
+        self.losses = 0
         self.left = 0.0
         self.lease: Lease | None = None
 
     def when_lost(self) -> None:
-        self.told += 1
+        self.losses += 1
         if self.lease is not None and not self.lost.is_set():
             self.left = self.lease.remaining
         self.lost.set()
@@ -173,12 +173,12 @@ def test_lost_when_taken_over(store: Store, heartbeat: Heartbeat) -> None:
     heartbeat.stop(lease)
 
 
-def test_told_again_until_stopped(store: Store, heartbeat: Heartbeat) -> None:
+def test_loss_is_said_again_until_stopped(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(), Execution()
     store.free(lease)
     heartbeat.start(lease, execution.when_lost)
     deadline = clock.now() + LIMIT
-    while execution.told < 3:
+    while execution.losses < 3:
         assert clock.now() < deadline
         clock.sleep(0.01)
     heartbeat.stop(lease)
@@ -261,7 +261,7 @@ def test_error_in_choosing_what_is_due_does_not_end_the_thread(
     monkeypatch.setattr(Pulse, what, explode)
     assert raised.wait(LIMIT)
     assert store.renewed.wait(LIMIT)
-    assert execution.told == 0
+    assert execution.losses == 0
     heartbeat.stop(lease)
 
 

@@ -13,3 +13,23 @@ def test_import_brings_no_heavy_library() -> None:
     program = f"import sys, celery_singleton_lock; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+#: Every connect of any socket, and every look-up of a host, passes through the interpreter's audit.
+AUDITED = """
+import sys
+seen = []
+sys.addaudithook(lambda event, args: event in ("socket.connect", "socket.getaddrinfo") and seen.append(event))
+from celery import Celery
+from celery_singleton_lock import SingletonTask
+app = Celery(broker="redis://127.0.0.1:1")
+@app.task(base=SingletonTask)
+def work() -> None: ...
+app.finalize()
+print(seen)
+"""
+
+
+def test_import_and_an_exclusive_task_connect_to_nothing() -> None:
+    shown = subprocess.run([sys.executable, "-c", AUDITED], capture_output=True, text=True, check=True).stdout
+    assert shown == "[]\n"

@@ -17,9 +17,10 @@ from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal import writer
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import MOST, JournalWriter
-from celery_singleton_lock.journal_entry import LOST, Blocker, Entry, Place, Run, Times
+from celery_singleton_lock.journal_entry import LOST, Entry
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.memory import MemoryStore
+from tests.servers import until
 
 KEY = "p:1:{report:1}"
 
@@ -27,13 +28,12 @@ KEY = "p:1:{report:1}"
 def run(
     began: float, ended: float, *, waited: float = 0.0, outcome: str = "SUCCESS", fence: int = 1, renewals: int = 0
 ) -> Entry:
-    times = Times(began, ended, waited)
-    return Entry("run", "report", KEY, "id", Place("node", 7), times, Run(outcome, fence, renewals))
+    return Entry("run", "report", KEY, "id", "node", 7, began, ended, waited, outcome, fence, renewals)
 
 
 def refusal() -> Entry:
     now = clock.now()
-    return Entry("skip", "report", KEY, "id", Place("node", 7), Times(now, now), blocker=Blocker("other", "there"))
+    return Entry("skip", "report", KEY, "id", "node", 7, now, now, holder="other", holder_node="there")
 
 
 class Book:
@@ -80,29 +80,29 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Book:
 
 
 @pytest.fixture
-def told(book: Book) -> JournalWriter:
+def journal_writer(book: Book) -> JournalWriter:
     app = SimpleNamespace(tasks={"report": "the task"})
     return JournalWriter(book, Alerts(lambda: app, 3))  # type: ignore[arg-type]
 
 
-def test_entries_are_written_once_with_the_servers_time(book: Book, told: JournalWriter) -> None:
+def test_entries_are_written_once_with_the_servers_time(book: Book, journal_writer: JournalWriter) -> None:
     now = clock.now()
-    told.add(run(now - 2.0, now - 1.0))
-    assert told.write()
-    assert told.write()
+    journal_writer.add(run(now - 2.0, now - 1.0))
+    assert journal_writer.write()
+    assert journal_writer.write()
     (entry,) = book.entries()
     assert entry.ended - entry.began == pytest.approx(1.0)
     assert entry.ended == pytest.approx(clock.wall() + Book.ahead - 1.0, abs=0.5)
 
 
-def test_counts(book: Book, told: JournalWriter) -> None:
+def test_counts(book: Book, journal_writer: JournalWriter) -> None:
     now = clock.now()
-    told.add(run(now - 2.0, now, waited=0.3, renewals=4))
-    told.add(run(now - 700.0, now, outcome=LOST))
+    journal_writer.add(run(now - 2.0, now, waited=0.3, renewals=4))
+    journal_writer.add(run(now - 700.0, now, outcome=LOST))
     for kind in ("skip", "skip", "raise", "retry", "stand-by", "repeat", "free"):
-        told.add(refusal()._replace(kind=kind))
-    told.add(refusal()._replace(scheduled="every night"))
-    told.write()
+        journal_writer.add(refusal()._replace(kind=kind))
+    journal_writer.add(refusal()._replace(scheduled="every night"))
+    journal_writer.write()
     counts = book.counts()
     assert counts["runs", "report", "SUCCESS"] == counts["runs", "report", LOST] == 1
     assert counts["conflicts", "report", "skip"] == 3
@@ -117,35 +117,35 @@ def test_counts(book: Book, told: JournalWriter) -> None:
     assert dict(metrics.buckets(metrics.WAITED, "report", counts))["0.5"] == 2
 
 
-def test_what_could_not_be_written_is_written_later(book: Book, told: JournalWriter) -> None:
+def test_what_could_not_be_written_is_written_later(book: Book, journal_writer: JournalWriter) -> None:
     now = clock.now()
-    told.add(run(now - 3, now - 2, fence=1))
+    journal_writer.add(run(now - 3, now - 2, fence=1))
     book.fails = True
-    assert not told.write()
-    told.add(run(now - 1, now, fence=2))
-    assert not told.write()
+    assert not journal_writer.write()
+    journal_writer.add(run(now - 1, now, fence=2))
+    assert not journal_writer.write()
     book.fails = False
-    assert told.write()
+    assert journal_writer.write()
     assert [entry.fence for entry in book.entries()] == [1, 2]
     assert book.counts()["runs", "report", "SUCCESS"] == 2
 
 
-def test_many_are_all_counted_and_the_latest_kept(book: Book, told: JournalWriter) -> None:
+def test_many_are_all_counted_and_the_latest_kept(book: Book, journal_writer: JournalWriter) -> None:
     now = clock.now()
     for fence in range(MOST + 250):
-        told.add(run(now, now, fence=fence))
-    told.write()
+        journal_writer.add(run(now, now, fence=fence))
+    journal_writer.write()
     assert [entry.fence for entry in book.entries()] == list(range(250, MOST + 250))
     assert book.counts()["runs", "report", "SUCCESS"] == MOST + 250
 
 
-def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, told: JournalWriter) -> None:
+def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, journal_writer: JournalWriter) -> None:
     book.fails = True
     for number in range(writer.MOST_COUNTS + 100):
-        told.add(refusal()._replace(scheduled=f"entry {number}"))
-    assert len(told._counts) <= writer.MOST_COUNTS + 2
+        journal_writer.add(refusal()._replace(scheduled=f"entry {number}"))
+    assert len(journal_writer._counts) <= writer.MOST_COUNTS + 2
     book.fails = False
-    told.write()
+    journal_writer.write()
     counts = book.counts()
     ticks = {count: value for count, value in counts.items() if count.name == "refused_ticks"}
     assert len(ticks) <= MAX_LABELS + 1
@@ -153,52 +153,46 @@ def test_labels_of_messages_are_few_while_nothing_can_be_written(book: Book, tol
     assert counts["refused_ticks", "report", metrics.OTHER] >= 100
 
 
-def test_threads_lose_nothing(book: Book, told: JournalWriter) -> None:
+def test_threads_lose_nothing(book: Book, journal_writer: JournalWriter) -> None:
     def work() -> None:
         for _ in range(500):
-            told.add(refusal())
+            journal_writer.add(refusal())
             if threading.get_ident() % 3 == 0:
-                told.write()
+                journal_writer.write()
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    told.write()
+    journal_writer.write()
     assert book.counts()["conflicts", "report", "skip"] == 4000
 
 
-def test_thread_of_its_own_writes(book: Book, told: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_of_its_own_writes(book: Book, journal_writer: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ends when there is nothing to tell."""
-    monkeypatch.setattr(writer, "WRITE_AFTER", 0.01)
-    told.add(refusal())
-    thread = told._thread
-    assert thread is not None
-    thread.join(10)
-    assert not thread.is_alive()
-    assert book.counts()["conflicts", "report", "skip"] == 1
-    told.add(refusal())
-    assert told._thread is not None
-    told._thread.join(10)
-    assert book.counts()["conflicts", "report", "skip"] == 2
+    monkeypatch.setattr(journal_writer._later, "_after", 0.01)
+    for number in (1, 2):
+        journal_writer.add(refusal())
+        until(lambda: journal_writer._later._thread is None, "the thread has ended")
+        assert book.counts()["conflicts", "report", "skip"] == number
 
 
-def test_child_of_a_fork_tells_only_its_own(book: Book, told: JournalWriter) -> None:
-    told.add(refusal())
+def test_child_of_a_fork_tells_only_its_own(book: Book, journal_writer: JournalWriter) -> None:
+    journal_writer.add(refusal())
     pid = os.fork()
     if pid == 0:
-        told.add(refusal())
-        told.write()
+        journal_writer.add(refusal())
+        journal_writer.write()
         os._exit(book.counts().get(("conflicts", "report", "skip"), 0))  # type: ignore[call-overload]
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
 def test_without_a_journal_nothing_is_kept() -> None:
-    told = JournalWriter(None, Alerts(lambda: None, 3))  # type: ignore[arg-type]
-    told.add(refusal())
-    assert told.write()
-    assert not told._counts
+    journal_writer = JournalWriter(None, Alerts(lambda: None, 3))  # type: ignore[arg-type]
+    journal_writer.add(refusal())
+    assert journal_writer.write()
+    assert not journal_writer._counts
 
 
 class TestWarnings:
@@ -211,66 +205,72 @@ class TestWarnings:
         yield from heard(signals.overlap_detected)
 
     def test_refused_again_and_again(
-        self, book: Book, told: JournalWriter, blocked: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+        self, book: Book, journal_writer: JournalWriter, blocked: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
     ) -> None:
         """After three, six, twelve: not each time."""
         since = clock.wall() + Book.ahead - 3 * 3600
         with caplog.at_level(logging.WARNING):
             for _ in range(14):
-                told.add(refusal()._replace(blocker=Blocker("other", "there", since)))
-                told.write()
+                journal_writer.add(refusal()._replace(holder_since=since))
+                journal_writer.write()
         assert [it["in_a_row"] for it in blocked] == [3, 6, 12]
         assert blocked[0]["sender"] == "the task"
         assert (blocked[0]["key"], blocked[0]["holder"], blocked[0]["node"]) == (KEY, "other", "there")
         assert blocked[0]["held"] == pytest.approx(3 * 3600, abs=5)
         assert "task report was refused 3 times in a row" in caplog.text
         assert "held by task other on there for 1080" in caplog.text
-        told.write()
+        journal_writer.write()
         assert book.counts()["blocked", "report", ""] == 3
 
-    def test_run_in_between_starts_the_row_anew(self, told: JournalWriter, blocked: list[dict[str, Any]]) -> None:
+    def test_run_in_between_starts_the_row_anew(
+        self, journal_writer: JournalWriter, blocked: list[dict[str, Any]]
+    ) -> None:
         for _ in range(3):
-            told.add(refusal())
-            told.add(refusal())
-            told.add(run(clock.now(), clock.now()))
-        told.write()
+            journal_writer.add(refusal())
+            journal_writer.add(refusal())
+            journal_writer.add(run(clock.now(), clock.now()))
+        journal_writer.write()
         assert blocked == []
 
     def test_never(self, book: Book, blocked: list[dict[str, Any]]) -> None:
-        told = JournalWriter(book, Alerts(lambda: None, 0))  # type: ignore[arg-type]
+        journal_writer = JournalWriter(book, Alerts(lambda: None, 0))  # type: ignore[arg-type]
         for _ in range(20):
-            told.add(refusal())
-        told.write()
+            journal_writer.add(refusal())
+        journal_writer.write()
         assert blocked == []
 
     def test_runs_that_overlap(
-        self, book: Book, told: JournalWriter, overlaps: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+        self,
+        book: Book,
+        journal_writer: JournalWriter,
+        overlaps: list[dict[str, Any]],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         now = clock.now()
-        told.add(run(now - 20.0, now - 10.0, fence=1))
-        told.add(run(now - 15.0, now - 5.0, fence=2))
+        journal_writer.add(run(now - 20.0, now - 10.0, fence=1))
+        journal_writer.add(run(now - 15.0, now - 5.0, fence=2))
         with caplog.at_level(logging.ERROR):
-            told.write()
+            journal_writer.write()
         (found,) = overlaps
         assert found["seconds"] == pytest.approx(5.0)
         assert [entry.fence for entry in found["runs"]] == [2, 1]
         assert "held twice at the same time, for 5.000 s" in caplog.text
-        told.write()
+        journal_writer.write()
         assert book.counts()["overlaps", "report", ""] == 1
 
     def test_clock_that_was_set_is_no_overlap(
-        self, book: Book, told: JournalWriter, overlaps: list[dict[str, Any]]
+        self, book: Book, journal_writer: JournalWriter, overlaps: list[dict[str, Any]]
     ) -> None:
         """Of the server: what was known of its clock before is not believed any more."""
-        told.add(run(clock.now() - 1.0, clock.now(), fence=1))
-        told.write()
+        journal_writer.add(run(clock.now() - 1.0, clock.now(), fence=1))
+        journal_writer.write()
         Book.ahead -= 1800.0
         try:
-            told.write()
-            told.add(refusal())
-            told.write()
-            told.add(run(clock.now(), clock.now(), fence=2))
-            told.write()
+            journal_writer.write()
+            journal_writer.add(refusal())
+            journal_writer.write()
+            journal_writer.add(run(clock.now(), clock.now(), fence=2))
+            journal_writer.write()
             last = book.entries()[-1]
             assert last.ended == pytest.approx(clock.wall() + Book.ahead, abs=0.5)
         finally:

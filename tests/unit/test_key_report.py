@@ -15,8 +15,15 @@ from celery_singleton_lock.task.key_report import MAX_SIZE, Report
 class Delivery:
     def __init__(self) -> None:
         self.owner = new_owner()
-        self.report: Report | None = None
-        key_report.expect(self.owner, self)
+        self._reported = key_report.expect(self.owner)
+
+    @property
+    def report(self) -> Report | None:
+        return self._reported.report
+
+
+def send(owner: str, key: str = "k") -> None:
+    key_report.send(Report(owner, key, 30.0, 2, owner))
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def in_child(function: Callable[[], object]) -> None:
 
 def test_child_says_its_key(channel: None) -> None:
     first, second = Delivery(), Delivery()
-    in_child(lambda: key_report.report(second.owner, "kéy", ttl=30.0, limit=2))
+    in_child(lambda: send(second.owner, "kéy"))
     key_report.receive()
     assert second.report == Report(second.owner, "kéy", 30.0, 2, second.owner)
     assert first.report is None
@@ -51,7 +58,7 @@ def test_child_says_its_key(channel: None) -> None:
 
 def test_child_that_dies_right_after_has_said_it(channel: None) -> None:
     delivery = Delivery()
-    in_child(lambda: (key_report.report(delivery.owner, "k", ttl=30.0, limit=1), os.kill(os.getpid(), 0)))
+    in_child(lambda: (send(delivery.owner), os.kill(os.getpid(), 0)))
     key_report.receive()
     assert delivery.report is not None
 
@@ -59,8 +66,8 @@ def test_child_that_dies_right_after_has_said_it(channel: None) -> None:
 def test_execution_in_the_main_process_needs_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_report, "_channel", None)
     delivery = Delivery()
-    key_report.report(delivery.owner, "k", ttl=30.0, limit=1)
-    assert delivery.report == Report(delivery.owner, "k", 30.0, 1, delivery.owner)
+    send(delivery.owner)
+    assert delivery.report == Report(delivery.owner, "k", 30.0, 2, delivery.owner)
 
 
 def test_full_pipe_stops_nobody(channel: None) -> None:
@@ -68,19 +75,19 @@ def test_full_pipe_stops_nobody(channel: None) -> None:
 
     def many() -> None:
         for _ in range(5000):
-            key_report.report(new_owner(), "k" * 100, ttl=30.0, limit=1)
+            send(new_owner(), "k" * 100)
 
     in_child(many)
     key_report.receive()
-    in_child(lambda: key_report.report(delivery.owner, "k", ttl=30.0, limit=1))
+    in_child(lambda: send(delivery.owner))
     key_report.receive()
     assert delivery.report is not None, "and it goes on when there is room again"
 
 
 def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
     delivery, other = Delivery(), Delivery()
-    in_child(lambda: key_report.report(delivery.owner, "k" * MAX_SIZE, ttl=30.0, limit=1))
-    in_child(lambda: key_report.report(other.owner, "k", ttl=30.0, limit=1))
+    in_child(lambda: send(delivery.owner, "k" * MAX_SIZE))
+    in_child(lambda: send(other.owner))
     key_report.receive()
     assert delivery.report is None
     assert other.report is not None
@@ -88,7 +95,7 @@ def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
 
 def test_lines_that_are_cut_are_put_together(channel: None) -> None:
     delivery = Delivery()
-    line = Report(delivery.owner, "k", 30.0, 1, delivery.owner).dumps()
+    line = Report(delivery.owner, "k", 30.0, 2, delivery.owner).dumps()
     os.write(key_report._channel._writer, b"nonsense\n[1]\n\xff\n" + line[:20])
     key_report.receive()
     assert delivery.report is None
@@ -101,6 +108,6 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
     delivery = Delivery()
     owner = delivery.owner
     del delivery
-    in_child(lambda: key_report.report(owner, "k", ttl=30.0, limit=1))
+    in_child(lambda: send(owner))
     key_report.receive()
-    assert owner not in key_report._expected.deliveries
+    assert owner not in key_report._expected

@@ -163,6 +163,25 @@ def test_item_waits_for_the_lock_server(app: Celery, monkeypatch: pytest.MonkeyP
     assert len(tries) == 3
 
 
+def test_item_that_asks_for_long_names_the_latest_owners_that_it_gave_up(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all of them: each question would be longer than the one before."""
+    named: list[tuple[str, ...]] = []
+    acquire = MemoryStore.acquire
+
+    def failing(self: Any, request: LockRequest) -> Any:
+        named.append(request.given_up)
+        if len(named) <= 2 * requeue.MAX_GIVEN_UP:
+            raise LockUnavailable("k", "no answer")
+        return acquire(self, request)
+
+    monkeypatch.setattr(MemoryStore, "acquire", failing)
+    monkeypatch.setattr(clock, "sleep", lambda seconds: None)
+    assert make(app).map([1]).apply().get() == [1]
+    assert [len(owners) for owners in named] == [min(tries, requeue.MAX_GIVEN_UP) for tries in range(len(named))]
+
+
 def test_item_fails_where_the_task_says_so(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Any, *args: Any, **options: Any) -> Any:
         raise LockUnavailable("k", "no answer")

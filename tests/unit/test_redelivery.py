@@ -338,7 +338,7 @@ def test_revocation_that_is_told_again_is_settled(app: Celery) -> None:
     try:
         with pytest.raises(Skipped):
             task()
-        assert progress_of(task.request).unsettled is not None
+        assert progress_of(task.request).settle is not None
     finally:
         task.pop_request()
     assert runs == []

@@ -22,6 +22,7 @@ from celery_singleton_lock.task.requeue import (
     put_back,
     put_back_count,
 )
+from celery_singleton_lock.task.running import progress_of
 
 _numbers = itertools.count()
 
@@ -77,7 +78,7 @@ def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, e
     monkeypatch.setattr(requeue, "_send", send)
     monkeypatch.setattr(clock, "sleep", lambda seconds: None)
     task.push_request(id="the id", retries=1, headers={PUT_BACK_HEADER: {"retries": 1, "conflict": 4}})
-    owner = new_owner()
+    owner = progress_of(task.request).gives_up = new_owner()
     with pytest.raises(Ignore, match="put back"):
-        put_back(task, reason="unavailable", given_up=owner)
+        put_back(task, reason="unavailable")
     assert sent == [{"retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]

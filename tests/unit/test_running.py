@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,12 +19,12 @@ from celery_singleton_lock.lease import unheld
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import message_identity
-from celery_singleton_lock.task.running import Unsettled, progress_of
+from celery_singleton_lock.task.running import progress_of
 
 #: What was once kept in a request, or is in other places of one; and the attributes of what is kept beside it.
 NAMES = (
     *("singleton_lease", "singleton_in_body", "singleton_settle", "singleton_owner", "singleton_lock_original"),
-    *("lease", "in_body", "unsettled"),
+    *("lease", "in_body", "gives_up", "settle"),
 )
 
 VALUES = (True, "x", ["x"], {"key": "k", "owner": "o" * 32, "held": True})
@@ -90,7 +91,7 @@ def test_it_is_of_one_request_and_goes_with_it(app: Celery) -> None:
     request, other = Context({"id": "x"}), Context({"id": "x"})
     progress = progress_of(request)
     progress.lease, progress.in_body = unheld(), True
-    progress.unsettled = Unsettled(Runtime.of(app), "k", Record("m", b"", 1.0))
+    progress.settle = partial(Runtime.of(app).record_writer.replace, "k", Record("m", b"", 1.0))
     assert progress_of(request) is progress
     assert (progress_of(other).lease, progress_of(other).in_body) == (None, False)
     gone = weakref.ref(request)
@@ -106,7 +107,7 @@ def test_what_a_worker_has_carried_out_is_not_kept(app: Celery) -> None:
     task.push_request(id="x", called_directly=False, is_eager=False, delivery_info={}, chain=[task.si()])
     try:
         task()
-        assert progress_of(task.request).unsettled is not None
+        assert progress_of(task.request).settle is not None
     finally:
         task.pop_request()
     gc.collect()

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from celery_singleton_lock.stores.redis.ledger_commands import Claim
+from celery_singleton_lock.stores.redis.ledger import Claim
 from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
 
 

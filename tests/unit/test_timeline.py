@@ -15,16 +15,15 @@ from celery_singleton_lock.journal.timeline import (
     page,
     running,
 )
-from celery_singleton_lock.journal_entry import KINDS, Blocker, Entry, Place, Run, Times
+from celery_singleton_lock.journal_entry import KINDS, Entry
 from celery_singleton_lock.stores.base import Held
 
 WINDOW = Window(1_000_000.0, 1_000_600.0)
 
 
 def run(began: float, ended: float, *, waited: float = 0.0, outcome: str = "SUCCESS", **more: Any) -> Entry:
-    times = Times(began, ended, waited)
     key = "p:1:{shop.report:abcdef}"
-    entry = Entry("run", "shop.report", key, "the-id", Place("one@web", 7), times, Run(outcome))
+    entry = Entry("run", "shop.report", key, "the-id", "one@web", 7, began, ended, waited, outcome)
     return entry._replace(**more)
 
 
@@ -68,7 +67,7 @@ def test_what_began_before_or_goes_on_is_cut_off() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_in_the_chart_and_in_the_table(kind: str) -> None:
-    text = page("Locks", [run(1_000_060.0, 1_000_060.5, kind=kind, blocker=Blocker("other"))], WINDOW)
+    text = page("Locks", [run(1_000_060.0, 1_000_060.5, kind=kind, holder="other")], WINDOW)
     assert len(re.findall(r'<i class="[^"]+"[^>]*title=', text)) == 1
     assert text.count("<tr><td>") == 1
     parsed(text)
@@ -84,9 +83,9 @@ def test_keys_have_a_lane_each_and_names_a_chart() -> None:
 
 def test_names_are_text_and_not_markup() -> None:
     evil = '"><script>alert(1)</script>$title'
-    more = {"task": evil, "key": f"p:1:{{{evil}:1}}", "task_id": evil, "place": Place(evil, 7)}
+    more = {"task": evil, "key": f"p:1:{{{evil}:1}}", "task_id": evil, "node": evil}
     entry = run(1_000_060.0, 1_000_061.0, outcome=evil, **more)
-    text = page(evil, [entry, entry._replace(kind="skip", blocker=Blocker(evil, evil))], WINDOW)
+    text = page(evil, [entry, entry._replace(kind="skip", holder=evil, holder_node=evil)], WINDOW)
     assert "script" not in parsed(text).seen
     assert "<script" not in text
 

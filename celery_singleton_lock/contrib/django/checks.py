@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from celery.app.defaults import SETTING_KEYS
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.utils.module_loading import autodiscover_modules
 
-from celery_singleton_lock._celery import active_apps
+from celery_singleton_lock._celery import active_apps, is_setting, is_stand_in
 from celery_singleton_lock.beat import ExclusiveScheduler
 from celery_singleton_lock.diagnosis.audit import pool_name, task_warnings
 from celery_singleton_lock.diagnosis.beat import RULES as BEAT_RULES
@@ -122,8 +121,8 @@ def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
 
 
 def _apps() -> list[Any]:
-    """The Celery apps that were made here; the one that stands in where there is none has no fix-ups."""
-    return sorted((app for app in active_apps() if app.fixups), key=_name)
+    """The Celery apps that were made here."""
+    return sorted((app for app in active_apps() if not is_stand_in(app)), key=_name)
 
 
 def _found(app: Any, number: str, finding: Finding) -> CheckMessage:
@@ -136,8 +135,8 @@ def _message(level: Any, app: Any, number: str, text: str, hint: str | None = No
     """A message of Django's, with the names that the settings have there."""
 
     def in_django(name: re.Match[str]) -> str:
-        is_setting = name[0] in SETTING_KEYS or name[0].startswith("singleton_lock_")
-        return f"{_namespace(app)}{name[0].upper()}" if is_setting else name[0]
+        known = is_setting(name[0]) or name[0].startswith("singleton_lock_")
+        return f"{_namespace(app)}{name[0].upper()}" if known else name[0]
 
     text, hint = re.sub(_SETTING, in_django, text), hint and re.sub(_SETTING, in_django, hint)
     return level(text, hint=hint, obj=_name(app), id=f"celery_singleton_lock.{number}")

@@ -1,5 +1,5 @@
-"""Locks on Redis: one server, one behind Sentinels, a cluster (`store.py`), or the nodes of a Redlock (`redlock.py`).
+"""Locks on Redis: one server, one behind Sentinels, a cluster (`store.py`), or the nodes of a Redlock (`redlock/`).
 
-What runs on a server is in `scripts/`, and what it is asked in `…_commands.py`. How it gets there: `connection.py`,
-`server.py`, `cluster.py`; for a Redlock `node.py`, `conversation.py` and `nodes.py`.
+What runs on a server is in `scripts/`; what of a lock it is asked, in `lock_commands.py`. How it gets there:
+`connection.py`, `server.py`, `cluster.py`.
 """

@@ -63,26 +63,21 @@ def of_cluster(backend: Backend, options: Mapping[str, Any]) -> tuple[Sequence[t
         InvalidOption: the URL or an option is not one that redis-py knows.
     """
     addresses: list[tuple[str, int]] = []
+    common: dict[str, Any] = {}
 
-    def parsed() -> dict[str, Any]:
+    def pool_of(host: str, port: int) -> ConnectionPool:
+        return ConnectionPool(host=host, port=port, **common)
+
+    def first() -> ConnectionPool:
         each = [_as_redis_py_spells(url.replace("+cluster", "", 1)) for url in backend.urls]
         addresses.extend(_address(url, _REDIS_PORT) for url in each)
         if any(urlsplit(url).path.strip("/") not in ("", "0") for url in each):
             raise ValueError("a cluster has database 0 only")
         merged = {**dict(parse_url(each[0])), **options}  # type: ignore[no-untyped-call]
-        for name in ("host", "port", "db"):
-            merged.pop(name, None)
-        return merged
+        common.update({name: value for name, value in merged.items() if name not in ("host", "port", "db")})
+        return pool_of(*addresses[0])
 
-    def pool_of(host: str, port: int) -> ConnectionPool:
-        return ConnectionPool(host=host, port=port, **common)
-
-    def checked() -> ConnectionPool:
-        common.update(parsed())
-        return pool_of("localhost", _REDIS_PORT)
-
-    common: dict[str, Any] = {}
-    _checked(checked, backend, options)
+    _checked(first, backend, options)
     return addresses, pool_of
 
 

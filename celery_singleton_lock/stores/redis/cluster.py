@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, TimeoutError
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError, TimeoutError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
 from celery_singleton_lock.stores.redis.connection import Connection
@@ -42,16 +43,16 @@ class Cluster:
         self.step = self._server(self._known[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        """Run a script where its keys are; see `Server.run`."""
-        return self._follow(call, step)
+        return self._followed(
+            self._address_of(call.keys[0]), lambda server, asking: server.run(call, step=step, asking=asking)
+        )
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
-        """Run scripts, in one round trip for each node; where one fails, its error stands for its answer."""
         answers: dict[int, Any] = {}
         by_address: dict[Address, list[int]] = {}
         for index, call in enumerate(calls):
             try:
-                by_address.setdefault(self._address(call), []).append(index)
+                by_address.setdefault(self._address_of(call.keys[0]), []).append(index)
             except (RedisError, OSError) as error:
                 answers[index] = error
         for address, indexes in by_address.items():
@@ -61,11 +62,16 @@ class Cluster:
                 self._forget()
                 given = [error] * len(indexes)
             answers.update(zip(indexes, given, strict=True))
-        return [self._again_if_moved(call, answers[index], step) for index, call in enumerate(calls)]
+        for index, call in enumerate(calls):
+            if isinstance(answers[index], AskError):  # Or a MovedError, which is one.
+                try:
+                    answers[index] = self.run(call, step=step)
+                except (RedisError, OSError) as error:
+                    answers[index] = error
+        return [answers[index] for index in range(len(calls))]
 
     def server_of(self, key: str) -> Part:
-        """Whichever master has the key."""
-        return Part(self, lambda: self._address_of(key))
+        return Part(self, self._address_of(key))
 
     def slot_of(self, key: str) -> int:
         """Keys with the same slot can be named in one call."""
@@ -74,7 +80,7 @@ class Cluster:
     def servers(self) -> Sequence[Part]:
         """All masters, as they are now."""
         self._forget()
-        return [Part(self, lambda address=address: address) for address in self._masters()]  # type: ignore[misc]
+        return [Part(self, address) for address in self._masters()]
 
     def masters(self) -> Sequence[Server]:
         """All masters themselves, which do not send on to others."""
@@ -87,20 +93,23 @@ class Cluster:
     def answers(self, address: Address, commands: Sequence[Command]) -> list[Any]:
         """What a master answers to some commands, or, where a key is no longer there, the one that has it."""
         try:
-            given = self._server(address).command_each(commands)
+            answers = self._server(address).command_each(commands)
         except (ConnectionError, TimeoutError, OSError):
             self._forget()
             raise
-        return [
-            self._redirected(command, address, answer) if isinstance(answer, (AskError, MovedError)) else answer
-            for command, answer in zip(commands, given, strict=True)
-        ]
+        for index, command in enumerate(commands):
+            if isinstance(answers[index], AskError):
+                try:
+                    answers[index] = self._followed(address, partial(_ask, command))
+                except ResponseError as error:
+                    answers[index] = error
+        return answers
 
     @contextmanager
-    def connection_to(self, address: Address, step: float | None) -> Iterator[Connection]:
+    def connection_to(self, address: Address) -> Iterator[Connection]:
         """A connection to a master, for one thread; an error on it says where the key is now."""
         try:
-            with self._server(address).connection(step) as connection:
+            with self._server(address).connection() as connection:
                 yield connection
         except MovedError as moved:
             self._learn(moved, address)
@@ -110,57 +119,31 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
         for server in self._servers.values():
             server.close()
 
-    def _follow(self, call: Call, step: float | None) -> Any:
-        address, asking = self._address(call), False
+    def _followed(self, address: Address, ask: Callable[[Server, bool], Any]) -> Any:
+        """What `ask` gets, of this server or of the one that the keys have moved to, or are about to."""
+        asking = False
         for _ in range(REDIRECTIONS):
             try:
-                return self._server(address).run(call, step=step, asking=asking)
+                return ask(self._server(address), asking)
+            except MovedError as moved:  # Before AskError, of which redis-py makes it a kind.
+                address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
-            except MovedError as moved:
-                address, asking = self._learn(moved, address), False
             except (ConnectionError, TimeoutError, OSError):
                 self._forget()
                 raise
-        raise ConnectionError(f"the slot of {call.keys[0]} moved {REDIRECTIONS} times while it was asked for")
-
-    def _again_if_moved(self, call: Call, answer: Any, step: float | None) -> Any:
-        if not isinstance(answer, (AskError, MovedError)):
-            return answer
-        if isinstance(answer, MovedError):
-            self._forget()
-        try:
-            return self._follow(call, step)
-        except (RedisError, OSError) as error:
-            return error
-
-    def _redirected(self, command: Command, address: Address, answer: Any) -> Any:
-        """What is answered where the key is now; or the error, if it cannot be found."""
-        for _ in range(REDIRECTIONS):
-            if isinstance(answer, AskError):
-                address, before = (answer.host or address[0], answer.port), [("ASKING",)]
-            elif isinstance(answer, MovedError):
-                address, before = self._learn(answer, address), []
-            else:
-                break
-            *_, answer = self._server(address).command_each([*before, command])
-        return answer
+        raise ConnectionError(f"the keys moved {REDIRECTIONS} times while they were asked for")
 
     def _learn(self, moved: MovedError, asked: Address) -> Address:
-        """Where the slot is now."""
         address = (moved.host or asked[0], moved.port)
         self._slots = {**self._slots, moved.slot_id: address}
         return address
 
     def _masters(self) -> Sequence[Address]:
         return sorted(set(self._map().values()))
-
-    def _address(self, call: Call) -> Address:
-        return self._address_of(call.keys[0])
 
     def _address_of(self, key: str) -> Address:
         slot, slots = key_slot(key.encode()), self._map()
@@ -209,32 +192,28 @@ class Part:
         address: where to ask first.
     """
 
-    def __init__(self, cluster: Cluster, address: Callable[[], Address]) -> None:
+    def __init__(self, cluster: Cluster, address: Address) -> None:
         self._cluster = cluster
         self._address = address
 
     def run(self, call: Call) -> Any:
-        """Run a script where its keys are."""
         return self._cluster.run(call)
 
     def command(self, *command: object) -> Any:
-        """Send one command and read its answer."""
         (answer,) = self.command_each([command])
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to some commands; what the server says against one stands for its answer."""
-        return self._cluster.answers(self._address(), commands)
+        return self._cluster.answers(self._address, commands)
 
-    def searched(self) -> Sequence[Part]:
-        """All masters: a search by name is sent on by none, and the key may be about to move."""
-        return self._cluster.servers()
+    def connection(self) -> AbstractContextManager[Connection]:
+        return self._cluster.connection_to(self._address)
 
-    def connection(self, step: float | None = None) -> AbstractContextManager[Connection]:
-        """A connection for this thread to the master that has the key now."""
-        return self._cluster.connection_to(self._address(), step)
+
+def _ask(command: Command, server: Server, asking: bool) -> Any:
+    return server.command(*command, asking=asking)
 
 
 def _named(node: Sequence[Any], asked: Address) -> Address:

@@ -28,6 +28,7 @@ from redis.exceptions import (
     MovedError,
     NoScriptError,
     RedisError,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
@@ -36,6 +37,8 @@ from celery_singleton_lock.stores.redis._redis_py import socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 _NOTHING = object()
+
+_ASKING: Sequence[Command] = (("ASKING",),)
 
 _READ = 65_536
 
@@ -108,30 +111,20 @@ class Connection:
         self._unlooked, self._late = 0, 1
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait on."""
         return int(self._socket.fileno())
 
-    def send(self, command: Command) -> None:
-        """Send a command; `read` gives its answer, after those to what was sent before."""
-        self.send_packed(packed(command))
-
-    def send_each(self, commands: Sequence[Command]) -> None:
-        """Send some commands at once, whose answers are read one by one."""
-        self.send_packed(b"".join(map(packed, commands)), len(commands))
-
-    def send_packed(self, command: bytes, count: int = 1) -> None:
-        """As `send`, for a command as it goes over the wire, or for several."""
+    def send(self, *commands: Command) -> None:
+        """Send some commands at once; `read` gives the answer to each, after those to what was sent before."""
         try:
-            self._socket.sendall(command)
+            self._socket.sendall(b"".join(map(packed, commands)))
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
-        self.unanswered += count
+        self.unanswered += len(commands)
 
     def push(self, command: bytes) -> None:
-        """As `send_packed`, in non-blocking mode; what the socket does not take is sent by `flush`."""
+        """Have a command sent by `flush`, in non-blocking mode."""
         self._unsent += command
         self.unanswered += 1
-        self.flush()
 
     def flush(self) -> None:
         """Send of what was pushed as much as the socket takes."""
@@ -147,7 +140,6 @@ class Connection:
 
     @property
     def unsent(self) -> int:
-        """Bytes that were pushed and not sent yet."""
         return len(self._unsent)
 
     def read(self) -> Any:
@@ -170,12 +162,31 @@ class Connection:
                 del answer
         return answer
 
+    def ask(self, command: Command, *behind: Command, asking: bool = False) -> Any:
+        """The answer to a command; the answers to what stands behind it are to be read.
+
+        Args:
+            command: what to ask.
+            behind: sent with it.
+            asking: the server is about to become the one for the keys of the command.
+        """
+        self.send(*_ASKING if asking else (), command, *behind)
+        self._look()
+        if asking:
+            self.read()
+        return self.read()
+
+    def answers(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+        self.send(*commands)
+        return [self._answer() for _ in commands]
+
     def run(self, call: Call, *, asking: bool = False) -> Any:
         """Run a script by its digest, or by its text where the server does not know it yet.
 
         Args:
             call: what to run; its answer is returned.
-            asking: the server is about to become the one for the keys of the call.
+            asking: see `ask`.
 
         Raises:
             TooFewReplicas: they did not have it in time; what was written stays.
@@ -186,25 +197,23 @@ class Connection:
             return self._run(call, call.by_text, asking)
 
     def _run(self, call: Call, command: Command, asking: bool) -> Any:
-        if asking:
-            self.send(("ASKING",))
-        self.send(command)
         if call.replicas is None:
-            return self._read_behind(asking)
-        self.send(call.and_wait)
+            return self.ask(command, asking=asking)
         try:
-            answer = self._read_behind(asking)
-        finally:
-            acknowledged = self.read()
+            answer = self.ask(command, call.and_wait, asking=asking)
+        except ResponseError:
+            self.read()
+            raise
+        acknowledged = self.read()
         if acknowledged < call.replicas[0]:
             raise TooFewReplicas(answer, f"{acknowledged} of {call.replicas[0]} replicas")
         return answer
 
-    def _read_behind(self, asking: bool) -> Any:
-        self._look()
-        if asking:
-            self.read()
-        return self.read()
+    def _answer(self) -> Any:
+        try:
+            return self.read()
+        except ResponseError as error:
+            return error
 
     def arrived(self) -> Iterator[Any]:
         """The answers that are there, errors among them, without waiting for more; in non-blocking mode.

@@ -1,13 +1,13 @@
 """What one server shows of its locks and ledgers; nothing here blocks it.
 
 Where there are many keys, they are looked for step by step, and what a step has found is asked for in one round trip.
+Where there is no answer, or an error, each function raises that (`RedisError`, `OSError`).
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -18,30 +18,21 @@ from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.script import Command
-from celery_singleton_lock.stores.redis.server import Reader
-from celery_singleton_lock.stores.redis.vote_commands import attempt_of
+from celery_singleton_lock.stores.redis.server import Endpoint
 
 #: Keys, or entries, that the server looks at in one step.
 _STEP = 500
 
 
-def held(server: Reader, key: str, limit: int) -> list[Held]:
-    """Who holds the key, also in slots beyond the limit.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+def held(server: Endpoint, key: str, limit: int) -> list[Held]:
+    """Who holds the key, also in slots beyond the limit."""
     (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
     slots = max(limit, min(cleaned.whole(in_use) or 0, lock_answers.MAX_SLOTS))
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
 
 
-def all_held(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
-    """The locks whose key begins with `prefix` and a colon.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+def all_held(server: Endpoint, prefix: str) -> Iterator[tuple[str, Held]]:
+    """The locks whose key begins with `prefix` and a colon."""
     for names in _named(server, f"{prefix}:*:run*"):
         places = [place for name in names if (place := _Place.of(name)) is not None]
         for place, held in zip(places, _looked_up(server, places, others=True), strict=True):
@@ -49,16 +40,12 @@ def all_held(server: Reader, prefix: str) -> Iterator[tuple[str, Held]]:
                 yield place.key, held
 
 
-def inspect(server: Reader, key: str) -> KeyState:
-    """All that there is of one key.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeyState:
+    """All that there is of one key; `everywhere` is searched for its records."""
     done = keyspace.done_key(key, "")
     places: set[_Place] = set()
     remaining: dict[str, int] = {}
-    for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in server.searched()):
+    for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in everywhere):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
         remaining.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
@@ -82,54 +69,20 @@ def inspect(server: Reader, key: str) -> KeyState:
     )
 
 
-def entries(server: Reader, key: str) -> Iterator[bytes]:
-    """What a ledger knows of; some perhaps more than once.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+def entries(server: Endpoint, key: str) -> Iterator[bytes]:
+    """What a ledger knows of; some perhaps more than once."""
     for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
         yield from pairs[::2]
 
 
-def scanned(server: Reader, *command: object, match: str = "*") -> Iterator[list[bytes]]:
-    """What a SCAN or HSCAN finds, step by step; some perhaps more than once.
-
-    Raises:
-        RedisError, OSError: no answer, or an error.
-    """
+def scanned(server: Endpoint, *command: object, match: str = "*") -> Iterator[list[bytes]]:
+    """What a SCAN or HSCAN finds, step by step; some perhaps more than once."""
     cursor = b"0"
     while True:
         cursor, found = server.command(*command, cursor, "MATCH", match, "COUNT", _STEP)
         yield found
         if cursor == b"0":
             return
-
-
-def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:
-    """The locks that so many nodes of a Redlock show, of what each does."""
-    by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
-    for of_node in each:
-        # A search may come upon a key twice.
-        once = {(key, held.slot, attempt_of(held.owner, 0)): held for key, held in of_node}
-        for place, held in once.items():
-            by_owner[place].append(held)
-    for (key, slot, owner), alike in by_owner.items():
-        if len(alike) >= quorum:
-            holder = next((held.holder for held in alike if held.holder is not None), None)
-            remaining, waiters = max(held.remaining for held in alike), max(held.waiters for held in alike)
-            yield key, Held(holder, owner, remaining, slot, waiters)
-
-
-def merged(states: Sequence[KeyState], quorum: int) -> KeyState:
-    """What the nodes of a Redlock have of one key."""
-    records = {each.message: each for it in states for each in sorted(it.records, key=lambda each: each.seconds)}
-    return KeyState(
-        tuple(held for _, held in agreed([[("", held) for held in it.held] for it in states], quorum)),
-        max((it.fence for it in states if it.fence is not None), default=None),
-        max(it.waiters for it in states),
-        tuple(sorted(records.values(), key=lambda each: each.seconds, reverse=True)[:MOST_RECORDS]),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +101,12 @@ class _Place:
         return cls(key, int(slot[1:] or 0))
 
 
-def _named(server: Reader, pattern: str) -> Iterator[list[str]]:
-    """The keys of such names."""
+def _named(server: Endpoint, pattern: str) -> Iterator[list[str]]:
     for names in scanned(server, "SCAN", match=pattern):
         yield [name.decode(errors="replace") for name in names]
 
 
-def _looked_up(server: Reader, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
+def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
     """Who holds each of the places, None where nobody does.
 
     Args:

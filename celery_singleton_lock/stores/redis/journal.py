@@ -1,4 +1,4 @@
-"""The journal on a Redis server, or on the nodes of a Redlock, of which each has a part."""
+"""The journal on a Redis server, or on the nodes of a Redlock, of which each has a part. Keys: `docs/stored.md`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.journal_entry import Entry
-from celery_singleton_lock.stores.journal import Written
-from celery_singleton_lock.stores.redis import journal_commands, keyspace
-from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Reader
+from celery_singleton_lock.journal_entry import REFUSALS, Entry
+from celery_singleton_lock.stores.journal import MAX_LABELS, Written
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.script import Call, Script, ms
+from celery_singleton_lock.stores.redis.server import Endpoint
+
+#: Seconds for which the journal is kept after it was written to: 30 days.
+JOURNAL_TTL = 2_592_000.0
+
+#: Keys of which the journal knows the last run, and how often in a row a copy was refused.
+KEYS_REMEMBERED = 10_000
+
+WRITE = Script("now", "journal/write")
+
+_PARTS = "counts", "entries", "last", "refused", "labels", "scratch"
 
 #: Entries that are read at once.
 PAGE = 1000
 
 #: Applies a function to each server that has a part; what it returned.
-Read = Callable[[Callable[[Reader], Any]], Sequence[Any]]
+Read = Callable[[Callable[[Endpoint], Any]], Sequence[Any]]
 
 
 class RedisJournal:
@@ -47,8 +57,15 @@ class RedisJournal:
         slack: float,
         coarse: Mapping[str, str] | None = None,
     ) -> Written:
-        call = journal_commands.write(self._prefix, self._size, counts, entries, slack, coarse or {})
-        return journal_commands.written(self._run(call))
+        args: list[object] = [ms(JOURNAL_TTL), self._size, KEYS_REMEMBERED, MAX_LABELS, len(counts)]
+        for name, count in counts.items():
+            args += [name, (coarse or {}).get(name, ""), count]
+        for it in entries:
+            times = (round(it.began * 1000), round(it.ended * 1000), round(slack * 1000, 3))
+            args += [_treated_as(it), it.key, *times, it.fence, it.dumps()]
+        keys = [keyspace.journal_key(self._prefix, part) for part in _PARTS]
+        now, rows, overlaps = self._run(Call(WRITE, keys, args))
+        return Written(now / 1_000_000, rows, [Entry.loads(overlap) if overlap else None for overlap in overlaps])
 
     def counts(self) -> dict[str, int]:
         return self._sum("counts")
@@ -72,7 +89,13 @@ class RedisJournal:
         return dict(total)
 
 
-def _texts(server: Reader, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
+def _treated_as(entry: Entry) -> str:
+    if entry.kind == "run":
+        return "run" if entry.limit == 1 else "turn"
+    return "refusal" if entry.kind in REFUSALS else "note"
+
+
+def _texts(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
     """The elements of the stream, with their ids; since so many milliseconds."""
     start = str(since)
     while True:
@@ -85,7 +108,7 @@ def _texts(server: Reader, key: str, since: int) -> Iterator[tuple[tuple[int, in
         start = f"({page[-1][0].decode()}"
 
 
-def _answer(server: Reader, *command: object) -> Sequence[Any]:
+def _answer(server: Endpoint, *command: object) -> Sequence[Any]:
     """What there is; nothing where somebody else has put a value of another type, which the next write replaces."""
     try:
         answer: Sequence[Any] = server.command(*command)

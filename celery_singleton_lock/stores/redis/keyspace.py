@@ -5,10 +5,11 @@ All keys of one lock, and those of one schedule of beat, are in one hash slot of
 
 from __future__ import annotations
 
-import binascii
 import itertools
 from collections.abc import Iterable
 from functools import lru_cache
+
+from redis.crc import key_slot
 
 from celery_singleton_lock.lease import Hold
 
@@ -93,14 +94,10 @@ def _hash_tag(key: str) -> str | None:
     return tag if opened and closed and tag else None
 
 
-def _slot_of(text: str) -> int:
-    return binascii.crc_hqx(text.encode("utf-8", "surrogatepass"), 0) % 16384
-
-
 @lru_cache(maxsize=1024)
 def _tag_of_slot(slot: int) -> str:
     """A text that is in this slot of a cluster."""
-    return next(text for text in map(str, itertools.count()) if _slot_of(text) == slot)
+    return next(text for text in map(str, itertools.count()) if key_slot(text.encode()) == slot)
 
 
 class Name(str):
@@ -115,12 +112,11 @@ class Name(str):
     base: str
 
     def __new__(cls, name: str) -> Name:
-        """Make it of a name."""
         made = super().__new__(cls, name)
         if _hash_tag(name) is not None:
             made.base = name
         elif name and "}" not in name:
             made.base = f"{{{name}}}"
         else:
-            made.base = f"{{{_tag_of_slot(_slot_of(name))}}}{name}"
+            made.base = f"{{{_tag_of_slot(key_slot(name.encode('utf-8', 'surrogatepass')))}}}{name}"
         return made

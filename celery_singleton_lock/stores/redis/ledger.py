@@ -1,4 +1,4 @@
-"""What beat has sent, on one server or on a majority of the nodes of a Redlock.
+"""What beat has sent, on one server or on a majority of the nodes of a Redlock: `docs/stored.md` has the keys.
 
 A last run only ever grows, so that the highest of a majority is the true one: what a majority was told, any other
 majority knows of as well.
@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
-from celery_singleton_lock.stores.ledger import Refused
-from celery_singleton_lock.stores.redis import ledger_commands
-from celery_singleton_lock.stores.redis.ledger_commands import Claim
-from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.ledger import MEMORY, Refused
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, batches, ms
 
 #: Seconds until a claim is tried again of which everybody got a part.
 SPLIT = 0.2
 
-#: Runs a script: its answer, or those of a majority at least.
-Ask = Callable[[Call], Sequence[Any]]
+#: Seconds for which beat's last runs are kept: more than a year, which is the longest crontab.
+LEDGER_TTL = 40_000_000.0
+
+ALIGN, FORGET, CLAIM = Script("ledger/align"), Script("ledger/forget"), Script("ledger/claim")
+RECORD, UNCLAIM, SECRET = Script("ledger/record"), Script("ledger/unclaim"), Script("ledger/secret")
+
+SCRIPTS = (ALIGN, FORGET, CLAIM, RECORD, UNCLAIM, SECRET)
+
+
+class Claim(IntEnum):
+    """What a claim is answered first."""
+
+    CLAIMED_BY_ANOTHER = 0
+    CLAIMED = 1
+    SENT = 2
 
 
 class RedisLedger:
@@ -27,19 +40,23 @@ class RedisLedger:
 
     Args:
         key: what its keys begin with.
-        ask: runs a script.
+        ask: runs a script: its answer, or those of a majority at least.
         known: the entries that it knows of.
-        batch: entries in one call.
         quorum: of how many nodes the answers decide.
     """
 
     def __init__(
-        self, key: str, ask: Ask, known: Callable[[], Iterable[bytes]], *, batch: int, quorum: int = 1
+        self,
+        key: str,
+        ask: Callable[[Call], Sequence[Any]],
+        known: Callable[[], Iterable[bytes]],
+        *,
+        quorum: int = 1,
     ) -> None:
         self._key = key
+        self._runs = keyspace.ledger_key(key)
         self._ask = ask
         self._known = known
-        self._batch = batch
         self._quorum = quorum
         #: As far as it is known.
         self._secret = ""
@@ -47,15 +64,17 @@ class RedisLedger:
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         self._forget_all_but(lasts)
         aligned: dict[str, int] = {}
-        for part in self._parts(lasts):
-            answers = self._ask(ledger_commands.align(self._key, part, ceiling=ceiling))
+        for part in batches([*lasts]):
+            answers = self._ask(Call(ALIGN, [self._runs], [ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
             aligned.update({entry: max(known) for entry, *known in zip(part, *answers, strict=True)})
         return aligned
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         refused: dict[str, Refused] = {}
-        for part in self._parts(lasts):
-            answers = self._ask(ledger_commands.claim(self._key, part, owner, ttl=ttl, ceiling=ceiling))
+        for part in batches([*lasts]):
+            keys = [self._runs, keyspace.over_key(self._key, owner)]
+            keys += [*keyspace.claim_keys(self._key, part), *keyspace.gone_keys(self._key, part)]
+            answers = self._ask(Call(CLAIM, keys, [owner, ms(ttl), ceiling, *_pairs(lasts, part)]))
             for entry, *votes in zip(part, *answers, strict=True):
                 if (refusal := self._counted(votes)) is not None:
                     refused[entry] = refusal
@@ -66,39 +85,37 @@ class RedisLedger:
         return refused
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        for part in self._parts(lasts):
-            self._ask(ledger_commands.record(self._key, part, owner, ceiling=ceiling))
+        for part in batches([*lasts]):
+            keys = [self._runs, *keyspace.claim_keys(self._key, part)]
+            self._ask(Call(RECORD, keys, [owner, ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
 
     def unclaim(self, entries: Sequence[str], owner: str) -> None:
-        for start in range(0, len(entries), self._batch):
-            self._ask(ledger_commands.unclaim(self._key, entries[start : start + self._batch], owner))
+        for part in batches(entries):
+            keys = [keyspace.over_key(self._key, owner), *keyspace.claim_keys(self._key, part)]
+            self._ask(Call(UNCLAIM, keys, [owner, ms(OVER_TTL)]))
 
     def secret(self) -> str:
         if self._quorum == 1:
-            (found,) = self._ask(
-                ledger_commands.secret(self._key, self._secret or secrets.token_hex(16), at_least=False)
-            )
-            self._secret = _text(found)
+            (self._secret,) = self._secrets(self._secret or secrets.token_hex(16), at_least=False)
             return self._secret
         # As with a last run, the highest of a majority counts, once a majority has it: any later one knows of it.
         # What is known here is sent to all nodes: those that have lost it have it again.
         value, known = self._secret, {""}
         while known != {value} or not value:
-            known = {_text(found) for found in self._ask(ledger_commands.secret(self._key, value, at_least=True))}
+            known = self._secrets(value, at_least=True)
             value = max(known) or secrets.token_hex(16)
         self._secret = value
         return value
 
-    def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
-        gone = sorted({*self._known()} - {entry.encode() for entry in lasts})
-        for start in range(0, len(gone), self._batch):
-            self._ask(ledger_commands.forget(self._key, gone[start : start + self._batch]))
+    def _secrets(self, value: str, *, at_least: bool) -> set[str]:
+        """What they have; with a value, that becomes the secret where there is none (or, at least, a smaller one)."""
+        call = Call(SECRET, [keyspace.secret_key(self._key)], [value, ms(LEDGER_TTL), int(at_least)])
+        return {found.decode(errors="replace") for found in self._ask(call)}
 
-    def _parts(self, lasts: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """What goes into one call each."""
-        pairs = list(lasts.items())
-        for start in range(0, len(pairs), self._batch):
-            yield dict(pairs[start : start + self._batch])
+    def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
+        for gone in batches(sorted({*self._known()} - {entry.encode() for entry in lasts})):
+            names = (entry.decode(errors="replace") for entry in gone)
+            self._ask(Call(FORGET, [self._runs, *keyspace.gone_keys(self._key, names)], [ms(MEMORY), *gone]))
 
     def _counted(self, votes: Sequence[Sequence[int]]) -> Refused | None:
         """None if a majority has granted it."""
@@ -110,5 +127,7 @@ class RedisLedger:
         return Refused(None, max(claimed) / 1000 if len(claimed) >= self._quorum else SPLIT)
 
 
-def _text(secret: bytes) -> str:
-    return secret.decode(errors="replace")
+def _pairs(lasts: Mapping[str, int], entries: Sequence[str]) -> Iterator[object]:
+    for entry in entries:
+        yield entry
+        yield lasts[entry]

@@ -7,15 +7,18 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock.holder import OWNER_LENGTH, Holder
-from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 
 #: Slots of one key that are looked at, at most.
 MAX_SLOTS = 10_000
 
-L = TypeVar("L")
+#: How often a question is asked anew at once, since there are more slots in use than were named.
+WIDER = 5
+
 T = TypeVar("T")
 
 
@@ -55,16 +58,21 @@ class MoreSlots(Exception):
 
 
 def with_all_slots(slots: int, ask: Callable[[int], T]) -> T:
-    """Ask with so many slots named, and again with all that are in use."""
-    while True:
+    """Ask with so many slots named, and again with all that are in use.
+
+    Raises:
+        TimeoutError: they have become more each time, or are more than there can be.
+    """
+    for _ in range(WIDER):
         try:
             return ask(slots)
         except MoreSlots as more:
-            slots = more.slots
+            slots = max(more.slots, slots)
+    raise TimeoutError("the number of slots in use changes too often")
 
 
-def acquired(answer: Sequence[Any], lease: Callable[[int, int], L], message: str) -> L | Held | Record:
-    """What an acquire for a message has got; `lease` makes one of the fence and the slot.
+def acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lease | Held | Record:
+    """What an acquire has got.
 
     Raises:
         GivenUp, MoreSlots: nothing.
@@ -72,21 +80,18 @@ def acquired(answer: Sequence[Any], lease: Callable[[int, int], L], message: str
     kind, *rest = answer
     if kind == Answer.GRANTED:
         fence, slot = rest
-        return lease(fence, slot)
+        return request.lease(fence=fence, sent_at=sent_at, slot=slot)
     if kind == Answer.GIVEN_UP:
         raise GivenUp("this owner, or this request, was given up before the server came to carry it out")
-    if kind == Answer.MORE_SLOTS:
-        raise MoreSlots(*rest)
-    if kind == Answer.HELD:
-        value, pttl, slot = rest
-        return replace(held(value, pttl), slot=slot)
-    content, pttl = rest
-    return Record(message, content, max(pttl, 0) / 1000)
+    return _in_the_way(answer, request.holder.message)
 
 
-def handed_over(answer: Sequence[Any], lease: Callable[[int, int], L], message: str) -> L | Held | Record | None:
-    """As `acquired`, for a `hand_over`; None if that says nothing: ask."""
-    return None if answer[0] in (Answer.GIVEN_UP, Answer.MORE_SLOTS) else acquired(answer, lease, message)
+def handed_over(answer: Sequence[Any], request: LockRequest) -> Lease | Held | Record | None:
+    """As `acquired`, for a `hand_over`; None if that says nothing: ask.
+
+    A lease is to be confirmed: nobody knows when it was asked for.
+    """
+    return None if answer[0] in (Answer.GIVEN_UP, Answer.MORE_SLOTS) else acquired(answer, request, 0.0)
 
 
 def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
@@ -95,7 +100,18 @@ def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
     Raises:
         MoreSlots: it was not even tried.
     """
-    return None if answer[0] == Answer.GRANTED else acquired(answer, lambda *_: None, message)
+    return None if answer[0] == Answer.GRANTED else _in_the_way(answer, message)
+
+
+def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
+    kind, *rest = answer
+    if kind == Answer.MORE_SLOTS:
+        raise MoreSlots(*rest)
+    if kind == Answer.HELD:
+        value, pttl, slot = rest
+        return replace(held(value, pttl), slot=slot)
+    content, pttl = rest
+    return Record(message, content, max(pttl, 0) / 1000)
 
 
 def held(value: bytes, pttl: int) -> Held:

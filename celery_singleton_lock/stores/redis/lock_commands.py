@@ -1,15 +1,10 @@
-"""What the scripts of `scripts/lock` are asked, on one server or a cluster; `vote_commands` has those of a Redlock.
-
-One key per lock, `<base>:run`, holding the owner and who that is (the slots of a semaphore beyond the first are
-`<base>:run:1` and so on; `:slots` says how many are in use, where that is more than one). Beside it, all with a time to
-live and all in one hash slot: `:fence` (the counter of fencing tokens), `:waiting` (who waits), `:wake` (a list that is
-pushed to when the lock is freed, so that exactly one waiter wakes), `:done:<message>` for each message that was carried
-out, and `:over:<owner>` for an owner that was given up, `:over:<request>` for a request that was.
+"""What the scripts of `scripts/lock` are asked, on one server or a cluster; `redlock/commands.py` has the rest.
 
 A request whose answer did not come may be carried out later, when whoever sent it has long turned away. So each request
 for a lock has a name, and what comes next says which were given up: they take nothing any more.
 
-Each script has its KEYS and ARGV by name at its top, in the order of the classes here.
+Each script has its KEYS and ARGV by name at its top, in the order in which they stand here; `docs/stored.md` has the
+keys.
 """
 
 from __future__ import annotations
@@ -70,32 +65,6 @@ class Asked(NamedTuple):
     wake_ms: int = ms(WAKE_TTL)
     woken: int = 0
     memory_ms: int = 0
-
-
-class _Freeing(NamedTuple):
-    """ARGV of `free.lua`."""
-
-    owner: str
-    wake_ms: int
-    over_ms: int
-    limit: int
-    locks: int
-    repeated: int
-    record: bytes
-    record_ms: int
-    reserved: str
-    reserved_ms: int
-
-
-class Refusing(NamedTuple):
-    """ARGV of `refuse.lua`."""
-
-    record: bytes
-    record_ms: int
-    reserved_as: str
-    sending: str
-    retries: int
-    replaced: int
 
 
 def waiting_since() -> Command:
@@ -202,18 +171,18 @@ def ending(
     done_of_next = keyspace.done_key(key, reservation.holder.message) if reservation else done
     keys = [keyspace.waiting_key(key), keyspace.wake_key(key), done, done_of_next, keyspace.slots_key(key), *places]
     keys += [keyspace.over_key(key, name) for name in over]
-    args = _Freeing(
-        owner=value,
-        wake_ms=ms(WAKE_TTL) if wakes else 0,
-        over_ms=over_ms(hold.ttl) if over_for is None else over_for,
-        limit=hold.limit,
-        locks=len(places),
-        repeated=int(repeated),
-        record=record.content if record else b"",
-        record_ms=ms(record.seconds) if record else 0,
-        reserved=reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
-        reserved_ms=ms(reservation.seconds) if reservation else 0,
-    )
+    args = [
+        value,
+        ms(WAKE_TTL) if wakes else 0,
+        over_ms(hold.ttl) if over_for is None else over_for,
+        hold.limit,
+        len(places),
+        int(repeated),
+        record.content if record else b"",
+        ms(record.seconds) if record else 0,
+        reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
+        ms(reservation.seconds) if reservation else 0,
+    ]
     if record is None and reservation is None:
         return Call(FREE, keys, args)
     began, same = clock.now(), partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes)
@@ -226,23 +195,12 @@ def ending(
     return Call(FREE, keys, args, later=later)
 
 
-def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
-    """See `LockStore.refuse`."""
-    keys, args = refusal(key, holder, record, slots=slots)
-    return Call(REFUSE, keys, args)
-
-
-def refusal(key: str, holder: Holder, record: Record, *, slots: int) -> tuple[list[str], Refusing]:
-    """KEYS and ARGV of `refuse.lua`."""
-    locks = [keyspace.run_key(key, slot) for slot in range(slots)]
-    return [keyspace.done_key(key, record.message), keyspace.slots_key(key), *locks], Refusing(
-        record=record.content,
-        record_ms=ms(record.seconds),
-        reserved_as=_reserved_as(holder),
-        sending=_beginning_of_copies(holder),
-        retries=holder.retries,
-        replaced=holder.replaced,
-    )
+def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
+    """See `LockStore.refuse`, and `renew`."""
+    keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
+    keys += [keyspace.run_key(key, slot) for slot in range(slots)]
+    copies = named(_reserved_as(holder)), _beginning_of_copies(holder), holder.retries, holder.replaced
+    return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
@@ -268,14 +226,12 @@ def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
     return [1 in [next(answers) for _ in _renewals(hold)] for hold in holds]
 
 
-def wake(key: str, *, limit: int) -> Call:
-    """Wake a waiter; there are never more wake-ups than may hold the lock."""
+def wake(key: str, *, limit: int = 0) -> Call:
+    """Wake a waiter; there are never more wake-ups than may hold the lock.
+
+    Without a limit, a wake-up that was taken from the list is passed on: there are no more than there were.
+    """
     return Call(WAKE, [keyspace.wake_key(key)], [ms(WAKE_TTL), limit])
-
-
-def wake_another(key: str) -> Call:
-    """Pass a wake-up on that was taken from the list; so there are no more than there were, and none is thrown away."""
-    return Call(WAKE, [keyspace.wake_key(key)], [ms(WAKE_TTL), 0])
 
 
 def over_ms(ttl: float) -> int:

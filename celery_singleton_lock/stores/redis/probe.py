@@ -126,7 +126,6 @@ class Servers:
             self._each = [(str(server), server) for server in servers]
 
     def probes(self) -> list[Probe]:
-        """Of each server."""
         return [self._probed(name, server) for name, server in self._each]
 
     def sentinels(self) -> list[SentinelProbe]:
@@ -144,7 +143,6 @@ class Servers:
         return islice(chain.from_iterable(_looked_at(server, names) for names in steps), MAX_KEYS)
 
     def close(self) -> None:
-        """Close the connections."""
         for _, server in self._each:
             server.close()
 
@@ -158,7 +156,7 @@ class Servers:
                 ahead=ahead,
                 uncertain=uncertain,
                 refused=refused,
-                refused_extras=[extra[0] for extra in _EXTRAS if _refuses(server, extra)],
+                refused_extras=_refused_of(server, _EXTRAS),
                 cluster=_fields_of(server, "CLUSTER", "INFO") if self._cluster else None,
             )
         except (RedisError, OSError) as error:
@@ -179,9 +177,7 @@ def _refused(server: Server, key: str) -> list[str]:
 
     The key holds a text for a moment: what is for lists and hashes fails on that and writes nothing.
     """
-    if _refuses(server, ("SET", key, 0, "PX", _TRIAL_MS)):
-        return ["SET"]
-    return [command[0] for command in _commands_on(key) if _refuses(server, command)]
+    return _refused_of(server, [("SET", key, 0, "PX", _TRIAL_MS)]) or _refused_of(server, _commands_on(key))
 
 
 def _commands_on(key: str) -> list[Command]:
@@ -222,15 +218,10 @@ def _commands_on(key: str) -> list[Command]:
 _EXTRAS: Sequence[Command] = (("TIME",), ("WAIT", 0, 1))
 
 
-def _refuses(server: Server, command: Command) -> bool:
-    """Whether the user may not run this. Any other error is not about permissions, and shows in a real lock."""
-    try:
-        server.command(*command)
-    except NoPermissionError:
-        return True
-    except ResponseError:
-        return False
-    return False
+def _refused_of(server: Server, commands: Sequence[Command]) -> list[str]:
+    """Those that the user may not run. Any other error is not about permissions, and shows in a real lock."""
+    answers = server.command_each(commands)
+    return [each[0] for each, answer in zip(commands, answers, strict=True) if isinstance(answer, NoPermissionError)]
 
 
 def _fields_of(server: Server, *command: str) -> Mapping[str, str] | None:

@@ -18,9 +18,6 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.script import Call
 
-#: How often a question is asked anew at once, since there are more slots in use than were named; then it is a try.
-_WIDER = 5
-
 
 class Question:
     """A request, over all of its tries.
@@ -51,18 +48,11 @@ class Question:
         Raises:
             RedisError, OSError: no answer, or one that is an error.
         """
-        for _ in range(_WIDER):
-            sent_at = clock.now()
-            try:
-                found = self._found(sent_at)
-            except lock_answers.MoreSlots as more:
-                self._slots = max(more.slots, self._request.limit)
-                continue
-            if isinstance(found, Lease) and clock.now() - sent_at > self._request.ttl / 3:
-                # Trust counts from sending; what is left of it is too little to start work on.
-                raise TimeoutError(f"the answer took longer than a third of the ttl of {self._request.ttl:g} s")
-            return found
-        raise TimeoutError(f"the number of slots in use under {self._request.key} changes too often")
+        found = lock_answers.with_all_slots(self._slots, self._ask)
+        if isinstance(found, Lease) and clock.now() - found.acquired_at > self._request.ttl / 3:
+            # Trust counts from sending; what is left of it is too little to start work on.
+            raise TimeoutError(f"the answer took longer than a third of the ttl of {self._request.ttl:g} s")
+        return found
 
     def undone(self, place: str | None = None, *, free: bool = True) -> Call:
         """What undoes the tries that were not answered, and the hold that one may have got.
@@ -79,19 +69,14 @@ class Question:
         value = request.owner + request.holder.dumps(request.ttl) if free else new_owner()
         return lock_commands.undo(request.hold(), value, names)
 
-    def _found(self, sent_at: float) -> Lease | Held | Record:
-        name, request = new_owner(), self._request
-        call = lock_commands.acquire(
-            request, name, slots=self._slots, late=tuple(self._unanswered), replicas=self._replicas
-        )
+    def _ask(self, slots: int) -> Lease | Held | Record:
+        name, request, sent_at = new_owner(), self._request, clock.now()
+        self._slots = slots
+        call = lock_commands.acquire(request, name, slots=slots, late=tuple(self._unanswered), replicas=self._replicas)
         # Noted before it is sent: an interruption may come between any two lines.
         self._unanswered.append(name)
         try:
-            found = lock_answers.acquired(
-                self._run(call),
-                lambda fence, slot: request.lease(fence=fence, sent_at=sent_at, slot=slot),
-                request.holder.message,
-            )
+            found = lock_answers.acquired(self._run(call), request, sent_at)
         except lock_answers.MoreSlots:
             self._unanswered.remove(name)
             raise

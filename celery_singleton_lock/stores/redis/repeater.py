@@ -1,4 +1,4 @@
-"""A thread that exists while a node of a Redlock has not answered the end of a hold, or of an attempt.
+"""A thread that exists while a lock server has not answered the end of a hold, of an attempt, or of a message.
 
 What was given up must not stay behind as a hold that nobody knows of: the process that gave it up may ask for nothing
 more, and then nobody else would say so when the server answers again.
@@ -16,8 +16,8 @@ from celery_singleton_lock import clock
 
 logger = get_logger(__name__)
 
-#: Seconds between two tries.
-PAUSE = 0.25
+#: Seconds between two tries: at first, and at most, so that all is said within a second after the server answers again.
+PAUSE, MAX_PAUSE = 0.05, 0.5
 
 
 class Repeater:
@@ -27,7 +27,7 @@ class Repeater:
     they do no harm.
 
     Args:
-        settle: does what can be done now, within a second or so; whether something is left.
+        settle: does what can be done now; whether something is left.
     """
 
     def __init__(self, settle: Callable[[], bool]) -> None:
@@ -42,18 +42,21 @@ class Repeater:
         thread = self._thread
         if thread is None or not thread.is_alive():
             thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-repeater", daemon=True)
-            with suppress(RuntimeError):  # The interpreter is about to end.
+            with suppress(RuntimeError):  # No thread is to be had, or the interpreter is about to end.
                 thread.start()
 
     def _run(self) -> None:
+        pause = PAUSE
         while self._wanted:
+            clock.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE)
             self._wanted = False
             try:
-                self._wanted |= self._settle()
+                # Not `|=`, which would read what is wanted before, and forget what is asked for meanwhile.
+                if self._settle():
+                    self._wanted = True
             except Exception:
                 logger.exception("what a lock server has not answered could not be repeated; trying again")
                 self._wanted = True
-            if self._wanted:
-                clock.sleep(PAUSE)
-            else:
+            if not self._wanted:
                 self._thread = None

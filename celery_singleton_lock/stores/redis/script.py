@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 #: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
 BATCH = 200
@@ -13,6 +13,8 @@ BATCH = 200
 #: Seconds at least for which it is known what was given up: until the server has read what was sent of it, or seen that
 #: its connection is closed.
 OVER_TTL = 60.0
+
+T = TypeVar("T")
 
 #: A command's name and arguments: texts, bytes and numbers.
 Command = tuple[Any, ...]
@@ -30,7 +32,6 @@ class Script:
 
     @property
     def load(self) -> Command:
-        """The command that makes it known."""
         return "SCRIPT", "LOAD", self.text
 
 
@@ -68,9 +69,14 @@ class Call(NamedTuple):
 
     @property
     def and_wait(self) -> Command:
-        """The command that waits for the replicas."""
         count, seconds = self.replicas or (0, 0.0)
         return "WAIT", count, ms(seconds)
+
+
+def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
+    """Those that go into one call each."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def ms(seconds: float) -> int:

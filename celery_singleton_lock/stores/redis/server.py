@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
@@ -45,17 +45,16 @@ def words_of(error: BaseException) -> str:
     return cleaned.text(text)
 
 
-class Reader(Protocol):
-    """A server, or a part of a cluster, as those see it that read from it."""
+class Endpoint(Protocol):
+    """A server, or what a cluster shows of one key or one master."""
 
-    def command(self, *command: object) -> Any:
-        """Send one command and read its answer."""
+    def run(self, call: Call) -> Any: ...
 
-    def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
+    def command(self, *command: object) -> Any: ...
 
-    def searched(self) -> Sequence[Reader]:
-        """Where all keys are that a search by name has to look through."""
+    def command_each(self, commands: Sequence[Command]) -> list[Any]: ...
+
+    def connection(self) -> AbstractContextManager[Connection]: ...
 
 
 class Server:
@@ -85,19 +84,18 @@ class Server:
         Raises:
             RedisError, OSError: no answer, or one that is an error.
         """
-        connection = self._take(step or self.step)
-        try:
-            answer = connection.run(call, asking=asking)
-        except BaseException as error:
-            self._give_back_after(error, connection)
-            raise
-        self._free.append(connection)
-        return answer
+        with self.connection(step) as connection:
+            return connection.run(call, asking=asking)
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip; where one fails, its error stands for its answer."""
         with self.connection(step) as connection:
-            return _run_each(connection, calls)
+            answers = connection.answers([call.by_digest for call in calls])
+            if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+                known = connection.answers([calls[place].by_text for place in unknown])
+                for place, answer in zip(unknown, known, strict=True):
+                    answers[place] = answer
+            return answers
 
     def server_of(self, key: str) -> Server:
         """The server that has the key: this one."""
@@ -111,21 +109,14 @@ class Server:
         """All servers with keys."""
         return [self]
 
-    def command(self, *command: object, step: float | None = None) -> Any:
-        """Send one command and read its answer."""
-        with self.connection(step) as connection:
-            connection.send(command)
-            return connection.read()
+    def command(self, *command: object, asking: bool = False) -> Any:
+        """Send one command and read its answer; see `Connection.ask`."""
+        with self.connection() as connection:
+            return connection.ask(command, asking=asking)
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to some commands, in one round trip; what the server says against one stands for its answer."""
         with self.connection() as connection:
-            connection.send_each(commands)
-            return [_read(connection) for _ in commands]
-
-    def searched(self) -> Sequence[Server]:
-        """Where all its keys are."""
-        return [self]
+            return connection.answers(commands)
 
     @contextmanager
     def connection(self, step: float | None = None) -> Iterator[Connection]:
@@ -134,7 +125,12 @@ class Server:
         try:
             yield connection
         except BaseException as error:
-            self._give_back_after(error, connection)
+            answered = isinstance(error, (ResponseError, TooFewReplicas))
+            if answered and not isinstance(error, ReadOnlyError):
+                self._give_back(connection)
+            else:
+                # It is broken; or a failover is under way, and the next connection may find the new master.
+                connection.drop()
             raise
         self._give_back(connection)
 
@@ -151,7 +147,6 @@ class Server:
         return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
 
     def close(self) -> None:
-        """Close what is not in use."""
         while self._free:
             self._free.pop().close()
 
@@ -166,39 +161,9 @@ class Server:
         connection.wait_at_most(step)
         return connection
 
-    def _give_back_after(self, error: BaseException, connection: Connection) -> None:
-        answered = isinstance(error, (ResponseError, TooFewReplicas))
-        if answered and not isinstance(error, ReadOnlyError):
-            self._give_back(connection)
-        else:
-            # Half a conversation, whose answer must not be read as that to the next command; or a failover is under
-            # way, and the next connection may find the new master.
-            connection.drop()
-
     def _give_back(self, connection: Connection) -> None:
+        # Half a conversation, whose answer must not be read as that to the next command, ends here.
         if connection.unanswered:
             connection.drop()
         else:
             self._free.append(connection)
-
-
-def _run_each(connection: Connection, calls: Sequence[Call]) -> list[Any]:
-    for call in calls:
-        connection.send(call.by_digest)
-    answers = [_read(connection) for _ in calls]
-    return [
-        _run_by_text(connection, call) if isinstance(answer, NoScriptError) else answer
-        for call, answer in zip(calls, answers, strict=True)
-    ]
-
-
-def _run_by_text(connection: Connection, call: Call) -> Any:
-    connection.send(call.by_text)
-    return _read(connection)
-
-
-def _read(connection: Connection) -> Any:
-    try:
-        return connection.read()
-    except ResponseError as error:
-        return error

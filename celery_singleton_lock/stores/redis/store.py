@@ -39,8 +39,8 @@ from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
-from celery_singleton_lock.stores.redis.script import BATCH, OVER_TTL, Call
-from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Reader, Server, words_of
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
+from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
@@ -102,15 +102,15 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         renewed: dict[Hold, bool] = {}
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
         for batch, answer in zip(batches, answers, strict=True):
             if not isinstance(answer, Exception):
                 renewed.update(zip(batch, lock_commands.renewed(batch, answer), strict=True))
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
                 hold.extend(sent_at)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise self._unavailable(answer) from answer
+        if errors:
+            raise self._unavailable(errors[0]) from errors[0]
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
@@ -193,7 +193,11 @@ class RedisStore:
             raise self._unavailable(error) from error
 
     def inspect(self, key: str) -> KeyState:
-        return self._patiently(lambda: inspect.inspect(self._servers.server_of(keyspace.run_key(key)), key))
+        def attempt() -> KeyState:
+            # A search by name is sent on by none, and the key may be about to move.
+            return inspect.inspect(self._servers.server_of(keyspace.run_key(key)), self._servers.servers(), key)
+
+        return self._patiently(attempt)
 
     def ledger(self, key: str) -> RedisLedger:
         def ask(call: Call) -> list[Any]:
@@ -202,10 +206,10 @@ class RedisStore:
         def known() -> list[bytes]:
             return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
 
-        return RedisLedger(key, ask, known, batch=BATCH)
+        return RedisLedger(key, ask, known)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
-        def read(reading: Callable[[Reader], T]) -> list[T]:
+        def read(reading: Callable[[Endpoint], T]) -> list[T]:
             return [self._patiently(lambda: reading(self._servers.server_of(keyspace.journal_key(prefix, "counts"))))]
 
         return RedisJournal(prefix, size, lambda call: self._patiently(lambda: self._servers.run(call)), read)
@@ -244,14 +248,13 @@ class RedisStore:
                 raise
         return answer
 
-    def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[list[Item]]:
+    def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[Sequence[Item]]:
         """Those that can be named in one call."""
         by_slot: defaultdict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_slot[self._servers.slot_of(keyspace.run_key(key_of(item)))].append(item)
         for group in by_slot.values():
-            for start in range(0, len(group), BATCH):
-                yield group[start : start + BATCH]
+            yield from batches(group)
 
     def _renew(self, renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""

@@ -3,19 +3,17 @@
 Redis gives each element to the one that has blocked longest, and forgets those whose connection is gone. The command
 stays open over several questions, so that nobody loses its place in the queue by asking.
 
-On one server, or in a cluster, the question stands behind that command, on the same connection: the server carries it
-out as it wakes the waiter, so that nobody else can take the lock in between. It is the waiter's for a second
-(`lock_commands.PROVISIONAL`), and for its ttl when the waiter has said that it is there: one that is frozen, or cannot
-be reached, is passed over. A waiter that leaves says so first (`:over:<place>`), or what it has left behind would take
-the lock for nobody; who is killed closes the connection.
+On one server, or in a cluster, the question stands behind that command (`docs/protocol.md`, section 7). A waiter that
+leaves says so first (`:over:<place>`), or what it has left behind would take the lock for nobody; who is killed closes
+the connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TimeoutError, TryAgainError
 
@@ -26,7 +24,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import words_of
+from celery_singleton_lock.stores.redis.server import Endpoint, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
 #: Seconds that a waiter sleeps at most before it asks again: a wake-up that goes to a waiter which is dead, frozen, or
@@ -69,22 +67,8 @@ class PipedWaiter(AskingWaiter):
         answer = self._redis_bell.wait(timeout)
         if answer is None:
             return None
-        found = lock_answers.handed_over(answer, self._granted, self._request.holder.message)
+        found = lock_answers.handed_over(answer, self._request)
         return None if isinstance(found, Lease) and not self._confirm(found) else found
-
-    def _granted(self, fence: int, slot: int) -> Lease:
-        """The lease that was given to it, to be confirmed: nobody knows when that was sent."""
-        return self._request.lease(fence=fence, sent_at=0.0, slot=slot)
-
-
-class Master(Protocol):
-    """Where the list is: a server, or what a cluster shows of a key."""
-
-    def run(self, call: Call) -> Any:
-        """Run a script."""
-
-    def connection(self) -> AbstractContextManager[Connection]:
-        """A connection for this thread."""
 
 
 class RedisBell:
@@ -97,7 +81,7 @@ class RedisBell:
         behind: what the server is to do when it wakes the waiter.
     """
 
-    def __init__(self, key: str, server_of: Callable[[], Master], server: str, behind: Call | None = None) -> None:
+    def __init__(self, key: str, server_of: Callable[[], Endpoint], server: str, behind: Call | None = None) -> None:
         self._key = key
         self._behind = behind
         self._server_of = server_of
@@ -110,7 +94,7 @@ class RedisBell:
         with suppress(RedisError, OSError), self._exits:
             if self._behind is None and connection is not None and connection.unanswered and _answered(connection):
                 # Woken while it left: somebody else may need that.
-                self._server_of().run(lock_commands.wake_another(self._key))
+                self._server_of().run(lock_commands.wake(self._key))
 
     @property
     def is_open(self) -> bool:
@@ -150,11 +134,10 @@ class RedisBell:
         if self._connection is None:
             self._connection = self._exits.enter_context(self._server_of().connection())
         if not self._connection.unanswered:
-            self._connection.send(("BLPOP", keyspace.wake_key(self._key), 0))
-            if self._behind is not None:
-                # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
-                # lost its place in the queue by then.
-                self._connection.send(self._behind.by_text)
+            # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
+            # lost its place in the queue by then.
+            behind = () if self._behind is None else (self._behind.by_text,)
+            self._connection.send(("BLPOP", keyspace.wake_key(self._key), 0), *behind)
         return self._connection
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.stores.redis.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.lock_answers import MAX_SLOTS, Answer, held
+from celery_singleton_lock.stores.redis.redlock.commands import PROMISE, attempt_of
+from celery_singleton_lock.stores.redis.redlock.conversation import Answers, NotAsked
 from celery_singleton_lock.stores.redis.server import words_of
-from celery_singleton_lock.stores.redis.vote_commands import PROMISE, attempt_of
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Votes:
 
     quorum: int
     message: str
-    granted: dict[int, int] = field(default_factory=dict)
+    granted: list[int] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
     record: Record | None = None
     withheld: dict[int, str] = field(default_factory=dict)
@@ -41,7 +41,6 @@ class Votes:
 
     @classmethod
     def of(cls, answers: Answers, quorum: int, message: str) -> Votes:
-        """Count them."""
         votes = cls(quorum, message)
         for index, answer in answers.items():
             votes._add(index, answer)
@@ -49,7 +48,6 @@ class Votes:
 
     @property
     def has_majority(self) -> bool:
-        """Whether it was given by one."""
         return len(self.granted) >= self.quorum
 
     @property
@@ -88,7 +86,7 @@ class Votes:
             return
         kind, *rest = answer
         if kind == Answer.GRANTED:
-            self.granted[index] = rest[0]
+            self.granted.append(rest[0])
         elif kind == Answer.HELD:
             found = held(rest[0], rest[1])
             self.held[index] = replace(found, owner=attempt_of(found.owner, 0))

@@ -12,11 +12,11 @@ from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.stores.redis.conversation import Answers, Conversation
-from celery_singleton_lock.stores.redis.node import Node
+from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
+from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.repeater import Repeater
 from celery_singleton_lock.stores.redis.script import Call
-from celery_singleton_lock.stores.redis.server import Reader, Server, words_of
+from celery_singleton_lock.stores.redis.server import Endpoint, Server, words_of
 
 #: Tries to get a majority, and the seconds between two of them: a random time from half of this to the whole.
 TRIES, RETRY_DELAY = 3, 0.2
@@ -52,8 +52,6 @@ class Nodes:
         self.spare = len(servers) - self.quorum
         self._name = name
         self._conversations: deque[Conversation] = deque()
-        #: Of the thread that repeats what is pending.
-        self._own: deque[Conversation] = deque()
         self._repeater = Repeater(self._repeat)
         self._pid = os.getpid()
         self._is_closed = False
@@ -76,16 +74,13 @@ class Nodes:
             yield conversation
         except BaseException:
             conversation.close()
-            self._see_to_pending()
+            if self._have_pending():
+                self._repeater.start()
             raise
         is_behind = conversation.put_away()
         self._conversations.append(conversation)
-        self._see_to_pending(is_behind)
-
-    def ask(self, call: Call, is_decided: Callable[[Answers], bool]) -> Answers:
-        """What they answer, waited for until that decides the matter, or for `MAX_ANSWER`."""
-        with self.conversation() as conversation:
-            return conversation.ask(call, is_decided, seconds=MAX_ANSWER)
+        if is_behind or self._have_pending():
+            self._repeater.start()
 
     def majority(self, call: Call) -> list[Any]:
         """The answers of a majority at least.
@@ -93,13 +88,11 @@ class Nodes:
         Raises:
             LockUnavailable: there is none.
         """
-
-        def is_decided(answers: Answers) -> bool:
-            return len(given(answers)) >= self.quorum or self.has_failed(answers)
-
         answers: Answers = {}
         for _ in tries():
-            answers = self.ask(call, is_decided)
+            with self.conversation() as conversation:
+                is_decided = self.decided_by(lambda answer: not isinstance(answer, Exception))
+                answers = conversation.ask(call, is_decided, seconds=MAX_ANSWER)
             if len(given(answers)) >= self.quorum:
                 return given(answers)
         raise self.unavailable(errors_of(answers))
@@ -120,7 +113,7 @@ class Nodes:
                     errors[index] = _failed(node, error)
         raise self.unavailable(errors)
 
-    def read(self, reading: Callable[[Reader], T], *, at_least: int = 1) -> list[T]:
+    def read(self, reading: Callable[[Endpoint], T], *, at_least: int = 1) -> list[T]:
         """What each node shows that answers, one after the other; those that have failed a moment ago come last.
 
         Raises:
@@ -143,6 +136,15 @@ class Nodes:
         if len(found) < at_least:
             raise self.unavailable(errors)
         return found
+
+    def decided_by(self, is_yes: Callable[[Any], bool]) -> Callable[[Answers], bool]:
+        """Whether a majority has said yes, or cannot any more."""
+
+        def is_decided(answers: Answers) -> bool:
+            yes = sum(map(is_yes, answers.values()))
+            return yes >= self.quorum or len(answers) - yes > self.spare
+
+        return is_decided
 
     def has_failed(self, answers: Answers) -> bool:
         """Whether so many nodes have failed that the others are no majority."""
@@ -168,11 +170,7 @@ class Nodes:
         if self._pid != os.getpid():
             # These sockets are the parent's, and so is what is pending there. Nor are they closed: the selectors are
             # the parent's too, which would hear nothing any more.
-            self._conversations, self._own, self._pid = deque(), deque(), os.getpid()
-
-    def _see_to_pending(self, is_behind: bool = False) -> None:
-        if is_behind or self._have_pending():
-            self._repeater.start()
+            self._conversations, self._pid = deque(), os.getpid()
 
     def _have_pending(self) -> bool:
         return any(node.has_pending for node in self.each)
@@ -180,21 +178,9 @@ class Nodes:
     def _repeat(self) -> bool:
         """Have the nodes hear what is pending; whether something is left."""
         is_behind = self._collect()
-        if self._have_pending():
-            # Not on one of the others, which somebody may need while this one waits for a node.
-            conversation = self._own.pop() if self._own else Conversation(self.each)
-            with _closed_if_it_fails(conversation):
-                conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
-            self._own.append(conversation)
-        for _ in range(len(self._own)):
-            conversation = self._own.popleft()
-            conversation.collect()
-            # Closed any sooner, it would take what is under way with it.
-            if conversation.has_pending or self._have_pending():
-                is_behind = True
-                self._own.append(conversation)
-            else:
-                conversation.close()
+        for node in self.each:
+            # Not in a conversation, which somebody may need while this waits for a node.
+            is_behind |= node.settle(CONNECT)
         if self._is_closed and not is_behind:
             self.close()
         return is_behind
@@ -210,8 +196,11 @@ class Nodes:
                 conversation = self._conversations.popleft()
             except IndexError:
                 break
-            with _closed_if_it_fails(conversation):
+            try:
                 is_behind |= conversation.put_away()
+            except BaseException:
+                conversation.close()
+                raise
             self._conversations.append(conversation)
         return is_behind
 
@@ -242,12 +231,3 @@ def _failed(node: Node, error: Exception) -> str:
     if isinstance(error, (ConnectionError, TimeoutError, OSError)):
         node.failed(error)
     return words_of(error)
-
-
-@contextmanager
-def _closed_if_it_fails(conversation: Conversation) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        conversation.close()
-        raise

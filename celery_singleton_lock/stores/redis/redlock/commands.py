@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, Holder, stem
+from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
@@ -22,7 +22,8 @@ ATTEMPTS = 16 ** (OWNER_LENGTH - STEM_LENGTH)
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
 
-#: What the record of a promise begins with; see `refuse`.
+#: What the record of a promise begins with. A refusal's record on a minority of the nodes would look like the message's
+#: end, and be none: so it is promised first.
 PROMISE = b"?"
 
 VOTE = Script(*lock_commands.REQUEST, "lock/vote", "lock/acquire")
@@ -92,24 +93,9 @@ def undo(hold: Hold, attempt: str) -> Call:
     return lock_commands.ending(hold, attempt, over=(attempt,), wakes=False)
 
 
-def refuse(key: str, holder: Holder, record: Record, *, slots: int) -> Call:
-    """As `lock_commands.refuse`.
-
-    A record on a minority of the nodes would look like the message's end, and be none. So it is promised first: a
-    record that begins with `PROMISE`.
-    """
-    keys, args = lock_commands.refusal(key, holder, record, slots=slots)
-    return Call(lock_commands.REFUSE, keys, args._replace(reserved_as=stem(args.reserved_as)))
-
-
 def take_back(key: str, record: Record) -> Call:
     """Forget a refusal."""
     return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
-
-
-def renew(holds: Sequence[Hold]) -> Call:
-    """As `lock_commands.renew`: in whatever attempt they were taken."""
-    return lock_commands.renew(holds, named=stem)
 
 
 def put_back(holds: Sequence[Hold]) -> Call:

@@ -16,12 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError, RedisError, TimeoutError
+from redis.exceptions import ConnectionError, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis import ledger_commands, vote_commands
+from celery_singleton_lock.stores.redis import ledger
 from celery_singleton_lock.stores.redis.connection import Connection, packed
-from celery_singleton_lock.stores.redis.node import Node
+from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.script import Call
 
 #: Rounds without an answer after which a node counts as silent: it is sent what is pending, and asked for nothing.
@@ -51,13 +52,13 @@ class _Sent:
     Attributes:
         call: what it was.
         number: of the round in which it was sent.
-        place: which of the round's calls it is; None if nobody waits for the answer.
+        answers: where the answer goes, as long as somebody waits for it; None where nobody does.
         until: until when it is to be repeated where it is not answered, on `clock.now()`; 0 if it is not.
     """
 
     call: Call
     number: int
-    place: int | None
+    answers: dict[int, Any] | None
     until: float
 
 
@@ -72,9 +73,8 @@ class Conversation:
         self._nodes = nodes
         self._connections: list[Connection | None] = [None] * len(nodes)
         self._unanswered: list[deque[_Sent]] = [deque() for _ in nodes]
-        #: Of the last round: its number, and the answers to each of its calls.
+        #: The number of the last round.
         self._round = 0
-        self._answers: list[dict[int, Any]] = []
         #: Whether a round ended before it was decided, since there was last nothing to wait for.
         self._is_late = False
         self._unused_since = 0.0
@@ -129,26 +129,24 @@ class Conversation:
         """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
         self._round += 1
         each: list[dict[int, Any]] = [{} for _ in calls]
-        self._answers = each
         until = clock.now() + seconds
         repeated_until = clock.now() + repeat_for if repeat_for else 0.0
-        for place, call in enumerate(calls):
+        for call, answers in zip(calls, each, strict=True):
             command = packed(call.by_digest)
             for index in range(len(self._nodes)):
                 is_silent = self._is_silent(index)
                 if is_silent:
-                    each[place][index] = NotAsked("it has not answered for some time")
+                    answers[index] = NotAsked("it has not answered for some time")
                 if not is_silent or repeated_until:
-                    sent = _Sent(call, self._round, None if is_silent else place, repeated_until)
-                    self._send(index, sent, command)
+                    self._send(index, _Sent(call, self._round, answers, repeated_until), command)
         asked = len(self._nodes) * len(calls)
         while sum(map(len, each)) < asked and not enough(each):
             if (left := until - clock.now()) <= 0:
                 self._is_late = True
                 break
             self._hear(left)
-        self._answers = []
-        return each
+        # As they are now: what comes later is nobody's answer.
+        return [dict(answers) for answers in each]
 
     def tell(self, call: Call, indexes: Collection[int], *, repeat_for: float = 0.0) -> None:
         """Send a call to some nodes, behind what they have not answered yet, and wait for nothing.
@@ -178,7 +176,6 @@ class Conversation:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it has not been used for a while."""
         return clock.now() - self._unused_since > _UNUSED
 
     @property
@@ -189,11 +186,6 @@ class Conversation:
             for unanswered in self._unanswered
             for sent in unanswered
         )
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether a node has not answered what is to be repeated, however short a time."""
-        return any(sent.until > clock.now() for unanswered in self._unanswered for sent in unanswered)
 
     def close(self) -> None:
         """Close all connections; what is pending is left to other ones."""
@@ -213,7 +205,7 @@ class Conversation:
         self._selector.register(connection, selectors.EVENT_READ, index)
         node.connected()
         # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
-        for script in (*vote_commands.SCRIPTS, *ledger_commands.SCRIPTS):
+        for script in (*commands.SCRIPTS, *ledger.SCRIPTS):
             loading = _Sent(Call(script, (), ()), self._round, None, 0.0)
             self._send(index, loading, packed(script.load))
 
@@ -227,14 +219,8 @@ class Conversation:
             return
         # Before it is sent: an interruption may come between any two lines.
         self._unanswered[index].append(sent)
-        try:
-            connection.push(command or packed(sent.call.by_digest))
-            if connection.unsent > MAX_UNSENT:
-                raise TimeoutError("it has not taken what was sent for some time")
-        except RedisError as error:
-            self._break_off(index, error)
-        else:
-            self._watch(index, connection)
+        connection.push(command or packed(sent.call.by_digest))
+        self._flush(index)
 
     def _hear(self, seconds: float) -> bool:
         """Wait for something to arrive, and take note of it; whether something has."""
@@ -251,13 +237,12 @@ class Conversation:
             return
         try:
             connection.flush()
+            if connection.unsent > MAX_UNSENT:
+                raise TimeoutError("it has not taken what was sent for some time")
         except RedisError as error:
             self._break_off(index, error)
-        else:
-            self._watch(index, connection)
-
-    def _watch(self, index: int, connection: Connection) -> None:
-        """Wait for what the socket can do next."""
+            return
+        # Wait for what the socket can do next.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
         if self._selector.get_key(connection).events != events:
             self._selector.modify(connection, events, index)
@@ -280,19 +265,13 @@ class Conversation:
 
     def _note(self, index: int, sent: _Sent, answer: Any) -> None:
         """Take note of a node's answer, or of why there is none."""
-        if sent.until and isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
-            # Not carried out, as far as is known: it is loading its data, out of memory, a replica.
-            self._nodes[index].repeat(sent.call, sent.until)
-        if sent.place is not None and sent.number == self._round and self._answers:
-            self._answers[sent.place].setdefault(index, answer)
+        if sent.until:
+            self._nodes[index].note(sent.call, sent.until, answer)
+        if sent.answers is not None:
+            sent.answers.setdefault(index, answer)
 
     def _break_off(self, index: int, error: Exception) -> None:
         """Give up a connection; what the node was asked will not be answered any more."""
-        for sent in self._drop(index):
-            self._note(index, sent, error)
-
-    def _drop(self, index: int) -> list[_Sent]:
-        """End a connection; what was sent there and not answered."""
         connection, unanswered = self._connections[index], list(self._unanswered[index])
         if connection is not None:
             self._connections[index] = None
@@ -303,4 +282,5 @@ class Conversation:
                 connection.drop()
             else:
                 connection.close()
-        return unanswered
+        for sent in unanswered:
+            self._note(index, sent, error)

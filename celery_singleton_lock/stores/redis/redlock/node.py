@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+
+from redis.exceptions import NoPermissionError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis.script import Call
@@ -36,7 +39,6 @@ class Node:
 
     @property
     def is_avoided(self) -> bool:
-        """Whether it failed a moment ago."""
         return clock.now() < self._avoided_until
 
     @property
@@ -46,7 +48,6 @@ class Node:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is something to be sent to it."""
         while self._pending:
             with suppress(IndexError):
                 if self._pending[0][0] > clock.now():
@@ -61,17 +62,37 @@ class Node:
         self._pause = min(2 * self._pause, MAX_PAUSE)
 
     def connected(self) -> None:
-        """It is well."""
         self._pause, self._avoided_until = PAUSE, 0.0
 
-    def repeat(self, call: Call, until: float) -> None:
-        """Have it sent when it can be; pointless after that time."""
-        self._pending.append((until, call))
+    def note(self, call: Call, until: float, answer: object) -> None:
+        """Have a call repeated that was not carried out, as far as is known: out of memory, a replica, no answer."""
+        if isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
+            self._pending.append((until, call))
 
-    def take_pending(self) -> list[tuple[float, Call]]:
-        """What is to be sent now, and until when: whoever takes it sees to it."""
-        found: list[tuple[float, Call]] = []
-        with suppress(IndexError):
-            while True:
-                found.append(self._pending.popleft())
-        return [(until, call.again()) for until, call in found if until > clock.now()]
+    def settle(self, step: float) -> bool:
+        """Send it what is pending, if it can be reached; whether something is left.
+
+        Args:
+            step: seconds that connecting, or reading the answers, may take.
+        """
+        if not self.is_avoided and (pending := [*self.take_pending()]):
+            try:
+                answers = self.server.run_each([call for _, call in pending], step=step)
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+                self.failed(error)
+                answers = [error] * len(pending)
+            else:
+                self.connected()
+            for (until, call), answer in zip(pending, answers, strict=True):
+                self.note(call, until, answer)
+            if not self._pending:
+                self.server.close()  # What is not in use: this is seldom needed.
+        return self.has_pending
+
+    def take_pending(self) -> Iterator[tuple[float, Call]]:
+        """What is to be sent now, and until when: whoever takes it sees to it, one by one, and may be interrupted."""
+        for _ in range(len(self._pending)):
+            with suppress(IndexError):
+                until, call = self._pending.popleft()
+                if until > clock.now():
+                    yield until, call.again()

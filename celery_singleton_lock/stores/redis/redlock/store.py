@@ -1,19 +1,8 @@
-"""Redlock: locks on a majority of independent Redis servers, so that no single failure or failover can give one twice.
+"""A store on a majority of servers that do not know each other.
 
-The algorithm is that of https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/: all nodes are asked
-at once; who gets a majority has the lock for its ttl, less what that took and what the nodes' clocks may differ in
-rate; who does not takes back what it got, on every node, and tries again after a random delay. Beyond that:
-
-- One connection per node carries everything in order, so that taking back never overtakes a late acquire; and each
-  attempt has a name, under which a node refuses what comes after it was given up.
-- A node that has lost its memory has no vote for one ttl, however its operators restart it.
-- A fencing token is the highest counter of a majority, and is written back to a majority before it is given out: any
-  later majority shares a node with that one, and so counts higher.
-- A renewal needs a majority, and puts the lock back on nodes that have lost it, for the next time.
-- A waiter's bell hangs on one node, the same for all who wait for a lock while that node is well; the first in the
-  queue is woken first as long as that is so.
-
-Protocol: `docs/protocol.md`, section 10.
+Beside what `docs/protocol.md`, section 10, says: one connection per node carries everything in order, so that taking
+back never overtakes a late acquire; and a waiter's bell hangs on one node, the same for all who wait for a lock while
+that node is well.
 """
 
 from __future__ import annotations
@@ -21,25 +10,37 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from celery.utils.log import get_logger
+from redis.exceptions import TimeoutError
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
-from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands, vote_commands
-from celery_singleton_lock.stores.redis.conversation import Answers, Conversation
+from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
-from celery_singleton_lock.stores.redis.node import Node
-from celery_singleton_lock.stores.redis.nodes import CONNECT, CONNECT_ALL, MAX_ANSWER, Nodes, errors_of, given, tries
-from celery_singleton_lock.stores.redis.script import BATCH, Call
+from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
+from celery_singleton_lock.stores.redis.redlock.majority import agreed, merged
+from celery_singleton_lock.stores.redis.redlock.node import Node
+from celery_singleton_lock.stores.redis.redlock.nodes import (
+    CONNECT,
+    CONNECT_ALL,
+    MAX_ANSWER,
+    Nodes,
+    errors_of,
+    given,
+    tries,
+)
+from celery_singleton_lock.stores.redis.redlock.votes import Votes
+from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
-from celery_singleton_lock.stores.redis.votes import Votes
 from celery_singleton_lock.stores.redis.waiter import RedisBell
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
@@ -71,9 +72,10 @@ class RedlockStore:
         self.server = server
         self._nodes = Nodes(servers, server)
         self._memory = memory
+        self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        wanted = replace(request, owner=vote_commands.attempt_of(request.owner, 0))
+        wanted = replace(request, owner=commands.attempt_of(request.owner, 0))
         try:
             with self._nodes.conversation() as conversation:
                 found = self._acquire(conversation, wanted)
@@ -90,26 +92,28 @@ class RedlockStore:
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         """See `LockStore.renew`; `timeout` is that of connecting, and of the answers to all."""
-        batches = [holds[start : start + BATCH] for start in range(0, len(holds), BATCH)]
-        undecided = set(range(len(batches)))
+        parts = [*batches(holds)]
+        undecided = set(range(len(parts)))
 
         def is_decided(each: Sequence[Answers]) -> bool:
             for place in list(undecided):
-                if len(self._renewed(batches[place], each[place])) == len(batches[place]):
+                if len(self._renewed(parts[place], each[place])) == len(parts[place]):
                     undecided.discard(place)
             # Nor does it help to wait where most nodes have failed.
             return not undecided or all(self._nodes.has_failed(each[place]) for place in undecided)
 
         with self._nodes.conversation(step=min(timeout, CONNECT), seconds=timeout) as conversation:
             sent_at = clock.now()
-            each = conversation.ask_each([vote_commands.renew(batch) for batch in batches], is_decided, seconds=timeout)
+            each = conversation.ask_each(
+                [lock_commands.renew(batch, named=stem) for batch in parts], is_decided, seconds=timeout
+            )
             renewed: dict[Hold, bool] = {}
-            for batch, answers in zip(batches, each, strict=True):
+            for batch, answers in zip(parts, each, strict=True):
                 renewed.update(self._renewed(batch, answers))
             for hold, ours in renewed.items():
                 if ours and isinstance(hold, Lease):
                     hold.extend(sent_at)
-            for batch, answers in zip(batches, each, strict=True):
+            for batch, answers in zip(parts, each, strict=True):
                 _put_back(conversation, batch, answers, renewed)
         if len(renewed) < len(holds):
             raise self._nodes.unavailable({index: words for it in each for index, words in errors_of(it).items()})
@@ -117,7 +121,7 @@ class RedlockStore:
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
         answers: Answers = {}
-        call = vote_commands.free(hold, record=record, reservation=reservation)
+        call = commands.free(hold, record=record, reservation=reservation)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
             ours, gone = _freed_on(answers)
@@ -127,27 +131,22 @@ class RedlockStore:
         raise self._nodes.unavailable(errors_of(answers))
 
     def abandon(self, hold: Hold) -> bool | None:
-        answers: Answers = {}
-        try:
-            answers = self._freed(hold, vote_commands.abandon(hold), repeats=True)
-        except Exception as error:  # noqa: BLE001 - it is repeated all the same
-            logger.debug("redlock: %s: is taken back later: %s", hold.key, words_of(error))
-        ours, gone = _freed_on(answers)
+        ours, gone = _freed_on(self._said(hold, commands.abandon(hold)))
         return None if ours + gone < self._nodes.quorum else ours > 0 and gone <= self._nodes.spare
 
     def remember(self, key: str, record: Record) -> None:
         hold = Hold.of_nobody(key)
-        try:
-            self._freed(hold, vote_commands.free(hold, record=record), repeats=True)
-        except Exception as error:  # noqa: BLE001 - it is repeated all the same
-            logger.debug("redlock: %s: a record is left later: %s", hold.key, words_of(error))
+        self._said(hold, commands.free(hold, record=record))
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
-        return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots))
+        try:
+            return lock_answers.with_all_slots(limit, lambda slots: self._refuse(key, holder, record, slots))
+        except TimeoutError as error:
+            raise LockUnavailable(self.server, words_of(error)) from error
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
-        for start in range(0, len(records), BATCH):
-            self._nodes.majority(lock_commands.replace_records(records[start : start + BATCH]))
+        for batch in batches(records):
+            self._nodes.majority(lock_commands.replace_records(batch))
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
         bell, waiting = _NodesBell(request.key, self._nodes.each, self.server), replace(request, waiting=True)
@@ -158,22 +157,22 @@ class RedlockStore:
         each = self._nodes.read(
             lambda server: [(key, held) for held in inspect.held(server, key, limit)], at_least=quorum
         )
-        return [held for _, held in inspect.agreed(each, quorum)]
+        return [held for _, held in agreed(each, quorum)]
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         quorum = self._nodes.quorum
         each = self._nodes.read(lambda server: [*inspect.all_held(server, prefix)], at_least=quorum)
-        yield from inspect.agreed(each, quorum)
+        yield from agreed(each, quorum)
 
     def inspect(self, key: str) -> KeyState:
         quorum = self._nodes.quorum
-        return inspect.merged(self._nodes.read(lambda server: inspect.inspect(server, key), at_least=quorum), quorum)
+        return merged(self._nodes.read(lambda server: inspect.inspect(server, [server], key), at_least=quorum), quorum)
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[bytes]:
             return [entry for found in self._nodes.read(lambda it: [*inspect.entries(it, key)]) for entry in found]
 
-        return RedisLedger(key, self._nodes.majority, known, batch=BATCH, quorum=self._nodes.quorum)
+        return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._nodes.first, self._nodes.read)
@@ -212,39 +211,32 @@ class RedlockStore:
 
     def _try(self, conversation: Conversation, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
-        attempt = vote_commands.attempt_of(wanted.owner, chance.randrange(1, vote_commands.ATTEMPTS))
-        call = vote_commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory)
+        attempt = commands.attempt_of(wanted.owner, chance.randrange(1, commands.ATTEMPTS))
+        call = commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory)
         sent_at = clock.now()
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
         if votes.has_majority and votes.record is None:
-            fence = self._fence(conversation, wanted, slot, [*votes.granted.values()])
+            fence = self._fence(conversation, wanted, slot, votes.granted)
             if fence and clock.now() - sent_at < wanted.ttl / 3:
                 return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
-        conversation.tell(vote_commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
+        conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 
     def _is_decided(self, answers: Answers) -> bool:
         """Whether the other nodes' votes cannot change anything."""
-        kinds = [answer[0] for answer in answers.values() if isinstance(answer, list)]
-        granted = kinds.count(Answer.GRANTED)
-        unknown = len(self._nodes.each) - len(answers)
-        return Answer.RECORD in kinds or granted >= self._nodes.quorum or granted + unknown < self._nodes.quorum
+        return Answer.RECORD in map(_kind, answers.values()) or self._is_agreed(answers)
 
     def _fence(self, conversation: Conversation, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be made sure."""
         fence, quorum = max(fences), self._nodes.quorum
         if fences.count(fence) >= quorum:
             return fence
-        call = vote_commands.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
-
-        def is_decided(answers: Answers) -> bool:
-            raised = [*answers.values()].count(1)
-            return raised >= quorum or len(answers) - raised > self._nodes.spare
-
+        call = commands.raise_fence(wanted.key, wanted.owner, slot=slot, fence=fence, ttl=wanted.ttl)
+        is_decided = self._nodes.decided_by(lambda answer: answer == 1)
         answers = conversation.ask(call, is_decided, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None
 
@@ -259,6 +251,14 @@ class RedlockStore:
             for hold, ours in votes.items()
             if ours >= self._nodes.quorum or len(each) - ours > self._nodes.spare
         }
+
+    def _said(self, hold: Hold, call: Call) -> Answers:
+        """As `_freed`, without an error."""
+        try:
+            return self._freed(hold, call, repeats=True)
+        except Exception as error:  # noqa: BLE001 - it is repeated all the same
+            logger.debug("redlock: %s: the end of a lock or a message is said later: %s", hold.key, words_of(error))
+            return {}
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
         """What the nodes answered to freeing; where it `repeats`, it is sent again to those that have not."""
@@ -279,11 +279,14 @@ class RedlockStore:
     def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
         """Refuse the message, on a majority of the nodes that has promised so before."""
         answers: Answers = {}
-        promise = record._replace(content=vote_commands.PROMISE + record.content, seconds=PROMISED)
+        promise = record._replace(content=commands.PROMISE + record.content, seconds=PROMISED)
         for _ in tries():
             with self._nodes.conversation() as conversation:
                 for each in (promise, record):
-                    call = vote_commands.refuse(key, holder, each, slots=slots)
+                    call = lock_commands.refuse(key, holder, each, slots=slots, named=stem)
+                    # Not merely until a majority has answered: a node that the message's copy has, and that answers
+                    # sooner than one of those that have promised, would have a refusal taken back that others have been
+                    # told of.
                     answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER)
                     found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
                     if found.count(None) < self._nodes.quorum:
@@ -295,20 +298,11 @@ class RedlockStore:
                     continue
                 for each in (promise, record):
                     everywhere = range(len(self._nodes.each))
-                    conversation.tell(vote_commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+                    conversation.tell(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against:
                 return next((it for it in against if isinstance(it, Record)), against[0])
         raise self._nodes.unavailable(errors_of(answers))
-
-    def _is_agreed(self, answers: Answers) -> bool:
-        """Whether a majority has agreed, or cannot any more.
-
-        Not merely whether a majority has answered: a node that the message's copy has, and that answers sooner than one
-        of those that have promised, would have a refusal taken back that others have been told of.
-        """
-        agreed = [answer[0] for answer in given(answers)].count(Answer.GRANTED)
-        return agreed >= self._nodes.quorum or len(answers) - agreed > self._nodes.spare
 
 
 class _NodesBell(RedisBell):
@@ -345,7 +339,12 @@ def _put_back(
             if not ours and renewed.get(hold) and hold.slot is not None
         ]
         if lost:
-            conversation.tell(vote_commands.put_back(lost), [index])
+            conversation.tell(commands.put_back(lost), [index])
+
+
+def _kind(answer: Any) -> Any:
+    """What an answer to a vote or a refusal begins with; None for an error."""
+    return None if isinstance(answer, Exception) else answer[0]
 
 
 def _freed_on(answers: Answers) -> tuple[int, int]:
@@ -357,15 +356,14 @@ def _freed_on(answers: Answers) -> tuple[int, int]:
 
 def _is_copy(wanted: LockRequest, held: Held) -> bool:
     """Whether another copy of this message has the lock: not this owner, nor is it reserved for this message."""
-    if held.owner in (wanted.owner, vote_commands.attempt_of(wanted.holder.reserved_as, 0)):
+    if held.owner in (wanted.owner, commands.attempt_of(wanted.holder.reserved_as, 0)):
         return False
     return held.holder is not None and held.holder.is_copy_of(wanted.holder)
 
 
 def _is_promise(found: Held | Record) -> bool:
-    return isinstance(found, Record) and found.content.startswith(vote_commands.PROMISE)
+    return isinstance(found, Record) and found.content.startswith(commands.PROMISE)
 
 
 def _patience(ttl: float) -> float:
-    """Seconds that the nodes get to answer."""
     return min(max(ttl * ANSWER_SHARE, MIN_ANSWER), MAX_ANSWER)

@@ -1,0 +1,71 @@
+"""A thread for what nobody waits for: it is there while there is something to do.
+
+Whoever has something to do notes it where `work` finds it, and says then that there is some: a thread does it a while
+later, with all that came meanwhile. What is noted while it works, it does next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock, forks
+
+logger = get_logger(__name__)
+
+#: Seconds until a call that failed is tried again.
+RETRY_AFTER = 1.0
+
+
+class Later:
+    """Calls `work` in a thread of its own.
+
+    Args:
+        name: of the thread.
+        work: does what there is; returns None when nothing is left, else the seconds after which to call it again.
+        after: seconds that what comes may wait for more.
+    """
+
+    def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0) -> None:
+        self._name = name
+        self._work = work
+        self._after = after
+        self.start_anew()
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        self._mutex = threading.Lock()
+        self._is_wanted = False
+        self._thread: threading.Thread | None = None
+
+    def want(self) -> None:
+        """There is something to do."""
+        with self._mutex:
+            self._is_wanted = True
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                with suppress(RuntimeError):  # No thread is to be had: what comes next tries again.
+                    thread.start()
+                    self._thread = thread
+
+    def _run(self) -> None:
+        pause: float | None = self._after
+        while pause is not None:
+            clock.sleep(pause)
+            with self._mutex:
+                self._is_wanted = False
+            try:
+                pause = self._work()
+            except (Exception, SystemExit):
+                # Also where code of the user's calls `sys.exit`: without this thread nothing is done any more.
+                logger.exception("%s: unexpected error; going on", self._name)
+                pause = RETRY_AFTER
+            with self._mutex:
+                if pause is None and self._is_wanted:
+                    pause = self._after
+                if pause is None:
+                    # Under the mutex: whoever comes now finds no thread, and starts one.
+                    self._thread = None

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from celery_singleton_lock import later
+from celery_singleton_lock.journal.alerts import Alerts
+from celery_singleton_lock.journal.writer import JournalWriter
+from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.later import Later
+from celery_singleton_lock.record_writer import RecordWriter
+from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.worker.background import Aside
+from tests.patience import LIMIT
+from tests.servers import until
+
+
+class Counting:
+    """Work that is counted; each call answers as it is told, then that nothing is left."""
+
+    def __init__(self, *answers: float | BaseException | None) -> None:
+        self.calls = 0
+        self._answers: Iterator[float | BaseException | None] = iter(answers)
+        self.went_in, self.may_go_on = threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def __call__(self) -> float | None:
+        self.calls += 1
+        self.went_in.set()
+        assert self.may_go_on.wait(LIMIT)
+        answer = next(self._answers, None)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def has_ended(it: Later) -> bool:
+    return it._thread is None
+
+
+def test_thread_ends_when_nothing_is_left_and_comes_again() -> None:
+    work = Counting()
+    it = Later("a", work)
+    for calls in (1, 2):
+        it.want()
+        until(lambda: has_ended(it), "the thread has ended")
+        assert work.calls == calls
+
+
+def test_what_comes_while_it_works_is_done_next() -> None:
+    work = Counting()
+    work.may_go_on.clear()
+    it = Later("a", work)
+    it.want()
+    assert work.went_in.wait(LIMIT)
+    it.want()
+    work.may_go_on.set()
+    until(lambda: has_ended(it), "the thread has ended")
+    assert work.calls == 2
+
+
+def test_work_that_is_left_is_done_without_being_asked() -> None:
+    work = Counting(0.0, 0.0)
+    it = Later("a", work)
+    it.want()
+    until(lambda: has_ended(it), "the thread has ended")
+    assert work.calls == 3
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("no such thing"), SystemExit(1)], ids=repr)
+def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    monkeypatch.setattr(later, "RETRY_AFTER", 0.0)
+    work = Counting(error)
+    it = Later("a", work)
+    it.want()
+    until(lambda: has_ended(it), "the thread has ended")
+    assert work.calls == 2
+
+
+def test_many_threads_lose_nothing() -> None:
+    noted: list[int] = []
+    done: list[int] = []
+
+    def work() -> None:
+        while noted:
+            done.append(noted.pop())
+
+    it = Later("a", work)
+
+    def note() -> None:
+        for number in range(500):
+            noted.append(number)
+            it.want()
+
+    threads = [threading.Thread(target=note) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: has_ended(it), "the thread has ended")
+    assert len(done) == 4000
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        yield patch
+
+
+class TestWithoutThreads:
+    """Whoever has something to write is a task that has ended: it must not fail for that."""
+
+    def test_journal_is_written_when_there_are_some_again(self, no_threads: pytest.MonkeyPatch) -> None:
+        journal = MemoryStore().journal("p", size=100)
+        writer = JournalWriter(journal, Alerts(lambda: None, 0))  # type: ignore[arg-type]
+        writer._later._after = 0.0
+        entry = Entry("run", "t", "k", "id", "node", 1, 1.0, 2.0)
+        writer.add(entry)
+        no_threads.undo()
+        writer.add(entry)
+        until(lambda: len(list(journal.entries(since=0.0))) == 2, "both are written")
+
+    def test_records_are_written_when_there_are_some_again(self, no_threads: pytest.MonkeyPatch) -> None:
+        writer = RecordWriter(MemoryStore())
+        writer._later._after = 0.0
+        writer.replace("k", Record("m", b"", 1.0))
+        no_threads.undo()
+        writer.replace("k", Record("n", b"", 1.0))
+        until(lambda: not writer._records, "both are written")
+
+    def test_work_aside_is_done_when_there_are_some_again(self, no_threads: pytest.MonkeyPatch) -> None:
+        aside, done = Aside("aside"), threading.Event()
+        aside.do(done.set)
+        no_threads.undo()
+        aside.do(lambda: None)
+        assert done.wait(LIMIT)

@@ -1,0 +1,41 @@
+"""A thread that repeats what was not answered, and ends when nothing is left."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_singleton_lock.stores.redis.repeater import Repeater
+from tests.patience import LIMIT
+
+
+def test_what_comes_while_it_finds_nothing_left_is_seen_to() -> None:
+    again, asked = threading.Event(), threading.Event()
+
+    def settle() -> bool:
+        if asked.is_set():
+            again.set()
+        else:
+            asked.set()
+            repeater.start()
+        return False
+
+    repeater = Repeater(settle)
+    repeater.start()
+    assert again.wait(LIMIT)
+
+
+def test_error_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    again, failed = threading.Event(), threading.Event()
+
+    def settle() -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("out of order")
+        again.set()
+        return False
+
+    Repeater(settle).start()
+    assert again.wait(LIMIT)
+    assert "out of order" in caplog.text
