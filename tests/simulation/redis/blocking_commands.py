@@ -1,0 +1,49 @@
+"""Commands that wait."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tests.simulation.redis import numbers
+from tests.simulation.redis.registry import all_but_last, command, none
+from tests.simulation.redis.replies import NIL_LIST, CommandError
+from tests.simulation.redis.session import Blocked
+
+
+@command("BLPOP", -3, all_but_last, writes=True)
+def blpop(server: Any, args: list[bytes]) -> Any:
+    *keys, timeout = args
+    seconds = numbers.floating(timeout, "ERR timeout is not a float or out of range")
+    if seconds < 0:
+        raise CommandError("ERR timeout is negative")
+    for key in keys:
+        if (found := server.typed(key, list)) is not None:
+            element = found.pop(0)
+            server.changed(key)
+            return [key, element]
+    if not server.may_block:
+        return NIL_LIST
+    server.block(Blocked(server.ms + math.ceil(seconds * 1000) if seconds else 0, keys=list(dict.fromkeys(keys))))
+    return None
+
+
+@command("WAIT", 3, none, in_scripts=False)
+def wait(server: Any, args: list[bytes]) -> Any:
+    if server.readonly:
+        raise CommandError(
+            "ERR WAIT cannot be used with replica instances. Please also note that since Redis 4.0 if a replica is "
+            "configured to be writable (which is not the default) writes to replicas are just local and are not "
+            "propagated."
+        )
+    count, milliseconds = (
+        numbers.integer(args[0]),
+        numbers.integer(args[1], "ERR timeout is not an integer or out of range"),
+    )
+    if milliseconds < 0:
+        raise CommandError("ERR timeout is negative")
+    acknowledged = server.replicas_at(server.session.offset)
+    if acknowledged >= count:
+        return acknowledged
+    server.block(Blocked(server.ms + milliseconds if milliseconds else 0, replicas=count))
+    return None

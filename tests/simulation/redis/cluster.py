@@ -1,0 +1,72 @@
+"""What a node of a cluster believes about the others, given from outside."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.simulation.redis.replies import CommandError
+
+SLOTS = 16384
+Address = tuple[str, int]
+
+
+def slot_of(key: bytes) -> int:
+    _, opened, rest = key.partition(b"{")
+    tag, closed, _ = rest.partition(b"}")
+    return binascii.crc_hqx(tag if opened and closed and tag else key, 0) % SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMap:
+    """Who has which slots.
+
+    Attributes:
+        myself: the node whose belief it is.
+        ranges: first slot, last slot, and who has them: the master, then its replicas.
+        migrating: slots of this node that are about to go to another one, to which it sends whoever asks for a key that
+            is not here.
+        importing: slots that are about to come here, and are served to who says ASKING.
+    """
+
+    myself: Address
+    ranges: Sequence[tuple[int, int, Sequence[Address]]]
+    migrating: Mapping[int, Address] = field(default_factory=dict)
+    importing: Mapping[int, Address] = field(default_factory=dict)
+
+    def owner(self, slot: int) -> Address | None:
+        return next((nodes[0] for first, last, nodes in self.ranges if first <= slot <= last), None)
+
+    def redirection(self, keys: Sequence[bytes], held: int, *, asking: bool) -> CommandError | None:
+        """What a client is told that asks for these keys here; None if it is at the right place.
+
+        Args:
+            keys: that it names.
+            held: how many of them are here.
+            asking: whether it has said ASKING.
+        """
+        if not keys:
+            return None
+        slots = {slot_of(key) for key in keys}
+        if len(slots) > 1:
+            return CommandError("CROSSSLOT Keys in request don't hash to the same slot")
+        slot = slots.pop()
+        owner = self.owner(slot)
+        if owner is None:
+            return CommandError("CLUSTERDOWN Hash slot not served")
+        if owner == self.myself and slot in self.migrating and held < len(keys):
+            if held and len(keys) > 1:
+                return CommandError("TRYAGAIN Multiple keys request during rehashing of slot")
+            return CommandError("ASK {} {}:{}".format(slot, *self.migrating[slot]))
+        if owner != self.myself and slot in self.importing and asking:
+            if held < len(keys) and len(keys) > 1:
+                return CommandError("TRYAGAIN Multiple keys request during rehashing of slot")
+            return None
+        return None if owner == self.myself else CommandError("MOVED {} {}:{}".format(slot, *owner))
+
+    def is_elsewhere(self, keys: Sequence[bytes]) -> bool:
+        """Whether a script may not touch one of them here."""
+        return any(
+            self.owner(slot) != self.myself and slot not in self.importing for slot in {slot_of(key) for key in keys}
+        )

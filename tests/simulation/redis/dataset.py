@@ -1,0 +1,98 @@
+"""What a server holds: keys with values and times to live. The type of a value is the Python type of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tests.simulation.redis.replies import UnknownCommand
+
+
+class Scores(dict[bytes, float]):
+    """A sorted set: members with their scores."""
+
+    def in_order(self) -> list[bytes]:
+        return sorted(self, key=lambda member: (self[member], member))
+
+
+class Stream:
+    """Entries by their ids; it is there even when it has none."""
+
+    __slots__ = ("entries", "first_of_nodes", "last_id")
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
+        self.last_id = (0, 0)
+        #: How many entries are in each node of the real one, which are trimmed as a whole.
+        self.first_of_nodes: list[int] = []
+
+    def copy(self) -> Stream:
+        copy = Stream()
+        copy.entries, copy.last_id, copy.first_of_nodes = list(self.entries), self.last_id, list(self.first_of_nodes)
+        return copy
+
+
+TYPES = {bytes: b"string", list: b"list", dict: b"hash", Scores: b"zset", Stream: b"stream"}
+
+
+class Change(NamedTuple):
+    """What became of a key: its value (None: it is gone) and the moment of its end in ms (None: it has none)."""
+
+    database: int
+    key: bytes
+    value: Any
+    ends_at: int | None
+
+
+class Database:
+    """The keys of one database."""
+
+    __slots__ = ("ends_at", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, Any] = {}
+        self.ends_at: dict[bytes, int] = {}
+
+
+class Dataset:
+    """All databases of a server."""
+
+    def __init__(self) -> None:
+        self.databases: dict[int, Database] = {}
+
+    def database(self, index: int) -> Database:
+        if index not in self.databases:
+            self.databases[index] = Database()
+        return self.databases[index]
+
+    def copy(self) -> Dataset:
+        copy = Dataset()
+        for change in self.changes():
+            copy.apply(change)
+        return copy
+
+    def changes(self) -> Iterator[Change]:
+        """What makes it of an empty one."""
+        for index, database in self.databases.items():
+            for key, value in database.values.items():
+                yield Change(index, key, copied(value), database.ends_at.get(key))
+
+    def apply(self, change: Change) -> None:
+        database = self.database(change.database)
+        database.ends_at.pop(change.key, None)
+        if change.value is None:
+            database.values.pop(change.key, None)
+            return
+        database.values[change.key] = copied(change.value)
+        if change.ends_at is not None:
+            database.ends_at[change.key] = change.ends_at
+
+
+def copied(value: Any) -> Any:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, Scores):
+        return Scores(value)
+    if isinstance(value, (list, dict, Stream)):
+        return value.copy()
+    raise UnknownCommand(f"a value of type {type(value)}")

@@ -1,0 +1,223 @@
+"""Commands about keys of any type, and about texts."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from tests.simulation.redis import numbers
+from tests.simulation.redis.dataset import TYPES
+from tests.simulation.redis.globs import matcher
+from tests.simulation.redis.registry import command, every, none
+from tests.simulation.redis.replies import OK, SYNTAX, CommandError, Status, UnknownCommand
+
+
+@command("GET", 2)
+def get(server: Any, args: list[bytes]) -> Any:
+    return server.typed(args[0], bytes)
+
+
+@command("SET", -3, grows=True)
+def set_(server: Any, args: list[bytes]) -> Any:
+    key, value, *options = args
+    ends_at, must, keeps, returns, at = None, b"", False, False, 0
+    while at < len(options):
+        option = options[at].upper()
+        if option in (b"NX", b"XX") and must in (b"", option):
+            must = option
+        elif option == b"KEEPTTL" and ends_at is None:
+            keeps = True
+        elif option == b"GET":
+            returns = True
+        elif option in (b"PX", b"EX", b"PXAT", b"EXAT") and ends_at is None and not keeps and at + 1 < len(options):
+            at += 1
+            ends_at = _end(server, option, options[at])
+        else:
+            raise CommandError(SYNTAX)
+        at += 1
+    before = server.typed(key, bytes) if returns else server.lookup(key)
+    if (must == b"NX" and before is not None) or (must == b"XX" and before is None):
+        return before if returns else None
+    if keeps:
+        ends_at = server.db.ends_at.get(key)
+    server.put(key, value, ends_at)
+    return before if returns else OK
+
+
+def _end(server: Any, option: bytes, text: bytes) -> int:
+    wrong = "ERR invalid expire time in 'set' command" if server.is_seven else "ERR invalid expire time in set"
+    number = numbers.integer(text)
+    milliseconds = number if option[:1] == b"P" else number * 1000
+    if number <= 0 or milliseconds > numbers.MOST:
+        raise CommandError(wrong)
+    end = milliseconds if option.endswith(b"AT") else server.ms + milliseconds
+    if end > numbers.MOST:
+        raise CommandError(wrong)
+    return end
+
+
+@command("GETRANGE", 4)
+def getrange(server: Any, args: list[bytes]) -> Any:
+    start, end = numbers.integer(args[1]), numbers.integer(args[2])
+    text = server.typed(args[0], bytes) or b""
+    if start < 0 and end < 0 and start > end:
+        return b""
+    length = len(text)
+    start, end = max(start + length if start < 0 else start, 0), max(end + length if end < 0 else end, 0)
+    return text[start : end + 1]
+
+
+@command("STRLEN", 2)
+def strlen(server: Any, args: list[bytes]) -> Any:
+    return len(server.typed(args[0], bytes) or b"")
+
+
+@command("INCR", 2, grows=True)
+def incr(server: Any, args: list[bytes]) -> Any:
+    return _added(server, args[0], 1)
+
+
+@command("INCRBY", 3, grows=True)
+def incrby(server: Any, args: list[bytes]) -> Any:
+    return _added(server, args[0], numbers.integer(args[1]))
+
+
+def _added(server: Any, key: bytes, by: int) -> int:
+    text = server.typed(key, bytes)
+    number = (numbers.integer(text) if text is not None else 0) + by
+    if not numbers.LEAST <= number <= numbers.MOST:
+        raise CommandError("ERR increment or decrement would overflow")
+    server.put(key, b"%d" % number, server.db.ends_at.get(key))
+    return number
+
+
+@command("EXISTS", -2, every)
+def exists(server: Any, args: list[bytes]) -> Any:
+    lookup = server.lookup
+    return sum(lookup(key) is not None for key in args)
+
+
+@command("DEL", -2, every, writes=True)
+def del_(server: Any, args: list[bytes]) -> Any:
+    return sum(server.lookup(key) is not None and server.remove(key) for key in args)
+
+
+@command("UNLINK", -2, every, writes=True)
+def unlink(server: Any, args: list[bytes]) -> Any:
+    return del_(server, args)
+
+
+@command("TYPE", 2)
+def type_(server: Any, args: list[bytes]) -> Any:
+    value = server.lookup(args[0])
+    return Status(b"none" if value is None else TYPES[value.__class__])
+
+
+@command("PTTL", 2)
+def pttl(server: Any, args: list[bytes]) -> Any:
+    if server.lookup(args[0]) is None:
+        return -2
+    ends_at = server.db.ends_at.get(args[0])
+    return -1 if ends_at is None else max(ends_at - server.ms, 0)
+
+
+@command("TTL", 2)
+def ttl(server: Any, args: list[bytes]) -> Any:
+    left = pttl(server, args)
+    return (left + 500) // 1000 if left >= 0 else left
+
+
+@command("PEXPIRE", -3, writes=True)
+def pexpire(server: Any, args: list[bytes]) -> Any:
+    return _expire(server, args, 1, server.ms, "pexpire")
+
+
+@command("EXPIRE", -3, writes=True)
+def expire(server: Any, args: list[bytes]) -> Any:
+    return _expire(server, args, 1000, server.ms, "expire")
+
+
+@command("PEXPIREAT", -3, writes=True)
+def pexpireat(server: Any, args: list[bytes]) -> Any:
+    return _expire(server, args, 1, 0, "pexpireat")
+
+
+def _expire(server: Any, args: list[bytes], unit: int, since: int, name: str) -> int:
+    if len(args) > 2:
+        raise UnknownCommand(f"{name.upper()} with options: {args}")
+    number, key = numbers.integer(args[1]) * unit, args[0]
+    if not numbers.LEAST <= number <= numbers.MOST or number + since > numbers.MOST:
+        shown = f"'{name}' command" if server.is_seven else name
+        raise CommandError(f"ERR invalid expire time in {shown}")
+    if server.lookup(key) is None:
+        return 0
+    if number + since <= server.ms and server.ends_keys:
+        server.remove(key)
+    else:
+        server.expire_at(key, number + since)
+    return 1
+
+
+@command("PERSIST", 2, writes=True)
+def persist(server: Any, args: list[bytes]) -> Any:
+    if server.lookup(args[0]) is None or args[0] not in server.db.ends_at:
+        return 0
+    server.expire_at(args[0], None)
+    return 1
+
+
+@command("DBSIZE", 1, none)
+def dbsize(server: Any, args: list[bytes]) -> Any:
+    return len(server.db.values)
+
+
+@command("KEYS", 2, none)
+def keys(server: Any, args: list[bytes]) -> Any:
+    matches = matcher(args[0])
+    return [key for key in list(server.db.values) if matches(key) and server.lookup(key) is not None]
+
+
+@command("FLUSHALL", -1, none, writes=True)
+def flushall(server: Any, args: list[bytes]) -> Any:
+    server.flush(list(server.dataset.databases.values()))
+    return OK
+
+
+@command("FLUSHDB", -1, none, writes=True)
+def flushdb(server: Any, args: list[bytes]) -> Any:
+    server.flush([server.db])
+    return OK
+
+
+@command("SCAN", -2, none)
+def scan(server: Any, args: list[bytes]) -> Any:
+    position, matches, count = scan_options(args)
+    position, found = stepped(server.db.values, position, count)
+    return [position, [key for key in found if matches(key) and server.lookup(key) is not None]]
+
+
+def scan_options(args: list[bytes]) -> tuple[int, Any, int]:
+    """The cursor, what a name must be like, and how many are looked at."""
+    if not args[0].isdigit():
+        raise CommandError("ERR invalid cursor")
+    pattern, count = b"*", 10
+    for name, value in zip(args[1::2], args[2::2], strict=len(args) % 2 == 1):
+        if name.upper() == b"MATCH":
+            pattern = value
+        elif name.upper() == b"COUNT":
+            count = numbers.integer(value)
+            if count < 1:
+                raise CommandError(SYNTAX)
+        else:
+            raise UnknownCommand(f"SCAN with {name!r}")
+    return int(args[0]), matcher(pattern), count
+
+
+def stepped(names: Any, position: int, count: int) -> tuple[bytes, list[bytes]]:
+    """Some of the names, and where to go on: what is there all the while is found, as by the real one."""
+    if not position and len(names) <= count:
+        return b"0", list(names)
+    ahead = sorted((number, name) for name in names if (number := zlib.crc32(name)) >= position)
+    until = ahead[count - 1][0] if len(ahead) > count else None
+    found = [name for number, name in ahead if until is None or number <= until]
+    return (b"0" if len(found) == len(ahead) or until is None else b"%d" % (until + 1)), found

@@ -1,0 +1,78 @@
+"""The commands that are known, and what the server has to know of each before it runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Arguments = list[bytes]
+Carried = TypeVar("Carried", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A command.
+
+    Attributes:
+        name: as errors show it.
+        run: carries it out, given the server and the arguments behind the name.
+        arity: number of words, the name among them; negative: at least so many.
+        keys: which of the arguments are keys.
+        writes: refused by a replica.
+        grows: refused by a server that is out of memory.
+        in_scripts: whether scripts may use it.
+        while_loading: whether it is answered while the server loads its data, or is busy with a script.
+    """
+
+    name: str
+    run: Callable[[Any, Arguments], Any]
+    arity: int
+    keys: Callable[[Arguments], Sequence[bytes]]
+    writes: bool
+    grows: bool
+    in_scripts: bool
+    while_loading: bool
+
+    def takes(self, words: int) -> bool:
+        return words == self.arity if self.arity > 0 else words >= -self.arity
+
+
+#: By name, in capital and in small letters.
+COMMANDS: dict[bytes, Known] = {}
+
+
+def none(arguments: Arguments) -> Sequence[bytes]:
+    return ()
+
+
+def first(arguments: Arguments) -> Sequence[bytes]:
+    return arguments[:1]
+
+
+def every(arguments: Arguments) -> Sequence[bytes]:
+    return arguments
+
+
+def all_but_last(arguments: Arguments) -> Sequence[bytes]:
+    return arguments[:-1]
+
+
+def command(
+    name: str,
+    arity: int,
+    keys: Callable[[Arguments], Sequence[bytes]] = first,
+    *,
+    writes: bool = False,
+    grows: bool = False,
+    in_scripts: bool = True,
+    while_loading: bool = False,
+) -> Callable[[Carried], Carried]:
+    """Make a function known as a command."""
+
+    def known(run: Carried) -> Carried:
+        entry = Known(name.lower(), run, arity, keys, writes or grows, grows, in_scripts, while_loading)
+        COMMANDS[name.encode()] = COMMANDS[name.lower().encode()] = entry
+        return run
+
+    return known

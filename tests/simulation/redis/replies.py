@@ -1,0 +1,59 @@
+"""What a command answers, and how that goes over the wire (RESP2 and RESP3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class UnknownCommand(Exception):
+    """The model does not know this command or option: the simulation shows nothing any more, and ends."""
+
+
+class CommandError(Exception):
+    """An answer that is an error; its text begins with the code."""
+
+    def __init__(self, text: str | bytes) -> None:
+        super().__init__(text)
+        self.text = text.encode() if isinstance(text, str) else text
+
+
+class Status(bytes):
+    """A simple string, such as OK."""
+
+
+class Pairs(list[Any]):
+    """Names and values in turn: a map in RESP3."""
+
+
+class NilList:
+    """No list: what a BLPOP says that nobody has woken."""
+
+
+OK = Status(b"OK")
+NIL_LIST = NilList()
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+SYNTAX = "ERR syntax error"
+
+
+def encoded(reply: Any, resp: int) -> bytes:
+    if reply.__class__ is int:
+        return b":%d\r\n" % reply
+    if reply.__class__ is bytes:
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    if reply is None:
+        return b"$-1\r\n" if resp == 2 else b"_\r\n"
+    if isinstance(reply, Status):
+        return b"+%b\r\n" % reply
+    if isinstance(reply, Pairs) and resp == 3:
+        return b"%%%d\r\n" % (len(reply) // 2) + b"".join(encoded(each, resp) for each in reply)
+    if isinstance(reply, list):
+        return b"*%d\r\n" % len(reply) + b"".join(encoded(each, resp) for each in reply)
+    if isinstance(reply, CommandError):
+        return error_line(reply.text)
+    if reply is NIL_LIST:
+        return b"*-1\r\n" if resp == 2 else b"_\r\n"
+    raise UnknownCommand(f"an answer that is {reply!r}")
+
+
+def error_line(text: bytes) -> bytes:
+    return b"-%b\r\n" % text.replace(b"\r", b" ").replace(b"\n", b" ")

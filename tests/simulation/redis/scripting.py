@@ -1,0 +1,156 @@
+"""Scripts, run by a real Lua 5.1."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lupa.lua51
+
+from tests.simulation.redis import numbers
+from tests.simulation.redis.registry import COMMANDS
+from tests.simulation.redis.replies import NIL_LIST, CommandError, Status, UnknownCommand
+
+if TYPE_CHECKING:
+    from tests.simulation.redis.server import RedisModel
+
+#: So many keys and arguments go to Lua one by one, which is faster than by tables, and has a limit.
+_FEW = 120
+
+
+class Lua:
+    """An interpreter. Scripts keep nothing in it: all servers of one version share it, with what it has compiled."""
+
+    def __init__(self, *, is_seven: bool) -> None:
+        self._is_seven = is_seven
+        self._lua = lupa.lua51.LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False)
+        self._null = self._lua.execute(b"return newproxy(false)")
+        text = Path(__file__).with_name("prelude.lua").read_bytes()
+        given = self._dispatch, _sha1, self._decode, self._null, is_seven
+        self._compile, self._run, self._run_with = self._lua.execute(text, *given)
+        self._compiled: dict[bytes, Any] = {}
+        self._server: RedisModel | None = None
+        self._broken: BaseException | None = None
+
+    def compiled(self, text: bytes) -> Any:
+        """The script.
+
+        Raises:
+            CommandError: it is none.
+        """
+        script = self._compiled.get(text)
+        if script is None:
+            script = self._compile(text)
+            if isinstance(script, tuple):
+                script, problem = script
+                if script is None:
+                    raise CommandError(
+                        b"ERR Error compiling script (new function): "
+                        + problem.replace(b"\r", b" ").replace(b"\n", b" ")
+                    )
+            self._compiled[text] = script
+        return script
+
+    def run(
+        self, server: RedisModel, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes], resp: int
+    ) -> bytes:
+        """What a script answers, as it goes over the wire."""
+        script, nothing = self.compiled(text), b"$-1\r\n" if resp == 2 else b"_\r\n"
+        self._server, self._broken = server, None
+        if len(keys) + len(args) > _FEW:
+            answer = self._run(script, sha, nothing, self._lua.table_from(keys), self._lua.table_from(args))
+        else:
+            answer = self._run_with(script, sha, nothing, len(keys), *keys, *args)
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
+        return answer  # type: ignore[no-any-return]
+
+    def _dispatch(self, *words: Any) -> Any:
+        """A command of a script; what it answers, as Lua has it."""
+        server = self._server
+        try:
+            if self._broken is not None:
+                # The script goes on (`pcall`), and shall not do anything any more.
+                raise CommandError("ERR the model is broken")
+            if not words:
+                raise CommandError("ERR Please specify at least one argument for this redis.call() call")
+            name, *args = [word if word.__class__ is bytes else self._text(word) for word in words]
+            reply = server.from_script(name, args)  # type: ignore[union-attr]
+            if reply.__class__ is bytes or reply.__class__ is int:
+                return reply
+            return self._as_lua(reply)
+        except CommandError as error:
+            return self._lua.table_from({b"err": error.text})
+        except BaseException as broken:  # noqa: BLE001 - raised where Lua has ended
+            self._broken = broken
+            return self._lua.table_from({b"err": b"ERR the model is broken"})
+
+    def _text(self, word: Any) -> bytes:
+        if word.__class__ in (int, float):
+            return numbers.shown(word)
+        shown = "ERR " if self._is_seven else ""
+        raise CommandError(f"{shown}Lua redis lib command arguments must be strings or integers")
+
+    def _as_lua(self, reply: Any) -> Any:
+        if reply is None or reply is NIL_LIST:
+            return False
+        if isinstance(reply, Status):
+            return reply == b"OK" or self._lua.table_from({b"ok": bytes(reply)})
+        if isinstance(reply, list):
+            return self._lua.table_from([self._as_lua(each) for each in reply])
+        return reply
+
+    def _decode(self, text: Any) -> Any:
+        """What a text of JSON means; or None, and what is wrong with it."""
+        if not isinstance(text, bytes):
+            return None, b"bad argument #1 to 'decode' (string expected)"
+        try:
+            return self._of_json(json.loads(text.decode("latin-1")))
+        except (ValueError, RecursionError) as error:
+            return None, str(error).encode()
+
+    def _of_json(self, value: Any) -> Any:
+        if value is None:
+            return self._null
+        if isinstance(value, str):
+            # Written as \u it may be beyond latin-1.
+            return value.encode("latin-1") if value.isascii() else _utf8_of(value)
+        if isinstance(value, list):
+            return self._lua.table_from([self._of_json(each) for each in value])
+        if isinstance(value, dict):
+            return self._lua.table_from({_utf8_of(name): self._of_json(each) for name, each in value.items()})
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@lru_cache(maxsize=2)
+def lua_of(is_seven: bool) -> Lua:
+    """The interpreter of the servers before version 7, or of those since."""
+    return Lua(is_seven=is_seven)
+
+
+def _utf8_of(text: str) -> bytes:
+    """Bytes were read as latin-1; what was written as \\u beyond that becomes UTF-8, as cjson has it."""
+    return b"".join(
+        each.encode("latin-1") if ord(each) < 256 else each.encode("utf-8", "surrogatepass") for each in text
+    )
+
+
+def _sha1(text: bytes) -> bytes:
+    return hashlib.sha1(text).hexdigest().encode()
+
+
+def sha_of(text: bytes) -> bytes:
+    """By which a script is known."""
+    return _known_sha(text)
+
+
+@lru_cache(maxsize=4096)
+def _known_sha(text: bytes) -> bytes:
+    return _sha1(text)
+
+
+__all__ = ["COMMANDS", "Lua", "UnknownCommand", "lua_of", "sha_of"]

@@ -1,0 +1,437 @@
+"""A model of one Redis server; see the package's docstring for what it shows and what it does not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.simulation.redis import (  # noqa: F401 - they make themselves known
+    blocking_commands,
+    collection_commands,
+    connection_commands,
+    generic_commands,
+    script_commands,
+    server_commands,
+    stream_commands,
+)
+from tests.simulation.redis.cluster import ClusterMap
+from tests.simulation.redis.dataset import Change, Database, Dataset, copied
+from tests.simulation.redis.registry import COMMANDS, Known
+from tests.simulation.redis.replies import WRONG_TYPE, CommandError, UnknownCommand
+from tests.simulation.redis.scripting import lua_of
+from tests.simulation.redis.session import Blocked, Session
+
+Place = tuple[int, bytes]
+
+
+class RedisModel:
+    """A server, which does one thing at a time. It asks neither the real time nor real randomness, and never sleeps.
+
+    Args:
+        clock: the server's wall clock, in seconds since the epoch; it may jump.
+        randint: a random number from one to another one, for what names this life of the server.
+        version: as INFO says it; before 7, errors of scripts have another form.
+        dataset: what it starts with; it is the server's from now on.
+
+    Attributes:
+        dataset: all keys.
+        readonly: it is a replica, and refuses writes.
+        loading, busy, out_of_memory: what it answers most commands, or those that write, in such a state.
+        password: what to log in with; None if nobody has to.
+        cluster: what it knows of the cluster that it is a node of.
+        on_write: is told what a command, or a whole script, has changed, with the offset that WAIT goes by.
+        acknowledged: how far each replica has come; see `replica_has`.
+        info: fields of INFO that are to be said in place of its own.
+        commands: how many were carried out, those of scripts among them.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        randint: Callable[[int, int], int] = lambda low, high: low,
+        version: str = "7.2.4",
+        dataset: Dataset | None = None,
+    ) -> None:
+        self._clock = clock
+        self.version = tuple(int(part) for part in version.split("."))
+        self.is_seven = self.version >= (7,)
+        self.dataset = dataset if dataset is not None else Dataset()
+        self.readonly = self.loading = self.busy = self.out_of_memory = False
+        self.password: bytes | None = None
+        self.cluster: ClusterMap | None = None
+        self.on_write: Callable[[int, Sequence[Change]], None] | None = None
+        self.acknowledged: dict[str, int] = {}
+        self.offset = 0
+        self.info: dict[str, str] = {}
+        self.commands = 0
+        self.run_id = f"{randint(0, 2**160 - 1):040x}"
+        self.lua = lua_of(self.is_seven)
+        self.scripts: dict[bytes, bytes] = {}
+        self.sessions: dict[int, Session] = {}
+        self.session: Session
+        self.db: Database = self.dataset.database(0)
+        #: The time of the command that is carried out, in µs and in ms since the epoch.
+        self.us = self.ms = 0
+        self._last_id = 0
+        self._database = 0
+        self._changed: dict[Place, None] = {}
+        #: Of the script under way: its text's digest; whether it has written.
+        self._script: bytes | None = None
+        self._script_has_written = False
+        self._waiting: dict[Place, list[Session]] = {}
+        self._ready: deque[Place] = deque()
+        self._woken: deque[Session] = deque()
+        self._to_flush: dict[int, Session] = {}
+        self._turns = 0
+
+    # Clients
+
+    def connect(
+        self, send: Callable[[bytes], None], *, address: str, closed: Callable[[], None] = lambda: None
+    ) -> Session:
+        """A client has connected.
+
+        Args:
+            send: takes what the server sends it.
+            address: of the client, as CLIENT LIST shows it.
+            closed: is called when the server closes the connection.
+        """
+        self._last_id += 1
+        session = Session(self, self._last_id, send, address, closed)
+        self.sessions[session.id] = session
+        return session
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One turn of the server's loop, in which it reads from several clients.
+
+        What stands behind a woken BLPOP runs at its end, and answers are sent then; else each `receive` is a turn.
+        """
+        self._turns += 1
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            if not self._turns:
+                self._end_turn()
+
+    def disconnect_all(self) -> None:
+        """The server closes all connections; as it ends, say."""
+        for session in list(self.sessions.values()):
+            self.drop(session)
+
+    def drop(self, session: Session) -> None:
+        """Close a connection from the server's side."""
+        if session.id in self.sessions:
+            session.flush()
+            session.close()
+            session.closed()
+
+    # Time
+
+    def next_timer(self) -> float | None:
+        """When a blocked command ends by itself, on the server's clock; None: none does."""
+        ends = [each.blocked.until for each in self.sessions.values() if each.blocked and each.blocked.until]
+        return min(ends) / 1000 if ends else None
+
+    def run_timers(self) -> None:
+        """End the blocked commands whose time is over."""
+        with self.turn():
+            now = self._tick()
+            over = [each for each in self.sessions.values() if each.blocked and 0 < each.blocked.until <= now]
+            for session in sorted(over, key=lambda each: (each.blocked.until, each.id)):  # type: ignore[union-attr]
+                blocked = session.blocked
+                assert blocked is not None
+                self._unblock(session, blocked.at_its_end(session))
+
+    def sweep(self) -> None:
+        """Delete the keys that have ended: what a real one does some times a second, in the background."""
+        now = self._tick()
+        for index, database in self.dataset.databases.items():
+            for key in [key for key, end in database.ends_at.items() if now > end]:
+                self._select(index)
+                self.lookup(key)
+        self._tell()
+
+    # Data from outside
+
+    def copy_dataset(self) -> Dataset:
+        """An independent copy."""
+        return self.dataset.copy()
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """What another server has written, of which this is a replica."""
+        for change in changes:
+            self.dataset.apply(change)
+
+    def replica_has(self, replica: str, offset: int) -> None:
+        """A replica has acknowledged what was written so far; a WAIT may end by that."""
+        with self.turn():
+            self._tick()
+            self.acknowledged[replica] = max(offset, self.acknowledged.get(replica, 0))
+            for session in [each for each in self.sessions.values() if each.blocked and each.blocked.replicas]:
+                if session.blocked and (count := self.replicas_at(session.offset)) >= session.blocked.replicas:
+                    self._unblock(session, count)
+
+    def replicas_at(self, offset: int) -> int:
+        """How many replicas have come so far."""
+        return sum(each >= offset for each in self.acknowledged.values())
+
+    def demote(self) -> None:
+        """It becomes a replica: who is blocked on it is sent away."""
+        self.readonly = True
+        reason = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
+        self._send_away(lambda session: CommandError(reason))
+
+    def move_slots(self, cluster: ClusterMap) -> None:
+        """Another map of the cluster: who is blocked on a key that is elsewhere now is sent there."""
+        self.cluster = cluster
+
+        def elsewhere(session: Session) -> CommandError | None:
+            assert session.blocked is not None
+            return cluster.redirection(session.blocked.keys, session.blocked.places_held(self), asking=False)
+
+        self._send_away(elsewhere, closes=False)
+
+    def evict(self, key: bytes, database: int = 0) -> bool:
+        """The server has no memory for a key any more; whether it had it."""
+        self._tick()
+        self._select(database)
+        had = self.lookup(key) is not None and self.remove(key)
+        self._tell()
+        return had
+
+    def peek(self, key: bytes, database: int = 0) -> tuple[Any, int | None]:
+        """A value, and the ms it has left (None: it lives for ever), unseen by the server; (None, 0) if it is gone."""
+        db = self.dataset.databases.get(database)
+        if db is None or key not in db.values:
+            return None, 0
+        end, now = db.ends_at.get(key), int(self._clock() * 1_000_000) // 1000
+        if end is not None and now > end:
+            return None, 0
+        return db.values[key], None if end is None else max(end - now, 0)
+
+    # For commands
+
+    @property
+    def ends_keys(self) -> bool:
+        """Whether it deletes what has ended: a replica leaves that to its master."""
+        return not self.readonly
+
+    def lookup(self, key: bytes) -> Any:
+        """The value of a key, None if it is not there (any more)."""
+        end = self.db.ends_at.get(key)
+        if end is not None and self.ms > end:
+            if self.ends_keys:
+                self.remove(key)
+            return None
+        return self.db.values.get(key)
+
+    def typed(self, key: bytes, kind: type) -> Any:
+        """As `lookup`, for a value of this type."""
+        value = self.lookup(key)
+        if value is not None and value.__class__ is not kind:
+            raise CommandError(WRONG_TYPE)
+        return value
+
+    def made(self, key: bytes, kind: type) -> Any:
+        """As `typed`; an empty one if there is none. To be filled, and `changed`."""
+        value = self.typed(key, kind)
+        if value is None:
+            value = self.db.values[key] = kind()
+            self.db.ends_at.pop(key, None)
+        return value
+
+    def put(self, key: bytes, value: Any, ends_at: int | None) -> None:
+        self.db.values[key] = value
+        self.expire_at(key, ends_at)
+
+    def expire_at(self, key: bytes, ends_at: int | None) -> None:
+        if ends_at is None:
+            self.db.ends_at.pop(key, None)
+        else:
+            self.db.ends_at[key] = ends_at
+        self._changed[self._database, key] = None
+
+    def remove(self, key: bytes) -> bool:
+        self.db.ends_at.pop(key, None)
+        self._changed[self._database, key] = None
+        return self.db.values.pop(key, None) is not None
+
+    def changed(self, key: bytes) -> None:
+        """What is in a collection has changed: an empty one goes, an element of a list may wake somebody."""
+        value = self.db.values[key]
+        if not value and isinstance(value, (list, dict)):
+            self.remove(key)
+            return
+        place = self._database, key
+        self._changed[place] = None
+        if place in self._waiting and place not in self._ready:
+            self._ready.append(place)
+
+    def flush(self, databases: Sequence[Database]) -> None:
+        for index, database in self.dataset.databases.items():
+            if database in databases:
+                self._changed.update(dict.fromkeys((index, key) for key in database.values))
+                database.values.clear()
+                database.ends_at.clear()
+
+    def block(self, blocked: Blocked) -> None:
+        """Have the client wait for this; see `Blocked`."""
+        self.session.blocked = blocked
+        for key in blocked.keys:
+            self._waiting.setdefault((self.session.database, key), []).append(self.session)
+
+    @property
+    def may_block(self) -> bool:
+        return self._script is None
+
+    def unwait(self, session: Session) -> None:
+        """A client waits for nothing any more."""
+        blocked, session.blocked = session.blocked, None
+        for key in blocked.keys if blocked else ():
+            waiting = self._waiting[session.database, key]
+            waiting.remove(session)
+            if not waiting:
+                del self._waiting[session.database, key]
+
+    def run_script(self, text: bytes, sha: bytes, keys: list[bytes], args: list[bytes]) -> bytes:
+        """What a script answers, as it goes over the wire."""
+        self._script, self._script_has_written = sha, False
+        try:
+            return self.lua.run(self, text, sha, keys, args, self.session.resp)
+        finally:
+            self._script = None
+
+    def from_script(self, name: bytes, args: list[bytes]) -> Any:
+        """Carry out a command of a script."""
+        known = COMMANDS.get(name) or COMMANDS.get(name.upper())
+        if known is None:
+            raise UnknownCommand(f"{name!r} in a script, with {args}")
+        if not known.takes(len(args) + 1):
+            raise CommandError(_seven(self, "Wrong number of args calling Redis command from script"))
+        if not known.in_scripts:
+            raise CommandError(_seven(self, "This Redis command is not allowed from script"))
+        if known.writes:
+            if self.readonly:
+                raise CommandError("READONLY You can't write against a read only replica.")
+            if known.grows and self.out_of_memory and not self._script_has_written:
+                raise CommandError("OOM command not allowed when used memory > 'maxmemory'.")
+            self._script_has_written = True
+        if self.cluster is not None and self.cluster.is_elsewhere(known.keys(args)):
+            raise CommandError(_seven(self, "Script attempted to access a non local key in a cluster node"))
+        self.commands += 1
+        return known.run(self, args)
+
+    # The loop
+
+    def execute(self, session: Session, words: list[bytes]) -> None:
+        """Carry out a command of a client."""
+        name, *args = words
+        known = COMMANDS.get(name) or COMMANDS.get(name.upper())
+        if known is None:
+            raise UnknownCommand(f"{name!r}, with {args[:8]}")
+        self.session = session
+        self._tick()
+        self._select(session.database)
+        self.commands += 1
+        asking, session.asking = session.asking, False
+        try:
+            self._check(known, session, args, asking)
+            reply = known.run(self, args)
+        except CommandError as error:
+            reply = error
+        self._tell()
+        session.offset = self.offset
+        if session.blocked is None:
+            self.reply(session, reply)
+        self._serve()
+
+    def reply(self, session: Session, reply: Any) -> None:
+        session.answer(reply)
+        self._to_flush[session.id] = session
+
+    def _check(self, known: Known, session: Session, args: list[bytes], asking: bool) -> None:
+        """Whether the command can be carried out here and now.
+
+        Raises:
+            CommandError: it cannot.
+        """
+        if not known.takes(len(args) + 1):
+            raise CommandError(f"ERR wrong number of arguments for '{known.name}' command")
+        if self.password is not None and not session.is_known and known.name not in ("auth", "hello"):
+            raise CommandError("NOAUTH Authentication required.")
+        if self.cluster is not None and (keys := known.keys(args)):
+            held = sum(self.lookup(key) is not None for key in keys)
+            if (elsewhere := self.cluster.redirection(keys, held, asking=asking)) is not None:
+                raise elsewhere
+        if self.out_of_memory and known.grows:
+            raise CommandError("OOM command not allowed when used memory > 'maxmemory'.")
+        if self.readonly and known.writes:
+            raise CommandError("READONLY You can't write against a read only replica.")
+        if self.loading and not known.while_loading:
+            raise CommandError("LOADING Redis is loading the dataset in memory")
+        if self.busy and not known.while_loading:
+            raise CommandError("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.")
+
+    def _serve(self) -> None:
+        """Give what was pushed to who waits for it, the longest first."""
+        while self._ready:
+            place = self._ready.popleft()
+            self._select(place[0])
+            while (waiting := self._waiting.get(place)) and self.lookup(place[1]).__class__ is list:
+                session = waiting[0]
+                element = self.db.values[place[1]].pop(0)
+                self.changed(place[1])
+                self._unblock(session, [place[1], element])
+            self._tell()
+
+    def _unblock(self, session: Session, reply: Any) -> None:
+        self.unwait(session)
+        self.reply(session, reply)
+        self._woken.append(session)
+
+    def _send_away(self, reason: Callable[[Session], CommandError | None], *, closes: bool = True) -> None:
+        with self.turn():
+            self._tick()
+            for session in [each for each in self.sessions.values() if each.blocked]:
+                if (error := reason(session)) is not None:
+                    self._unblock(session, error)
+                    if closes:
+                        self.drop(session)
+
+    def _end_turn(self) -> None:
+        while self._woken:
+            self._woken.popleft().go_on()
+        while self._to_flush:
+            self._to_flush.pop(next(iter(self._to_flush))).flush()
+
+    def _tick(self) -> int:
+        self.us = int(self._clock() * 1_000_000)
+        self.ms = self.us // 1000
+        return self.ms
+
+    def _select(self, database: int) -> None:
+        if database != self._database or self.db is not self.dataset.databases.get(database):
+            self._database, self.db = database, self.dataset.database(database)
+
+    def _tell(self) -> None:
+        """Say what a command has changed."""
+        if not self._changed:
+            return
+        places, self._changed = self._changed, {}
+        self.offset += 1
+        if self.on_write is None:
+            return
+        changes = []
+        for index, key in places:
+            database = self.dataset.database(index)
+            changes.append(Change(index, key, copied(database.values.get(key)), database.ends_at.get(key)))
+        self.on_write(self.offset, changes)
+
+
+def _seven(server: RedisModel, text: str) -> str:
+    return f"ERR {text}" if server.is_seven else text

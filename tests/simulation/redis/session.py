@@ -1,0 +1,106 @@
+"""A client's connection, as the server sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from tests.simulation.redis.replies import NIL_LIST, UnknownCommand, encoded
+
+if TYPE_CHECKING:
+    from tests.simulation.redis.server import RedisModel
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """What a client waits for.
+
+    Attributes:
+        until: on the server's clock in ms; 0: for ever.
+        keys: lists, one of which is to have an element.
+        replicas: how many are to acknowledge what the client has written; 0 where it waits for a list.
+    """
+
+    until: int
+    keys: Sequence[bytes] = ()
+    replicas: int = 0
+
+    def at_its_end(self, session: Session) -> Any:
+        """What is answered when nothing has come."""
+        return session.server.replicas_at(session.offset) if self.replicas else NIL_LIST
+
+    def places_held(self, server: RedisModel) -> int:
+        return sum(server.lookup(key) is not None for key in self.keys)
+
+
+class Written(bytes):
+    """An answer that is written down already."""
+
+
+class Session:
+    """A connection.
+
+    Attributes:
+        server: whom it is to.
+        id, address, name: of the client.
+        closed: see `RedisModel.connect`.
+        database: the one that is selected.
+        resp: version of the protocol.
+        is_known: whether it has logged in.
+        asking: whether its next command may be about a slot that is about to come here.
+        blocked: what it waits for.
+        offset: what it has seen written, by others too.
+    """
+
+    def __init__(
+        self, server: RedisModel, identity: int, send: Callable[[bytes], None], address: str, closed: Callable[[], None]
+    ) -> None:
+        self.server = server
+        self.id, self.address, self.name = identity, address, b""
+        self.closed = closed
+        self.database, self.resp = 0, 2
+        self.is_known = self.asking = False
+        self.blocked: Blocked | None = None
+        self.offset = 0
+        self._send = send
+        self._reader = hiredis.Reader()
+        self._answers: list[bytes] = []
+        self._is_open = True
+
+    def receive(self, data: bytes) -> None:
+        """Bytes from the client, at most parts of a command among them."""
+        if self._is_open:
+            with self.server.turn():
+                self._reader.feed(data)
+                self.go_on()
+
+    def close(self) -> None:
+        """The client is gone: what it has sent behind a blocked command is not carried out."""
+        self._is_open = False
+        self._answers.clear()
+        self.server.unwait(self)
+        self.server.sessions.pop(self.id, None)
+
+    def go_on(self) -> None:
+        """Carry out what is there, up to a command that blocks."""
+        while self._is_open and self.blocked is None:
+            words = self._reader.gets()
+            if words is False:
+                return
+            if not isinstance(words, list) or not all(isinstance(word, bytes) for word in words):
+                raise UnknownCommand(f"no command: {words!r}")
+            if words:
+                self.server.execute(self, words)
+
+    def answer(self, reply: Any) -> None:
+        """To be sent at the end of the turn."""
+        self._answers.append(reply if reply.__class__ is Written else encoded(reply, self.resp))
+
+    def flush(self) -> None:
+        """Send the answers."""
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self._send(b"".join(answers))
