@@ -7,11 +7,11 @@ from typing import Any
 
 from tests.simulation.redis import numbers
 from tests.simulation.redis.registry import all_but_last, command, none
-from tests.simulation.redis.replies import NIL_LIST, CommandError
+from tests.simulation.redis.replies import CommandError
 from tests.simulation.redis.session import Blocked
 
 
-@command("BLPOP", -3, all_but_last, writes=True)
+@command("BLPOP", -3, all_but_last, writes=True, in_scripts=False)
 def blpop(server: Any, args: list[bytes]) -> Any:
     *keys, timeout = args
     seconds = numbers.floating(timeout, "ERR timeout is not a float or out of range")
@@ -22,8 +22,6 @@ def blpop(server: Any, args: list[bytes]) -> Any:
             element = found.pop(0)
             server.changed(key)
             return [key, element]
-    if not server.may_block:
-        return NIL_LIST
     server.block(Blocked(server.ms + math.ceil(seconds * 1000) if seconds else 0, keys=list(dict.fromkeys(keys))))
     return None
 

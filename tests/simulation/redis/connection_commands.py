@@ -59,7 +59,8 @@ def hello(server: Any, args: list[bytes]) -> Any:
     if server.password is not None and not session.is_known:
         raise CommandError(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH "
-            "<user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time"
+            "<user> <pass> option can be used to authenticate the client and select the RESP protocol version at the "
+            "same time"
         )
     session.resp = resp
     version = ".".join(map(str, server.version)).encode()
@@ -89,13 +90,18 @@ def client(server: Any, args: list[bytes]) -> Any:
         return server.session.name or None
     if what == b"SETINFO" and len(rest) == 2:
         if server.version < (7, 2):
-            raise CommandError("ERR Unknown subcommand or wrong number of arguments for 'SETINFO'. Try CLIENT HELP.")
+            raise _unknown(server, args[0])
         return OK
     if what == b"MAINT_NOTIFICATIONS":
-        raise CommandError(f"ERR unknown subcommand '{args[0].decode()}'. Try CLIENT HELP.")
+        raise _unknown(server, args[0])
     if what == b"KILL":
         return _kill(server, rest)
     raise UnknownCommand(f"CLIENT {args}")
+
+
+def _unknown(server: Any, name: bytes) -> CommandError:
+    said = "unknown subcommand" if server.is_seven else "Unknown subcommand or wrong number of arguments for"
+    return CommandError(f"ERR {said} '{name.decode()}'. Try CLIENT HELP.")
 
 
 def _kill(server: Any, args: list[bytes]) -> Any:

@@ -43,7 +43,8 @@ class Bound:
 
     def __init__(self, text: bytes) -> None:
         self.is_exclusive = text[:1] == b"("
-        self.score = floating(text[self.is_exclusive :], "ERR min or max is not a float")
+        # No number at all is 0 here.
+        self.score = floating(text[self.is_exclusive :] or b"0", "ERR min or max is not a float")
 
     def is_below(self, score: float) -> bool:
         """As the lower end."""

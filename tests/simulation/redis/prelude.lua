@@ -1,33 +1,12 @@
 -- What a script sees, and how it is run. Answers are written down here: to hand tables over costs more.
--- dispatch(call's name and arguments) -> a text, a number, false, true (OK), or a table
-local dispatch, sha1, decode, null, is_seven = ...
+-- `call` and `pcall` are functions of C, so that a tail call of them keeps the line that it stands in.
+local call, pcall_, problem_of, sha1, decode, null, is_seven = ...
 local type, rawget, rawset, tostring, error, select = type, rawget, rawset, tostring, error, select
 local sub, gsub, format, concat = string.sub, string.gsub, string.format, table.concat
 local getinfo, setfenv, loadstring, xpcall = debug.getinfo, setfenv, loadstring, xpcall
 
-local function answered(reply)
-  if reply == true then
-    return {ok = 'OK'}
-  end
-  return reply
-end
-
 local redis = {LOG_DEBUG = 0, LOG_VERBOSE = 1, LOG_NOTICE = 2, LOG_WARNING = 3}
-
-function redis.call(...)
-  local reply = dispatch(...)
-  if type(reply) == 'table' and rawget(reply, 'err') then
-    if is_seven then
-      error(reply)
-    end
-    error(reply.err, 0)
-  end
-  return answered(reply)
-end
-
-function redis.pcall(...)
-  return answered(dispatch(...))
-end
+redis.call, redis.pcall = python.as_function(call), python.as_function(pcall_)
 
 function redis.error_reply(text)
   if is_seven then
@@ -74,17 +53,14 @@ setmetatable(scope, {
   __index = function(_, name)
     error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2)
   end,
-  __newindex = function(_, name)
-    if is_seven then
-      error('Attempt to modify a readonly table', 2)
-    end
-    error("Script attempted to create global variable '" .. tostring(name) .. "'", 2)
+  __newindex = function()
+    error('Attempt to modify a readonly table', 2)
   end,
 })
 
 -- Where the script was when it failed: not here, nor in Lua's own functions.
 local function place()
-  local level = 3
+  local level = 2
   local found = getinfo(level, 'Sl')
   while found and found.source ~= '@user_script' do
     level = level + 1
@@ -95,6 +71,8 @@ end
 
 local function failed(err)
   local at = place()
+  -- What `call` has raised.
+  err = type(err) == 'userdata' and problem_of() or err
   if not is_seven then
     return at and at.source .. ':' .. at.currentline .. ': ' .. err or err
   end
@@ -175,4 +153,10 @@ local function compile(text)
   return script, problem
 end
 
-return compile, run, run_with
+-- Of which the errors of a call are, before version 7.
+local function here()
+  local at = place()
+  return at and at.source .. ': ' .. at.currentline .. ': ' or ''
+end
+
+return compile, run, run_with, here, redis.status_reply

@@ -17,6 +17,14 @@ class CommandError(Exception):
         self.text = text.encode() if isinstance(text, str) else text
 
 
+class CallError(CommandError):
+    """What a script is answered that may not call this, or not here: since version 7, and before."""
+
+    def __init__(self, text: str, before_seven: str) -> None:
+        super().__init__(text)
+        self.before_seven = before_seven.encode()
+
+
 class Status(bytes):
     """A simple string, such as OK."""
 

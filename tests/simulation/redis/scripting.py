@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 import lupa.lua51
 
 from tests.simulation.redis import numbers
-from tests.simulation.redis.registry import COMMANDS
-from tests.simulation.redis.replies import NIL_LIST, CommandError, Status, UnknownCommand
+from tests.simulation.redis.replies import NIL_LIST, CallError, CommandError, Status
 
 if TYPE_CHECKING:
     from tests.simulation.redis.server import RedisModel
 
 #: So many keys and arguments go to Lua one by one, which is faster than by tables, and has a limit.
 _FEW = 120
+
+
+class _ScriptEnds(Exception):
+    """A call was answered by an error."""
 
 
 class Lua:
@@ -29,8 +33,9 @@ class Lua:
         self._lua = lupa.lua51.LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False)
         self._null = self._lua.execute(b"return newproxy(false)")
         text = Path(__file__).with_name("prelude.lua").read_bytes()
-        given = self._dispatch, _sha1, self._decode, self._null, is_seven
-        self._compile, self._run, self._run_with = self._lua.execute(text, *given)
+        given = self._call, self._pcall, self._problem_of, _sha1, self._decode, self._null, is_seven
+        self._compile, self._run, self._run_with, self._here, self._ok = self._lua.execute(text, *given)
+        self._problem: bytes | None = None
         self._compiled: dict[bytes, Any] = {}
         self._server: RedisModel | None = None
         self._broken: BaseException | None = None
@@ -69,37 +74,51 @@ class Lua:
             raise broken
         return answer  # type: ignore[no-any-return]
 
-    def _dispatch(self, *words: Any) -> Any:
-        """A command of a script; what it answers, as Lua has it."""
-        server = self._server
+    def _call(self, *words: Any) -> Any:
+        """`redis.call`: an error ends the script."""
+        reply, self._problem = self._carried_out(words)
+        if self._problem is not None:
+            raise _ScriptEnds
+        return reply
+
+    def _pcall(self, *words: Any) -> Any:
+        """`redis.pcall`: an error is an answer."""
+        reply, problem = self._carried_out(words)
+        return reply if problem is None else self._lua.table_from({b"err": problem})
+
+    def _problem_of(self) -> Any:
+        """What has ended the script."""
+        return self._lua.table_from({b"err": self._problem}) if self._is_seven else self._problem
+
+    def _carried_out(self, words: Sequence[Any]) -> tuple[Any, bytes | None]:
+        """A command of a script: what it answers, as Lua has it, and what is wrong."""
         try:
             if self._broken is not None:
-                # The script goes on (`pcall`), and shall not do anything any more.
-                raise CommandError("ERR the model is broken")
+                # The script goes on after `pcall`, and shall not do anything any more.
+                return None, b"ERR the model is broken"
             if not words:
-                raise CommandError("ERR Please specify at least one argument for this redis.call() call")
-            name, *args = [word if word.__class__ is bytes else self._text(word) for word in words]
-            reply = server.from_script(name, args)  # type: ignore[union-attr]
+                raise CallError(
+                    "ERR Please specify at least one argument for this redis lib call",
+                    "Please specify at least one argument for redis.call()",
+                )
+            name, *args = [word if word.__class__ is bytes else _text(word) for word in words]
+            reply = self._server.from_script(name, args)  # type: ignore[union-attr]
             if reply.__class__ is bytes or reply.__class__ is int:
-                return reply
-            return self._as_lua(reply)
+                return reply, None
+            return self._as_lua(reply), None
+        except CallError as error:
+            return None, error.text if self._is_seven else self._here() + error.before_seven
         except CommandError as error:
-            return self._lua.table_from({b"err": error.text})
+            return None, error.text
         except BaseException as broken:  # noqa: BLE001 - raised where Lua has ended
             self._broken = broken
-            return self._lua.table_from({b"err": b"ERR the model is broken"})
-
-    def _text(self, word: Any) -> bytes:
-        if word.__class__ in (int, float):
-            return numbers.shown(word)
-        shown = "ERR " if self._is_seven else ""
-        raise CommandError(f"{shown}Lua redis lib command arguments must be strings or integers")
+            return None, b"ERR the model is broken"
 
     def _as_lua(self, reply: Any) -> Any:
         if reply is None or reply is NIL_LIST:
             return False
         if isinstance(reply, Status):
-            return reply == b"OK" or self._lua.table_from({b"ok": bytes(reply)})
+            return self._ok(bytes(reply))
         if isinstance(reply, list):
             return self._lua.table_from([self._as_lua(each) for each in reply])
         return reply
@@ -132,6 +151,16 @@ def lua_of(is_seven: bool) -> Lua:
     return Lua(is_seven=is_seven)
 
 
+def _text(word: Any) -> bytes:
+    """An argument of a command."""
+    if word.__class__ in (int, float):
+        return numbers.shown(word)
+    raise CallError(
+        "ERR Lua redis lib command arguments must be strings or integers",
+        "Lua redis() command arguments must be strings or integers",
+    )
+
+
 def _utf8_of(text: str) -> bytes:
     """Bytes were read as latin-1; what was written as \\u beyond that becomes UTF-8, as cjson has it."""
     return b"".join(
@@ -151,6 +180,3 @@ def sha_of(text: bytes) -> bytes:
 @lru_cache(maxsize=4096)
 def _known_sha(text: bytes) -> bytes:
     return _sha1(text)
-
-
-__all__ = ["COMMANDS", "Lua", "UnknownCommand", "lua_of", "sha_of"]

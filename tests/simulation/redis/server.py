@@ -19,11 +19,15 @@ from tests.simulation.redis import (  # noqa: F401 - they make themselves known
 from tests.simulation.redis.cluster import ClusterMap
 from tests.simulation.redis.dataset import Change, Database, Dataset, copied
 from tests.simulation.redis.registry import COMMANDS, Known
-from tests.simulation.redis.replies import WRONG_TYPE, CommandError, UnknownCommand
+from tests.simulation.redis.replies import WRONG_TYPE, CallError, CommandError, UnknownCommand
 from tests.simulation.redis.scripting import lua_of
 from tests.simulation.redis.session import Blocked, Session
 
 Place = tuple[int, bytes]
+
+READONLY = "READONLY You can't write against a read only replica."
+OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
+_FOREIGN = "Script attempted to access a non local key in a cluster node"
 
 
 class RedisModel:
@@ -285,10 +289,6 @@ class RedisModel:
         for key in blocked.keys:
             self._waiting.setdefault((self.session.database, key), []).append(self.session)
 
-    @property
-    def may_block(self) -> bool:
-        return self._script is None
-
     def unwait(self, session: Session) -> None:
         """A client waits for nothing any more."""
         blocked, session.blocked = session.blocked, None
@@ -312,17 +312,22 @@ class RedisModel:
         if known is None:
             raise UnknownCommand(f"{name!r} in a script, with {args}")
         if not known.takes(len(args) + 1):
-            raise CommandError(_seven(self, "Wrong number of args calling Redis command from script"))
+            raise CallError(
+                "ERR Wrong number of args calling Redis command from script",
+                "Wrong number of args calling Redis command From Lua script",
+            )
         if not known.in_scripts:
-            raise CommandError(_seven(self, "This Redis command is not allowed from script"))
+            raise CallError(
+                "ERR This Redis command is not allowed from script", "This Redis command is not allowed from scripts"
+            )
         if known.writes:
             if self.readonly:
-                raise CommandError("READONLY You can't write against a read only replica.")
+                raise CallError(READONLY, f"-{READONLY}")
             if known.grows and self.out_of_memory and not self._script_has_written:
-                raise CommandError("OOM command not allowed when used memory > 'maxmemory'.")
+                raise CallError(OUT_OF_MEMORY, f"-{OUT_OF_MEMORY}")
             self._script_has_written = True
         if self.cluster is not None and self.cluster.is_elsewhere(known.keys(args)):
-            raise CommandError(_seven(self, "Script attempted to access a non local key in a cluster node"))
+            raise CallError(f"ERR {_FOREIGN}", _FOREIGN)
         self.commands += 1
         return known.run(self, args)
 
@@ -369,9 +374,9 @@ class RedisModel:
             if (elsewhere := self.cluster.redirection(keys, held, asking=asking)) is not None:
                 raise elsewhere
         if self.out_of_memory and known.grows:
-            raise CommandError("OOM command not allowed when used memory > 'maxmemory'.")
+            raise CommandError(OUT_OF_MEMORY)
         if self.readonly and known.writes:
-            raise CommandError("READONLY You can't write against a read only replica.")
+            raise CommandError(READONLY)
         if self.loading and not known.while_loading:
             raise CommandError("LOADING Redis is loading the dataset in memory")
         if self.busy and not known.while_loading:
@@ -431,7 +436,3 @@ class RedisModel:
             database = self.dataset.database(index)
             changes.append(Change(index, key, copied(database.values.get(key)), database.ends_at.get(key)))
         self.on_write(self.offset, changes)
-
-
-def _seven(server: RedisModel, text: str) -> str:
-    return f"ERR {text}" if server.is_seven else text

@@ -8,7 +8,7 @@ from typing import Any
 from tests.simulation.redis import numbers
 from tests.simulation.redis.dataset import Stream
 from tests.simulation.redis.registry import command
-from tests.simulation.redis.replies import CommandError, UnknownCommand
+from tests.simulation.redis.replies import NIL_LIST, CommandError, UnknownCommand
 
 #: Entries in a node of a stream; trimming by `~` takes away whole nodes.
 _NODE = 100
@@ -69,6 +69,8 @@ def xrange(server: Any, args: list[bytes]) -> Any:
     stream = server.typed(args[0], Stream)
     if stream is None:
         return []
+    if not count:
+        return NIL_LIST
     found = [entry for entry in stream.entries if low <= entry[0] <= high]
     return [[_shown(name), list(fields)] for name, fields in found[:count]]
 

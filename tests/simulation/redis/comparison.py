@@ -1,0 +1,215 @@
+"""A model beside a real server: both are asked the same, and must answer and hold the same after each step.
+
+The model's clock is the real one's, as TIME shows it between two steps. So what depends on the moment within a step (a
+time to live, a fence) may differ, by no more than the real server's own clock has gone on since the first step.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+
+from celery_singleton_lock.stores.redis.connection import packed
+from celery_singleton_lock.stores.redis.script import Command
+from celery_singleton_lock.testing import RedisServer
+from tests.simulation.redis.dataset import TYPES, Scores, Stream
+from tests.simulation.redis.numbers import shown
+from tests.simulation.redis.server import RedisModel
+from tests.simulation.redis.session import Session
+
+#: Numbers from here on may be times in ms, and from there on in µs.
+_MS, _US = 1_000, 10**14
+
+_NUMBER = re.compile(rb"-?[0-9]{4,}(\.[0-9]+)?")
+_ID = re.compile(rb"([0-9]{13,})-[0-9]+")
+
+#: Shows all keys: name, type, ms to live, value.
+_DUMP = b"""
+local found = {}
+for i, key in ipairs(redis.call('KEYS', '*')) do
+  local kind, value = redis.call('TYPE', key).ok
+  if kind == 'string' then value = redis.call('GET', key)
+  elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
+  elseif kind == 'hash' then value = redis.call('HGETALL', key)
+  elseif kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  elseif kind == 'stream' then value = redis.call('XRANGE', key, '-', '+') end
+  found[i] = {key, kind, redis.call('PTTL', key), value}
+end
+return found
+"""
+
+
+class Difference(AssertionError):
+    """The model does not answer, or hold, what the real server does."""
+
+
+class RealSession:
+    """A connection to the real server."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self._reader = hiredis.Reader()
+
+    def send(self, commands: Sequence[Command]) -> None:
+        self._socket.sendall(b"".join(map(packed, commands)))
+
+    def read(self) -> Any:
+        while (answer := self._reader.gets()) is False:
+            self._reader.feed(self._received())
+        return answer
+
+    def ask(self, *command: Any) -> Any:
+        self.send([command])
+        return self.read()
+
+    def more(self) -> Any:
+        """What has come and was not expected; None if nothing has."""
+        self._socket.setblocking(False)
+        try:
+            self._reader.feed(self._received())
+        except BlockingIOError:
+            return None
+        finally:
+            self._socket.settimeout(20)
+        answer = self._reader.gets()
+        return None if answer is False else answer
+
+    def _received(self) -> bytes:
+        received = self._socket.recv(65_536)
+        if not received:
+            raise Difference("the real server has closed the connection")
+        return received
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ModelSession:
+    """A connection to the model, with what it has answered."""
+
+    def __init__(self, model: RedisModel, number: int) -> None:
+        self._reader = hiredis.Reader()
+        self.session: Session = model.connect(self._reader.feed, address=f"127.0.0.1:{number}")
+
+    def send(self, commands: Sequence[Command]) -> None:
+        self.session.receive(b"".join(map(packed, commands)))
+
+    def answers(self) -> list[Any]:
+        found = []
+        while (answer := self._reader.gets()) is not False:
+            found.append(answer)
+        return found
+
+
+class Pair:
+    """Both servers, empty, with some clients each.
+
+    Args:
+        server: the real one; it is emptied.
+        control: a connection to it.
+        clients: how many.
+    """
+
+    def __init__(self, server: RedisServer, control: RealSession, *, version: str, clients: int) -> None:
+        self._control = control
+        for command in (("FLUSHALL",), ("SCRIPT", "FLUSH")):
+            control.ask(*command)
+        self._now = self._began = self._time()
+        self.model = RedisModel(lambda: self._now / 1_000_000, version=version)
+        self._real = [RealSession(server) for _ in range(clients)]
+        self._modelled = [ModelSession(self.model, number) for number in range(clients)]
+
+    def step(self, client: int, commands: Sequence[Command]) -> None:
+        """A client sends some commands at once.
+
+        Raises:
+            Difference: see there.
+        """
+        self._now = self._time()
+        self._modelled[client].send(commands)
+        self._real[client].send(commands)
+        expected = [each.answers() for each in self._modelled]
+        found = [self._heard(real, len(answers)) for real, answers in zip(self._real, expected, strict=True)]
+        dump = {key: rest for key, *rest in self._control.ask("EVAL", _DUMP, 0)}
+        after = self._time()
+        slack = (after - self._began) // 1000 + 2
+        extra = [real.more() for real in self._real]
+        if any(each is not None for each in extra):
+            raise Difference(f"the real server answers {extra}, the model nothing")
+        for number, (of_real, of_model) in enumerate(zip(found, expected, strict=True)):
+            if not _alike(of_real, of_model, slack):
+                raise Difference(f"to client {number}: the real server answers {of_real}, the model {of_model}")
+        self._compare_keys(dump, after // 1000, slack)
+
+    def close(self) -> None:
+        for real in self._real:
+            real.close()
+        for modelled in self._modelled:
+            modelled.session.close()
+
+    def _heard(self, real: RealSession, count: int) -> list[Any]:
+        answers: list[Any] = []
+        try:
+            while len(answers) < count:
+                answers.append(real.read())
+        except TimeoutError as error:
+            raise Difference(f"the real server answers {answers} only, the model {count} times") from error
+        return answers
+
+    def _compare_keys(self, dump: dict[bytes, Any], now: int, slack: int) -> None:
+        self._now = max(self._now, now * 1000)
+        modelled = {}
+        for key, value in self.model.dataset.database(0).values.items():
+            end = self.model.dataset.database(0).ends_at.get(key)
+            if end is None or end >= now:
+                modelled[key] = [TYPES[value.__class__], -1 if end is None else end - now, _flat(value)]
+        if sorted(dump) != sorted(modelled):
+            raise Difference(f"the real server has the keys {sorted(dump)}, the model {sorted(modelled)}")
+        for key, real in dump.items():
+            if not _alike(real, modelled[key], slack):
+                raise Difference(f"at {key!r} the real server has {real}, the model {modelled[key]}")
+
+    def _time(self) -> int:
+        seconds, microseconds = self._control.ask("TIME")
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+
+def _flat(value: Any) -> Any:
+    """A value as the dump has it."""
+    if isinstance(value, Scores):
+        return [part for member in value.in_order() for part in (member, shown(value[member]))]
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, Stream):
+        return [[b"%d-%d" % name, list(fields)] for name, fields in value.entries]
+    return value
+
+
+def _alike(real: Any, modelled: Any, slack: int) -> bool:
+    if isinstance(real, hiredis.ReplyError) and isinstance(modelled, hiredis.ReplyError):
+        return str(real) == str(modelled)
+    if isinstance(real, list) and isinstance(modelled, list):
+        if real and all(isinstance(each, bytes) and b"{" in each for each in [*real, *modelled]):
+            # Names of keys, which come in any order.
+            return sorted(real) == sorted(modelled)
+        return len(real) == len(modelled) and all(
+            _alike(each, other, slack) for each, other in zip(real, modelled, strict=True)
+        )
+    if type(real) is not type(modelled):
+        return False
+    if real == modelled:
+        return True
+    if isinstance(real, bytes):
+        if (name := _ID.fullmatch(real)) and (other := _ID.fullmatch(modelled)):
+            return abs(int(name[1]) - int(other[1])) <= slack
+        if not _NUMBER.fullmatch(real) or not _NUMBER.fullmatch(modelled):
+            return False
+        real, modelled = float(real), float(modelled)
+    if isinstance(real, (int, float)):
+        least = min(abs(real), abs(modelled))
+        return least >= _MS and abs(real - modelled) <= (slack if least < _US else slack * 1000)
+    return False

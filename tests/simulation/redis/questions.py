@@ -1,0 +1,372 @@
+"""What servers are asked in the comparison: commands, well-formed and not, and the package's scripts, on few keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from celery_singleton_lock.contrib.fencing.redis import _SCRIPT as FENCED
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal_entry import Entry, Place, Run, Times
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
+from celery_singleton_lock.stores.redis import (
+    journal_commands,
+    keyspace,
+    ledger_commands,
+    lock_commands,
+    vote_commands,
+)
+from celery_singleton_lock.stores.redis.script import Call, Command
+
+PREFIX = "model"
+LOCK = f"{PREFIX}:{{job:1}}"
+BEAT = f"{PREFIX}:{{beat}}"
+
+#: Long enough that nothing ends by itself while a sequence is under way; what has ended was set in the past.
+TTLS = st.sampled_from([60.0, 90.0, 600.0])
+
+OWNERS = st.integers(0, 3).map(lambda number: f"{number:028x}{number:04x}")
+NAMES = st.integers(0, 4).map(lambda number: f"{number:x}".rjust(32, "f"))
+HOLDERS = st.builds(
+    Holder,
+    task_id=st.sampled_from(["t0", "t1", "t2"]),
+    retries=st.integers(0, 1),
+    node=st.just("w@host"),
+    pid=st.just(7),
+    since=st.sampled_from([0.0, 1700000000.25]),
+    replaced=st.integers(0, 1),
+)
+LIMITS = st.sampled_from([1, 1, 2, 3])
+RECORDS = st.builds(Record, st.none(), st.sampled_from([b"", b"done", b"?done", b'["SUCCESS", 1]\r\n\xff']), TTLS)
+REQUESTS = st.builds(
+    LockRequest,
+    key=st.just(LOCK),
+    owner=OWNERS,
+    ttl=TTLS,
+    holder=HOLDERS,
+    waiting=st.booleans(),
+    once=st.booleans(),
+    limit=LIMITS,
+    given_up=st.lists(OWNERS, max_size=2).map(tuple),
+)
+HOLDS = st.builds(
+    lambda owner, ttl, limit, slot: Hold(
+        LOCK, owner, ttl=ttl, limit=limit, slot=None if slot is None else slot % limit
+    ),
+    OWNERS,
+    TTLS,
+    LIMITS,
+    st.sampled_from([None, 0, 1, 2]),
+)
+TAKEN = st.builds(
+    lambda owner, ttl, limit, slot: Hold(LOCK, owner, ttl=ttl, limit=limit, slot=slot % limit),
+    OWNERS,
+    TTLS,
+    LIMITS,
+    st.integers(0, 2),
+)
+
+
+def _of(holder: Holder, record: Record | None) -> Record | None:
+    return record and record._replace(message=holder.message)
+
+
+@st.composite
+def _endings(draw: Any) -> Call:
+    hold, holder = draw(HOLDS), draw(HOLDERS)
+    record = _of(holder, draw(st.none() | RECORDS))
+    reservation = draw(st.none() | st.builds(Reservation, HOLDERS, TTLS))
+    kind = draw(st.integers(0, 5))
+    if kind == 0:
+        return lock_commands.abandon(hold)
+    if kind == 1:
+        return lock_commands.undo(hold, hold.owner + holder.dumps(hold.ttl), draw(st.lists(NAMES, max_size=2)))
+    if kind == 2:
+        return vote_commands.free(hold, record=record, reservation=reservation)
+    if kind == 3:
+        return vote_commands.undo(hold, hold.owner)
+    call = lock_commands.free(hold, record=record, reservation=reservation)
+    return call.again(repeated=draw(st.booleans())) if draw(st.booleans()) else call
+
+
+@st.composite
+def _refusals(draw: Any) -> Call:
+    holder = draw(HOLDERS)
+    record = _of(holder, draw(RECORDS))
+    assert record is not None
+    refuse = draw(st.sampled_from([lock_commands.refuse, vote_commands.refuse]))
+    return draw(
+        st.sampled_from([refuse(LOCK, holder, record, slots=draw(LIMITS)), vote_commands.take_back(LOCK, record)])
+    )
+
+
+@st.composite
+def _votes(draw: Any) -> Call:
+    request, memory = draw(REQUESTS), draw(st.sampled_from([None, f"{PREFIX}:{{job:1}}:memory"]))
+    return vote_commands.vote(request, slot=draw(st.integers(0, request.limit - 1)), memory=memory, slots=draw(LIMITS))
+
+
+def _entry(kind: str, key: str, began: float, lasted: float, limit: int, fence: int) -> Entry:
+    times, run = Times(began, began + lasted), Run("SUCCESS", fence)
+    return Entry(kind, "task", key, "t0", Place("w", 1), times, run, limit)  # type: ignore[arg-type]
+
+
+LASTS = st.dictionaries(st.sampled_from(["e0", "e1", "e2:run"]), st.sampled_from([0, 5, 10, 10**15]), min_size=1)
+CEILINGS = st.sampled_from([7, 10**16])
+LOCK_CALLS = st.one_of(
+    st.builds(
+        lambda request, name, slots, late: lock_commands.acquire(request, name, slots=slots, late=late),
+        REQUESTS,
+        NAMES,
+        LIMITS,
+        st.lists(NAMES, max_size=2),
+    ),
+    st.builds(lock_commands.hand_over, REQUESTS, NAMES),
+    _endings(),
+    _endings(),
+    _refusals(),
+    _votes(),
+    st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
+    st.builds(vote_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
+    st.builds(vote_commands.put_back, st.lists(TAKEN, min_size=1, max_size=3)),
+    st.builds(
+        lambda owner, slot, fence, ttl: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence, ttl=ttl),
+        OWNERS,
+        st.integers(0, 2),
+        st.sampled_from([1, 10**17]),
+        TTLS,
+    ),
+    st.lists(st.tuples(HOLDERS, RECORDS), min_size=1, max_size=3).map(
+        lambda pairs: lock_commands.replace_records([(LOCK, _of(holder, record)) for holder, record in pairs])  # type: ignore[misc]
+    ),
+    LIMITS.map(lambda limit: lock_commands.wake(LOCK, limit=limit)),
+)
+
+
+BEAT_CALLS = st.one_of(
+    st.builds(lambda lasts, ceiling: ledger_commands.align(BEAT, lasts, ceiling=ceiling), LASTS, CEILINGS),
+    st.builds(
+        lambda lasts, owner, ttl, ceiling: ledger_commands.claim(BEAT, lasts, owner, ttl=ttl, ceiling=ceiling),
+        LASTS,
+        OWNERS,
+        TTLS,
+        CEILINGS,
+    ),
+    st.builds(
+        lambda lasts, owner, ceiling: ledger_commands.record(BEAT, lasts, owner, ceiling=ceiling),
+        LASTS,
+        OWNERS,
+        CEILINGS,
+    ),
+    st.builds(lambda lasts, owner: ledger_commands.unclaim(BEAT, list(lasts), owner), LASTS, OWNERS),
+    LASTS.map(lambda lasts: ledger_commands.forget(BEAT, [entry.encode() for entry in lasts])),
+    st.builds(
+        lambda value, at_least: ledger_commands.secret(BEAT, value, at_least=at_least),
+        st.sampled_from(["", "aa", "bb"]),
+        st.booleans(),
+    ),
+)
+
+JOURNAL_CALLS = st.builds(
+    lambda counts, entries, coarse: journal_commands.write(PREFIX, 3, counts, entries, 0.5, coarse),
+    st.dictionaries(st.sampled_from(["runs:t", "runs:u", "skips"]), st.integers(1, 3), max_size=2),
+    st.lists(
+        st.builds(
+            _entry,
+            st.sampled_from(["run", "run", "skip", "stand-by"]),
+            st.sampled_from(["a", "b"]),
+            st.sampled_from([100.0, 101.0, 200.0]),
+            st.sampled_from([0.25, 10.0]),
+            st.sampled_from([1, 1, 2]),
+            st.integers(1, 2),
+        ),
+        max_size=2,
+    ),
+    st.just({"runs:t": "runs:", "runs:u": "runs:"}),
+)
+
+#: Keys for plain commands; the package's own are among them, so that its scripts meet what others have written.
+FREE_KEYS = ["k{1}", "l{1}"]
+OWN_KEYS = [
+    *(keyspace.run_key(LOCK, slot) for slot in range(3)),
+    keyspace.fence_key(LOCK),
+    keyspace.waiting_key(LOCK),
+    keyspace.wake_key(LOCK),
+    keyspace.slots_key(LOCK),
+    keyspace.done_key(LOCK, "t0:0.0"),
+    keyspace.over_key(LOCK, f"{0:032x}"),
+    keyspace.ledger_key(BEAT),
+    *keyspace.claim_keys(BEAT, ["e0"]),
+    *(keyspace.journal_key(PREFIX, part) for part in ("counts", "entries", "last", "refused", "labels")),
+]
+KEYS = st.sampled_from([*FREE_KEYS * 4, *OWN_KEYS])
+VALUES = st.sampled_from(
+    [b"", b"a", b"b", b"1", b"-5", b"2", b"9223372036854775807", b"3.5", b" 1", b"01", b"\r\n\0\xff"]
+)
+NUMBERS = st.sampled_from([0, 1, -1, 2, -2, 5, 100, -100, "x", "1.5", "", "+1", "9223372036854775807", "-0"])
+SCORES = st.sampled_from([0, 1, -1.5, 2, "inf", "-inf", "nan", "x", "1e3", "0x10", "(1", "(2", "", "+3", ".5", "5."])
+FOREVER_AND_LONG = st.sampled_from([60_000, 600_000, 10**15])
+PAST = st.sampled_from([0, -1, -(10**12), "x", "9223372036854775807"])
+
+
+def _words(*parts: Any) -> st.SearchStrategy[Command]:
+    return st.tuples(*(part if isinstance(part, st.SearchStrategy) else st.just(part) for part in parts))
+
+
+PLAIN = st.one_of(
+    _words("GET", KEYS),
+    _words("SET", KEYS, VALUES),
+    _words("SET", KEYS, VALUES, st.sampled_from(["NX", "XX", "KEEPTTL", "GET", "what"])),
+    _words("SET", KEYS, VALUES, "PX", FOREVER_AND_LONG | PAST),
+    _words("SET", KEYS, VALUES, "px", FOREVER_AND_LONG, st.sampled_from(["NX", "XX", "EX", "GET"])),
+    _words("SET", KEYS, VALUES, "EX", st.sampled_from([60, 0, -1, "9223372036854775807"])),
+    _words("GETRANGE", KEYS, NUMBERS, NUMBERS),
+    _words("STRLEN", KEYS),
+    _words("INCR", KEYS),
+    _words("INCRBY", KEYS, NUMBERS),
+    _words("EXISTS", KEYS, KEYS),
+    _words("DEL", KEYS),
+    _words("DEL", KEYS, KEYS),
+    _words("TYPE", KEYS),
+    _words("PTTL", KEYS),
+    _words("TTL", KEYS),
+    _words("PERSIST", KEYS),
+    _words("PEXPIRE", KEYS, FOREVER_AND_LONG | PAST),
+    _words("EXPIRE", KEYS, st.sampled_from([60, 0, -1, "x", "9223372036854775807"])),
+    _words("PEXPIREAT", KEYS, st.sampled_from([0, 1000, 4 * 10**12])),
+    _words("RPUSH", KEYS, VALUES),
+    _words("RPUSH", KEYS, VALUES, VALUES),
+    _words("LPUSH", KEYS, VALUES, VALUES),
+    _words("LPOP", KEYS),
+    _words("LLEN", KEYS),
+    _words("LRANGE", KEYS, NUMBERS, NUMBERS),
+    _words("LTRIM", KEYS, NUMBERS, NUMBERS),
+    _words("HSET", KEYS, VALUES, VALUES),
+    _words("HSET", KEYS, VALUES, VALUES, VALUES),
+    _words("HSET", KEYS, VALUES, VALUES, VALUES, VALUES),
+    _words("HGET", KEYS, VALUES),
+    _words("HGETALL", KEYS),
+    _words("HDEL", KEYS, VALUES, VALUES),
+    _words("HINCRBY", KEYS, VALUES, NUMBERS),
+    _words("HLEN", KEYS),
+    _words("HSCAN", KEYS, 0),
+    _words("HSCAN", KEYS, 0, "MATCH", st.sampled_from(["*", "a", "?", "[a-b]", "[^a]*"])),
+    _words("ZADD", KEYS, SCORES, VALUES),
+    _words("ZADD", KEYS, SCORES, VALUES, SCORES, VALUES),
+    _words("ZADD", KEYS, st.sampled_from(["XX", "NX"]), SCORES, VALUES),
+    _words("ZCARD", KEYS),
+    _words("ZSCORE", KEYS, VALUES),
+    _words("ZCOUNT", KEYS, SCORES, SCORES),
+    _words("ZRANGE", KEYS, NUMBERS, NUMBERS),
+    _words("ZRANGE", KEYS, 0, -1, "WITHSCORES"),
+    _words("ZREM", KEYS, VALUES, VALUES),
+    _words("ZREMRANGEBYSCORE", KEYS, SCORES, SCORES),
+    _words("ZREMRANGEBYRANK", KEYS, NUMBERS, NUMBERS),
+    _words("XADD", KEYS, "*", "f", VALUES),
+    _words("XADD", KEYS, "MAXLEN", "~", st.sampled_from([0, 1, 3, -1, "x"]), "*", "f", VALUES),
+    _words("XLEN", KEYS),
+    _words("XRANGE", KEYS, st.sampled_from(["-", "0", "5-1", "(5-1", "x"]), "+"),
+    _words("XRANGE", KEYS, "-", st.sampled_from(["+", "5"]), "COUNT", st.sampled_from([0, 1, 2, -1, "x"])),
+    _words("SCAN", 0, "COUNT", 1000),
+    _words("SCAN", 0, "MATCH", st.sampled_from(["k*", "*run*", f"{PREFIX}:*:run*", "[kl]{?}", "\\k*"]), "COUNT", 1000),
+    _words("KEYS", st.sampled_from(["*", "k*", "?{1}"])),
+    _words("DBSIZE"),
+    _words("PING"),
+    _words("PING", VALUES),
+    _words("ASKING"),
+    _words("WAIT", 0, 0),
+    _words("SCRIPT", "EXISTS", "0" * 40, lock_commands.ACQUIRE.sha),
+    _words("EVALSHA", st.sampled_from(["0" * 40, lock_commands.RENEW.sha, lock_commands.RENEW.sha.upper()]), 0),
+    _words("GET"),
+    _words("SET", KEYS),
+    _words("PTTL", KEYS, KEYS),
+)
+
+#: What scripts do with numbers, answers and errors; ARGV[1] is a word, the rest are a command.
+SNIPPETS = st.sampled_from(
+    [
+        "return redis.call(unpack(ARGV, 2))",
+        "local answer = redis.call(unpack(ARGV, 2)) return answer",
+        "local answer = redis.pcall(unpack(ARGV, 2)) return answer",
+        "local answer = redis.pcall(unpack(ARGV, 2)) return type(answer)",
+        "local answer = redis.pcall(unpack(ARGV, 2)) return type(answer) == 'table' and (answer.err or answer.ok)",
+        "local answer = {redis.pcall(unpack(ARGV, 2)), redis.pcall('EXISTS', KEYS[1])} return answer",
+        "redis.call('SET', KEYS[1], ARGV[1]) local answer = redis.call(unpack(ARGV, 2)) return answer",
+        "return {1.9, -1.9, 2^40, 1e15, true, 'x', {ok = 'fine'}, {err = 'ERR bad'}, {{}, {1}}, false, 5}",
+        "return {1, nil, 3}",
+        "return {false, 1}",
+        "return nil",
+        "return 'text'",
+        "return redis.status_reply('GOOD')",
+        "return redis.error_reply('BAD thing')",
+        "return redis.error_reply('BAD')",
+        "return {err = 'MINE own'}",
+        "return redis.sha1hex(ARGV[1])",
+        "return {type(redis.call('GET', 'no{1}')), type(redis.call('TYPE', 'no{1}')), redis.call('TYPE', 'no{1}').ok}",
+        "redis.call('SET', KEYS[1], 3.5) return redis.call('GET', KEYS[1])",
+        "redis.call('SET', KEYS[1], 2^53) return redis.call('GET', KEYS[1])",
+        "redis.call('SET', KEYS[1], 1e17) return redis.call('GET', KEYS[1])",
+        "redis.call('SET', KEYS[1], 0.1) return redis.call('GET', KEYS[1])",
+        "redis.call('SET', KEYS[1], true)",
+        "redis.call('SET', KEYS[1], {})",
+        "redis.call()",
+        "redis.call('GET')",
+        "return redis.pcall('GET')",
+        "redis.call('EVAL', 'return 1', 0)",
+        "error('x')",
+        "error('x', 0)",
+        "local x = nil + 1",
+        "local x = {} .. 'a'",
+        "return nosuchglobal",
+        "global = 1",
+        "local function f() error('deep') end\nf()",
+        "\n\nredis.call('INCR', KEYS[1], 1)",
+        "local ok, fields = pcall(cjson.decode, ARGV[1]) return ok and type(fields)",
+        'local fields = cjson.decode(\'[1, "a", null, true, {"b": [2.5]}]\') '
+        "return {fields[1], fields[2], fields[3] == cjson.null, fields[4], fields[5].b[1] * 2, #fields}",
+        "return cjson.decode('\"\\u00e9\\u20ac\"')",
+        "return x y",
+        "return math.max(tonumber(ARGV[1]) or 0, 1)",
+        "return {KEYS[1], ARGV[1], #KEYS}",
+        "return redis.call('BLPOP', KEYS[1], 0)",
+    ]
+)
+SCRIPTED = st.builds(
+    lambda text, key, word, command: ("EVAL", text, 1, key, word, *command), SNIPPETS, KEYS, VALUES, PLAIN
+)
+FENCED_WRITES = st.builds(
+    lambda key, fence, command: ("EVAL", FENCED, 2, key, f"{key}:fence", fence, 60_000, *command),
+    KEYS,
+    st.integers(1, 3),
+    st.sampled_from([("SET", "x"), ("SET", "x", "PX", 60_000), ("INCR",), ("DEL",), ("HSET", "a", 1), ("LLEN",)]),
+)
+
+
+def _asked(call: Call, way: int) -> Sequence[Command]:
+    """A call as it is sent; what it gives for some seconds is given for longer, so that nothing ends by itself."""
+    call = call._replace(args=[60_000 if arg in (1000, 6000) else arg for arg in call.args])
+    return [[call.by_text], [call.by_digest], [call.script.load, call.by_digest]][way]
+
+
+CALLS = st.builds(_asked, LOCK_CALLS | BEAT_CALLS | JOURNAL_CALLS, st.sampled_from([0, 0, 0, 1, 2]))
+#: A waiter: its question stands behind what wakes it.
+WAITS = st.builds(
+    lambda request, place: [("BLPOP", keyspace.wake_key(LOCK), 0), *_asked(lock_commands.hand_over(request, place), 0)],
+    REQUESTS,
+    NAMES,
+)
+POPS = st.one_of(
+    _words("BLPOP", KEYS, 0).map(lambda words: [words]),
+    _words("BLPOP", KEYS, KEYS, 0).map(lambda words: [words]),
+    _words("BLPOP", KEYS, st.sampled_from([-1, "x", ""])).map(lambda words: [words]),
+)
+SINGLE = st.one_of(PLAIN, PLAIN, SCRIPTED, FENCED_WRITES).map(lambda command: [command])
+#: What one client sends at once.
+SENT = st.lists(st.one_of(SINGLE, SINGLE, CALLS, CALLS, CALLS, WAITS, POPS), min_size=1, max_size=3).map(
+    lambda parts: [command for part in parts for command in part]
+)
+STEPS = st.tuples(st.integers(0, 3), SENT)
+SEQUENCES = st.lists(STEPS, min_size=1, max_size=15)
