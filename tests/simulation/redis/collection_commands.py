@@ -8,7 +8,7 @@ from tests.simulation.redis import numbers
 from tests.simulation.redis.dataset import Scores
 from tests.simulation.redis.generic_commands import scan_options, stepped
 from tests.simulation.redis.registry import command
-from tests.simulation.redis.replies import OK, SYNTAX, CommandError, Pairs, UnknownCommand
+from tests.simulation.redis.replies import OK, SYNTAX, CommandError, Double, Pairs, Scored, UnknownCommand
 
 #: Up to so many fields HSCAN shows at once, whatever it is asked for.
 _SMALL = 128
@@ -170,10 +170,8 @@ def zcard(server: Any, args: list[bytes]) -> Any:
 
 @command("ZSCORE", 3)
 def zscore(server: Any, args: list[bytes]) -> Any:
-    if server.session.resp == 3:
-        raise UnknownCommand("ZSCORE in RESP3")
     score = (server.typed(args[0], Scores) or {}).get(args[1])
-    return None if score is None else numbers.shown(score)
+    return None if score is None else Double(score)
 
 
 @command("ZCOUNT", 4)
@@ -195,10 +193,10 @@ def _between(server: Any, args: list[bytes]) -> list[bytes]:
 @command("ZRANGE", -4)
 def zrange(server: Any, args: list[bytes]) -> Any:
     if len(args) > 3:
-        if [option.upper() for option in args[3:]] != [b"WITHSCORES"] or server.session.resp == 3:
+        if [option.upper() for option in args[3:]] != [b"WITHSCORES"]:
             raise UnknownCommand(f"ZRANGE with {args[3:]}")
         found = server.typed(args[0], Scores) or {}
-        return [part for member in _ranked(server, args) for part in (member, numbers.shown(found[member]))]
+        return Scored((member, Double(found[member])) for member in _ranked(server, args))
     return _ranked(server, args)
 
 

@@ -17,12 +17,15 @@ from celery_singleton_lock.stores.redis.connection import packed
 from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.testing import RedisServer
 from tests.simulation.redis.dataset import TYPES, Scores, Stream
-from tests.simulation.redis.numbers import shown
+from tests.simulation.redis.replies import shown
 from tests.simulation.redis.server import RedisModel
 from tests.simulation.redis.session import Session
 
 #: Numbers from here on may be times in ms, and from there on in µs.
 _MS, _US = 1_000, 10**14
+
+#: What has so many µs to live counts as ending.
+_SHORT = 20_000
 
 _NUMBER = re.compile(rb"-?[0-9]{4,}(\.[0-9]+)?")
 _ID = re.compile(rb"([0-9]{13,})-[0-9]+")
@@ -112,16 +115,24 @@ class Pair:
         server: the real one; it is emptied.
         control: a connection to it.
         clients: how many.
+        resp: version of the protocol that they speak.
     """
 
-    def __init__(self, server: RedisServer, control: RealSession, *, version: str, clients: int) -> None:
+    def __init__(self, server: RedisServer, control: RealSession, *, clients: int, resp: int = 2) -> None:
         self._control = control
         for command in (("FLUSHALL",), ("SCRIPT", "FLUSH")):
             control.ask(*command)
+        version = re.search(rb"redis_version:(\S+)", control.ask("INFO", "server"))
+        assert version
         self._now = self._began = self._time()
-        self.model = RedisModel(lambda: self._now / 1_000_000, version=version)
+        self.model = RedisModel(lambda: self._now / 1_000_000, version=version[1].decode())
         self._real = [RealSession(server) for _ in range(clients)]
         self._modelled = [ModelSession(self.model, number) for number in range(clients)]
+        if resp == 3:
+            for real, modelled in zip(self._real, self._modelled, strict=True):
+                real.ask("HELLO", 3)
+                modelled.send([("HELLO", 3)])
+                modelled.answers()
 
     def step(self, client: int, commands: Sequence[Command]) -> None:
         """A client sends some commands at once.
@@ -134,6 +145,7 @@ class Pair:
         self._real[client].send(commands)
         expected = [each.answers() for each in self._modelled]
         found = [self._heard(real, len(answers)) for real, answers in zip(self._real, expected, strict=True)]
+        self._outlive_the_short()
         dump = {key: rest for key, *rest in self._control.ask("EVAL", _DUMP, 0)}
         after = self._time()
         slack = (after - self._began) // 1000 + 2
@@ -150,6 +162,14 @@ class Pair:
             real.close()
         for modelled in self._modelled:
             modelled.session.close()
+
+    def _outlive_the_short(self) -> None:
+        """Wait until what is about to end has ended: else the real server may, or may not, have it when it is asked."""
+        now = self._time()
+        ends = self.model.dataset.database(0).ends_at.values()
+        until = max((end for end in ends if end * 1000 < now + _SHORT), default=0) * 1000 + now - self._now + 2_000
+        while self._time() <= until:
+            pass
 
     def _heard(self, real: RealSession, count: int) -> list[Any]:
         answers: list[Any] = []

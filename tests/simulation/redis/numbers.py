@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from tests.simulation.redis.replies import CommandError
@@ -29,13 +28,6 @@ def floating(text: bytes, error: str = NOT_A_FLOAT) -> float:
     if not _FLOAT.fullmatch(text):
         raise CommandError(error)
     return float.fromhex(text.decode()) if b"x" in text.lower() else float(text)
-
-
-def shown(number: float) -> bytes:
-    """A score, or a number of Lua's that is an argument."""
-    if math.isinf(number):
-        return b"inf" if number > 0 else b"-inf"
-    return b"%.17g" % number
 
 
 class Bound:

@@ -273,7 +273,6 @@ PLAIN = st.one_of(
     _words("SCAN", 0, "COUNT", 1000),
     _words("SCAN", 0, "MATCH", st.sampled_from(["k*", "*run*", f"{PREFIX}:*:run*", "[kl]{?}", "\\k*"]), "COUNT", 1000),
     _words("KEYS", st.sampled_from(["*", "k*", "?{1}"])),
-    _words("DBSIZE"),
     _words("PING"),
     _words("PING", VALUES),
     _words("ASKING"),
@@ -324,7 +323,8 @@ SNIPPETS = st.sampled_from(
         "global = 1",
         "local function f() error('deep') end\nf()",
         "\n\nredis.call('INCR', KEYS[1], 1)",
-        "local ok, fields = pcall(cjson.decode, ARGV[1]) return ok and type(fields)",
+        "local found = {} for i, text in ipairs({'[1', '{}', 'null', ' true', '', '-1.5e2', '[1,]', 'x', '{1:2}'}) do "
+        "local ok, value = pcall(cjson.decode, text) found[i] = ok and type(value) end return found",
         'local fields = cjson.decode(\'[1, "a", null, true, {"b": [2.5]}]\') '
         "return {fields[1], fields[2], fields[3] == cjson.null, fields[4], fields[5].b[1] * 2, #fields}",
         "return cjson.decode('\"\\u00e9\\u20ac\"')",
@@ -368,5 +368,11 @@ SINGLE = st.one_of(PLAIN, PLAIN, SCRIPTED, FENCED_WRITES).map(lambda command: [c
 SENT = st.lists(st.one_of(SINGLE, SINGLE, CALLS, CALLS, CALLS, WAITS, POPS), min_size=1, max_size=3).map(
     lambda parts: [command for part in parts for command in part]
 )
+#: What is gone when the next step begins.
+SHORT = st.one_of(
+    _words("SET", KEYS, VALUES, "PX", 1),
+    _words("PEXPIRE", KEYS, 1),
+)
+SENT = st.one_of(SENT, SENT, SENT, st.builds(lambda commands, last: [*commands, last], SENT, SHORT))
 STEPS = st.tuples(st.integers(0, 3), SENT)
 SEQUENCES = st.lists(STEPS, min_size=1, max_size=15)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -33,8 +34,23 @@ class Pairs(list[Any]):
     """Names and values in turn: a map in RESP3."""
 
 
+class Scored(list[Any]):
+    """Members, each with its score as a `Double`: flat in RESP2."""
+
+
+class Double(float):
+    """A score: a text in RESP2."""
+
+
 class NilList:
     """No list: what a BLPOP says that nobody has woken."""
+
+
+def shown(number: float) -> bytes:
+    """A score, or a number of Lua's that is an argument."""
+    if math.isinf(number):
+        return b"inf" if number > 0 else b"-inf"
+    return b"%.17g" % number
 
 
 OK = Status(b"OK")
@@ -54,6 +70,10 @@ def encoded(reply: Any, resp: int) -> bytes:
         return b"+%b\r\n" % reply
     if isinstance(reply, Pairs) and resp == 3:
         return b"%%%d\r\n" % (len(reply) // 2) + b"".join(encoded(each, resp) for each in reply)
+    if isinstance(reply, Double):
+        return encoded(shown(reply), resp) if resp == 2 else b",%b\r\n" % shown(reply)
+    if isinstance(reply, Scored):
+        return encoded([part for pair in reply for part in pair] if resp == 2 else [list(pair) for pair in reply], resp)
     if isinstance(reply, list):
         return b"*%d\r\n" % len(reply) + b"".join(encoded(each, resp) for each in reply)
     if isinstance(reply, CommandError):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lupa.lua51
 
-from tests.simulation.redis import numbers
-from tests.simulation.redis.replies import NIL_LIST, CallError, CommandError, Status
+from tests.simulation.redis.replies import NIL_LIST, CallError, CommandError, Double, Scored, Status, shown
 
 if TYPE_CHECKING:
     from tests.simulation.redis.server import RedisModel
@@ -119,6 +118,10 @@ class Lua:
             return False
         if isinstance(reply, Status):
             return self._ok(bytes(reply))
+        if isinstance(reply, Double):
+            return shown(reply)
+        if isinstance(reply, Scored):
+            reply = [part for pair in reply for part in pair]
         if isinstance(reply, list):
             return self._lua.table_from([self._as_lua(each) for each in reply])
         return reply
@@ -154,7 +157,7 @@ def lua_of(is_seven: bool) -> Lua:
 def _text(word: Any) -> bytes:
     """An argument of a command."""
     if word.__class__ in (int, float):
-        return numbers.shown(word)
+        return shown(word)
     raise CallError(
         "ERR Lua redis lib command arguments must be strings or integers",
         "Lua redis() command arguments must be strings or integers",
