@@ -361,6 +361,7 @@ WAITS = st.builds(
 POPS = st.one_of(
     _words("BLPOP", KEYS, 0).map(lambda words: [words]),
     _words("BLPOP", KEYS, KEYS, 0).map(lambda words: [words]),
+    _words("BLPOP", KEYS, "0.002").map(lambda words: [words]),
     _words("BLPOP", KEYS, st.sampled_from([-1, "x", ""])).map(lambda words: [words]),
 )
 SINGLE = st.one_of(PLAIN, PLAIN, SCRIPTED, FENCED_WRITES).map(lambda command: [command])
