@@ -17,12 +17,12 @@ from celery_singleton_lock.testing import RedisServer, StoreContract
 from tests.servers import Cluster
 from tests.simulation.redis import ClusterMap, RedisModel, slot_of
 from tests.simulation.redis.comparison import ModelSession, Pair, RealSession, alike, version_of
-from tests.simulation.redis.questions import SEQUENCES
+from tests.simulation.redis.questions import HAND_OVERS, SEQUENCES
 from tests.simulation.redis.served import ServedModel
 
 Steps = Sequence[tuple[int, Sequence[Command]]]
 
-SOME, MANY = 250, int(os.environ.get("MODEL_SEQUENCES", "5000"))
+SOME, MANY = 300, int(os.environ.get("MODEL_SEQUENCES", "5000"))
 _SETTINGS: dict[str, Any] = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
@@ -53,6 +53,12 @@ def test_some_sequences(redis_server: RedisServer, control: RealSession, steps: 
 @settings(max_examples=MANY, **_SETTINGS)
 def test_many_sequences(redis_server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
     compare(redis_server, control, steps, resp)
+
+
+@given(steps=HAND_OVERS)
+@settings(max_examples=SOME // 2, **_SETTINGS)
+def test_who_waits_is_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
+    compare(redis_server, control, steps, 2)
 
 
 @pytest.mark.parametrize("state", [Pair.run_out_of_memory, Pair.become_replica])
