@@ -38,13 +38,16 @@ class ClusterMap:
     def owner(self, slot: int) -> Address | None:
         return next((nodes[0] for first, last, nodes in self.ranges if first <= slot <= last), None)
 
-    def redirection(self, keys: Sequence[bytes], held: int, *, asking: bool) -> CommandError | None:
+    def redirection(
+        self, keys: Sequence[bytes], held: int, *, asking: bool, is_seven: bool = True
+    ) -> CommandError | None:
         """What a client is told that asks for these keys here; None if it is at the right place.
 
         Args:
             keys: that it names.
             held: how many of them are here.
             asking: whether it has said ASKING.
+            is_seven: whether the server's version is 7 or later.
         """
         if not keys:
             return None
@@ -56,7 +59,7 @@ class ClusterMap:
         if owner is None:
             return CommandError("CLUSTERDOWN Hash slot not served")
         if owner == self.myself and slot in self.migrating and held < len(keys):
-            if held and len(keys) > 1:
+            if held and is_seven:
                 return CommandError("TRYAGAIN Multiple keys request during rehashing of slot")
             return CommandError("ASK {} {}:{}".format(slot, *self.migrating[slot]))
         if owner != self.myself and slot in self.importing and asking:
@@ -64,9 +67,3 @@ class ClusterMap:
                 return CommandError("TRYAGAIN Multiple keys request during rehashing of slot")
             return None
         return None if owner == self.myself else CommandError("MOVED {} {}:{}".format(slot, *owner))
-
-    def is_elsewhere(self, keys: Sequence[bytes]) -> bool:
-        """Whether a script may not touch one of them here."""
-        return any(
-            self.owner(slot) != self.myself and slot not in self.importing for slot in {slot_of(key) for key in keys}
-        )

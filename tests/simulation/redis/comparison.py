@@ -114,17 +114,16 @@ class Pair:
     Args:
         server: the real one; it is emptied.
         control: a connection to it.
-        version: of the real one.
         clients: how many.
         resp: version of the protocol that they speak.
     """
 
-    def __init__(self, server: RedisServer, control: RealSession, *, version: str, clients: int, resp: int = 2) -> None:
+    def __init__(self, server: RedisServer, control: RealSession, *, clients: int, resp: int = 2) -> None:
         self._control = control
         for command in (("FLUSHALL",), ("SCRIPT", "FLUSH")):
             control.ask(*command)
         self._now = self._began = self._time()
-        self.model = RedisModel(lambda: self._now / 1_000_000, version=version)
+        self.model = RedisModel(lambda: self._now / 1_000_000, version=version_of(control))
         self._real = [RealSession(server) for _ in range(clients)]
         self._modelled = [ModelSession(self.model, number) for number in range(clients)]
         if resp == 3:
@@ -142,6 +141,30 @@ class Pair:
         self._now = self._time()
         self._modelled[client].send(commands)
         self._real[client].send(commands)
+        while (timer := self.model.next_timer()) is not None:
+            self._now = max(int(timer * 1_000_000) + 1_000, self._time())
+            self.model.run_timers()
+        self._compare()
+
+    def run_out_of_memory(self) -> None:
+        self._control.ask("CONFIG", "SET", "maxmemory", 1)
+        self.model.out_of_memory = True
+
+    def become_replica(self) -> None:
+        """Of a server that is not there."""
+        self._control.ask("REPLICAOF", "127.0.0.1", 1)
+        self.model.demote()
+
+    def recover(self) -> None:
+        self._control.ask("CONFIG", "SET", "maxmemory", 0)
+        self._control.ask("REPLICAOF", "NO", "ONE")
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether any client is."""
+        return any(modelled.session.blocked for modelled in self._modelled)
+
+    def _compare(self) -> None:
         expected = [each.answers() for each in self._modelled]
         found = [self._heard(real, len(answers)) for real, answers in zip(self._real, expected, strict=True)]
         self._outlive_the_short()
@@ -152,7 +175,7 @@ class Pair:
         if any(each is not None for each in extra):
             raise Difference(f"the real server answers {extra}, the model nothing")
         for number, (of_real, of_model) in enumerate(zip(found, expected, strict=True)):
-            if not _alike(of_real, of_model, slack):
+            if not alike(of_real, of_model, slack):
                 raise Difference(f"to client {number}: the real server answers {of_real}, the model {of_model}")
         self._compare_keys(dump, after // 1000, slack)
 
@@ -166,7 +189,7 @@ class Pair:
         """Wait until what is about to end has ended: else the real server may, or may not, have it when it is asked."""
         now = self._time()
         ends = self.model.dataset.database(0).ends_at.values()
-        until = max((end for end in ends if end * 1000 < now + _SHORT), default=0) * 1000 + now - self._began + 2_000
+        until = max((end for end in ends if end * 1000 < now + _SHORT), default=0) * 1000 + now - self._now + 2_000
         while self._time() <= until:
             pass
 
@@ -181,8 +204,6 @@ class Pair:
 
     def _compare_keys(self, dump: dict[bytes, Any], now: int, slack: int) -> None:
         self._now = max(self._now, now * 1000)
-        # The dump has deleted what had ended.
-        self.model.sweep()
         modelled = {}
         for key, value in self.model.dataset.database(0).values.items():
             end = self.model.dataset.database(0).ends_at.get(key)
@@ -191,7 +212,7 @@ class Pair:
         if sorted(dump) != sorted(modelled):
             raise Difference(f"the real server has the keys {sorted(dump)}, the model {sorted(modelled)}")
         for key, real in dump.items():
-            if not _alike(real, modelled[key], slack):
+            if not alike(real, modelled[key], slack):
                 raise Difference(f"at {key!r} the real server has {real}, the model {modelled[key]}")
 
     def _time(self) -> int:
@@ -210,7 +231,14 @@ def _flat(value: Any) -> Any:
     return value
 
 
-def _alike(real: Any, modelled: Any, slack: int) -> bool:
+def version_of(real: RealSession) -> str:
+    found = re.search(rb"redis_version:(\S+)", real.ask("INFO", "server"))
+    assert found
+    return found[1].decode()
+
+
+def alike(real: Any, modelled: Any, slack: int = 0) -> bool:
+    """Whether two answers are the same, but for `slack` ms in what may be a time."""
     if isinstance(real, hiredis.ReplyError) and isinstance(modelled, hiredis.ReplyError):
         return str(real) == str(modelled)
     if isinstance(real, list) and isinstance(modelled, list):
@@ -218,7 +246,7 @@ def _alike(real: Any, modelled: Any, slack: int) -> bool:
             # Names of keys, which come in any order.
             return sorted(real) == sorted(modelled)
         return len(real) == len(modelled) and all(
-            _alike(each, other, slack) for each, other in zip(real, modelled, strict=True)
+            alike(each, other, slack) for each, other in zip(real, modelled, strict=True)
         )
     if type(real) is not type(modelled):
         return False

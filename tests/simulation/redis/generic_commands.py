@@ -29,7 +29,7 @@ def set_(server: Any, args: list[bytes]) -> Any:
             keeps = True
         elif option == b"GET":
             returns = True
-        elif option in (b"PX", b"EX", b"PXAT", b"EXAT") and ends_at is None and not keeps and at + 1 < len(options):
+        elif option in (b"PX", b"EX") and ends_at is None and not keeps and at + 1 < len(options):
             at += 1
             ends_at = _end(server, option, options[at])
         else:
@@ -50,7 +50,7 @@ def _end(server: Any, option: bytes, text: bytes) -> int:
     milliseconds = number if option[:1] == b"P" else number * 1000
     if number <= 0 or milliseconds > numbers.MOST:
         raise CommandError(wrong)
-    end = milliseconds if option.endswith(b"AT") else server.ms + milliseconds
+    end = server.ms + milliseconds
     if end > numbers.MOST:
         raise CommandError(wrong)
     return end

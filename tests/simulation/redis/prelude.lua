@@ -118,7 +118,7 @@ end
 
 local function refused(sha, err)
   if type(err) ~= 'table' then
-    return '-ERR Error running script (call to f_' .. sha .. '): ' .. line(tostring(err)) .. '\r\n'
+    return '-ERR Error running script (call to f_' .. sha .. '): ' .. line((gsub(tostring(err), '[\r\n]+$', ''))) .. '\r\n'
   end
   local text = tostring(rawget(err, 'err'))
   if rawget(err, 'line') then

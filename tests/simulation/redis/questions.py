@@ -189,7 +189,7 @@ JOURNAL_CALLS = st.builds(
 )
 
 #: Keys for plain commands; the package's own are among them, so that its scripts meet what others have written.
-FREE_KEYS = ["k{1}", "l{1}"]
+FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}", "stream": "x{1}"}
 OWN_KEYS = [
     *(keyspace.run_key(LOCK, slot) for slot in range(3)),
     keyspace.fence_key(LOCK),
@@ -202,7 +202,15 @@ OWN_KEYS = [
     *keyspace.claim_keys(BEAT, ["e0"]),
     *(keyspace.journal_key(PREFIX, part) for part in ("counts", "entries", "last", "refused", "labels")),
 ]
-KEYS = st.sampled_from([*FREE_KEYS * 4, *OWN_KEYS])
+KEYS = st.sampled_from([*[*FREE_KEYS.values()] * 12, *OWN_KEYS])
+
+
+def _mostly(kind: str) -> st.SearchStrategy[str]:
+    """Keys with such a value, in most cases."""
+    return st.sampled_from([*[FREE_KEYS[kind]] * 40, *[*FREE_KEYS.values()] * 2, *OWN_KEYS])
+
+
+TEXTS, LISTS, HASHES, SCORED, STREAMS = map(_mostly, FREE_KEYS)
 VALUES = st.sampled_from(
     [b"", b"a", b"b", b"1", b"-5", b"2", b"9223372036854775807", b"3.5", b" 1", b"01", b"\r\n\0\xff"]
 )
@@ -217,16 +225,16 @@ def _words(*parts: Any) -> st.SearchStrategy[Command]:
 
 
 PLAIN = st.one_of(
-    _words("GET", KEYS),
-    _words("SET", KEYS, VALUES),
-    _words("SET", KEYS, VALUES, st.sampled_from(["NX", "XX", "KEEPTTL", "GET", "what"])),
-    _words("SET", KEYS, VALUES, "PX", FOREVER_AND_LONG | PAST),
-    _words("SET", KEYS, VALUES, "px", FOREVER_AND_LONG, st.sampled_from(["NX", "XX", "EX", "GET"])),
-    _words("SET", KEYS, VALUES, "EX", st.sampled_from([60, 0, -1, "9223372036854775807"])),
-    _words("GETRANGE", KEYS, NUMBERS, NUMBERS),
-    _words("STRLEN", KEYS),
-    _words("INCR", KEYS),
-    _words("INCRBY", KEYS, NUMBERS),
+    _words("GET", TEXTS),
+    _words("SET", TEXTS, VALUES),
+    _words("SET", TEXTS, VALUES, st.sampled_from(["NX", "XX", "KEEPTTL", "GET", "what"])),
+    _words("SET", TEXTS, VALUES, "PX", FOREVER_AND_LONG | PAST),
+    _words("SET", TEXTS, VALUES, "px", FOREVER_AND_LONG, st.sampled_from(["NX", "XX", "EX", "GET"])),
+    _words("SET", TEXTS, VALUES, "EX", st.sampled_from([60, 0, -1, "9223372036854775807"])),
+    _words("GETRANGE", TEXTS, NUMBERS, NUMBERS),
+    _words("STRLEN", TEXTS),
+    _words("INCR", TEXTS),
+    _words("INCRBY", TEXTS, NUMBERS),
     _words("EXISTS", KEYS, KEYS),
     _words("DEL", KEYS),
     _words("DEL", KEYS, KEYS),
@@ -237,43 +245,42 @@ PLAIN = st.one_of(
     _words("PEXPIRE", KEYS, FOREVER_AND_LONG | PAST),
     _words("EXPIRE", KEYS, st.sampled_from([60, 0, -1, "x", "9223372036854775807"])),
     _words("PEXPIREAT", KEYS, st.sampled_from([0, 1000, 4 * 10**12])),
-    _words("RPUSH", KEYS, VALUES),
-    _words("RPUSH", KEYS, VALUES, VALUES),
-    _words("LPUSH", KEYS, VALUES, VALUES),
-    _words("LPOP", KEYS),
-    _words("LLEN", KEYS),
-    _words("LRANGE", KEYS, NUMBERS, NUMBERS),
-    _words("LTRIM", KEYS, NUMBERS, NUMBERS),
-    _words("HSET", KEYS, VALUES, VALUES),
-    _words("HSET", KEYS, VALUES, VALUES, VALUES),
-    _words("HSET", KEYS, VALUES, VALUES, VALUES, VALUES),
-    _words("HGET", KEYS, VALUES),
-    _words("HGETALL", KEYS),
-    _words("HDEL", KEYS, VALUES, VALUES),
-    _words("HINCRBY", KEYS, VALUES, NUMBERS),
-    _words("HLEN", KEYS),
-    _words("HSCAN", KEYS, 0),
-    _words("HSCAN", KEYS, 0, "MATCH", st.sampled_from(["*", "a", "?", "[a-b]", "[^a]*"])),
-    _words("ZADD", KEYS, SCORES, VALUES),
-    _words("ZADD", KEYS, SCORES, VALUES, SCORES, VALUES),
-    _words("ZADD", KEYS, st.sampled_from(["XX", "NX"]), SCORES, VALUES),
-    _words("ZCARD", KEYS),
-    _words("ZSCORE", KEYS, VALUES),
-    _words("ZCOUNT", KEYS, SCORES, SCORES),
-    _words("ZRANGE", KEYS, NUMBERS, NUMBERS),
-    _words("ZRANGE", KEYS, 0, -1, "WITHSCORES"),
-    _words("ZREM", KEYS, VALUES, VALUES),
-    _words("ZREMRANGEBYSCORE", KEYS, SCORES, SCORES),
-    _words("ZREMRANGEBYRANK", KEYS, NUMBERS, NUMBERS),
-    _words("XADD", KEYS, "*", "f", VALUES),
-    _words("XADD", KEYS, "MAXLEN", "~", st.sampled_from([0, 1, 3, -1, "x"]), "*", "f", VALUES),
-    _words("XLEN", KEYS),
-    _words("XRANGE", KEYS, st.sampled_from(["-", "0", "5-1", "(5-1", "x"]), "+"),
-    _words("XRANGE", KEYS, "-", st.sampled_from(["+", "5"]), "COUNT", st.sampled_from([0, 1, 2, -1, "x"])),
+    _words("RPUSH", LISTS, VALUES),
+    _words("RPUSH", LISTS, VALUES, VALUES),
+    _words("LPUSH", LISTS, VALUES, VALUES),
+    _words("LPOP", LISTS),
+    _words("LLEN", LISTS),
+    _words("LRANGE", LISTS, NUMBERS, NUMBERS),
+    _words("LTRIM", LISTS, NUMBERS, NUMBERS),
+    _words("HSET", HASHES, VALUES, VALUES),
+    _words("HSET", HASHES, VALUES, VALUES, VALUES),
+    _words("HSET", HASHES, VALUES, VALUES, VALUES, VALUES),
+    _words("HGET", HASHES, VALUES),
+    _words("HGETALL", HASHES),
+    _words("HDEL", HASHES, VALUES, VALUES),
+    _words("HINCRBY", HASHES, VALUES, NUMBERS),
+    _words("HLEN", HASHES),
+    _words("HSCAN", HASHES, 0),
+    _words("HSCAN", HASHES, 0, "MATCH", st.sampled_from(["*", "a", "?", "[a-b]", "[^a]*"])),
+    _words("ZADD", SCORED, SCORES, VALUES),
+    _words("ZADD", SCORED, SCORES, VALUES, SCORES, VALUES),
+    _words("ZADD", SCORED, st.sampled_from(["XX", "NX"]), SCORES, VALUES),
+    _words("ZCARD", SCORED),
+    _words("ZSCORE", SCORED, VALUES),
+    _words("ZCOUNT", SCORED, SCORES, SCORES),
+    _words("ZRANGE", SCORED, NUMBERS, NUMBERS),
+    _words("ZRANGE", SCORED, 0, -1, "WITHSCORES"),
+    _words("ZREM", SCORED, VALUES, VALUES),
+    _words("ZREMRANGEBYSCORE", SCORED, SCORES, SCORES),
+    _words("ZREMRANGEBYRANK", SCORED, NUMBERS, NUMBERS),
+    _words("XADD", STREAMS, "*", "f", VALUES),
+    _words("XADD", STREAMS, "MAXLEN", "~", st.sampled_from([0, 1, 3, -1, "x"]), "*", "f", VALUES),
+    _words("XLEN", STREAMS),
+    _words("XRANGE", STREAMS, st.sampled_from(["-", "0", "5-1", "(5-1", "x"]), "+"),
+    _words("XRANGE", STREAMS, "-", st.sampled_from(["+", "5"]), "COUNT", st.sampled_from([0, 1, 2, -1, "x"])),
     _words("SCAN", 0, "COUNT", 1000),
     _words("SCAN", 0, "MATCH", st.sampled_from(["k*", "*run*", f"{PREFIX}:*:run*", "[kl]{?}", "\\k*"]), "COUNT", 1000),
     _words("KEYS", st.sampled_from(["*", "k*", "?{1}"])),
-    _words("DBSIZE"),
     _words("PING"),
     _words("PING", VALUES),
     _words("ASKING"),
@@ -281,7 +288,7 @@ PLAIN = st.one_of(
     _words("SCRIPT", "EXISTS", "0" * 40, lock_commands.ACQUIRE.sha),
     _words("EVALSHA", st.sampled_from(["0" * 40, lock_commands.RENEW.sha, lock_commands.RENEW.sha.upper()]), 0),
     _words("GET"),
-    _words("SET", KEYS),
+    _words("SET", TEXTS),
     _words("PTTL", KEYS, KEYS),
 )
 
@@ -324,7 +331,7 @@ SNIPPETS = st.sampled_from(
         "global = 1",
         "local function f() error('deep') end\nf()",
         "\n\nredis.call('INCR', KEYS[1], 1)",
-        "local found = {} for i, text in ipairs({'[1', '{}', 'null', ' \\"a\\"', '', '-1.5e2', 'true', '[1,]', 'x', '{1:2}'}) do "
+        "local found = {} for i, text in ipairs({'[1', '{}', 'null', ' true', '', '-1.5e2', '[1,]', 'x', '{1:2}'}) do "
         "local ok, value = pcall(cjson.decode, text) found[i] = ok and type(value) end return found",
         'local fields = cjson.decode(\'[1, "a", null, true, {"b": [2.5]}]\') '
         "return {fields[1], fields[2], fields[3] == cjson.null, fields[4], fields[5].b[1] * 2, #fields}",
@@ -360,9 +367,10 @@ WAITS = st.builds(
     NAMES,
 )
 POPS = st.one_of(
-    _words("BLPOP", KEYS, 0).map(lambda words: [words]),
-    _words("BLPOP", KEYS, KEYS, 0).map(lambda words: [words]),
-    _words("BLPOP", KEYS, st.sampled_from([-1, "x", ""])).map(lambda words: [words]),
+    _words("BLPOP", LISTS, 0).map(lambda words: [words]),
+    _words("BLPOP", TEXTS.filter(lambda key: key != FREE_KEYS["text"]), LISTS, 0).map(lambda words: [words]),
+    _words("BLPOP", LISTS, "0.002").map(lambda words: [words]),
+    _words("BLPOP", LISTS, st.sampled_from([-1, "x", ""])).map(lambda words: [words]),
 )
 SINGLE = st.one_of(PLAIN, PLAIN, SCRIPTED, FENCED_WRITES).map(lambda command: [command])
 #: What one client sends at once.
@@ -377,3 +385,27 @@ SHORT = st.one_of(
 SENT = st.one_of(SENT, SENT, SENT, st.builds(lambda commands, last: [*commands, last], SENT, SHORT))
 STEPS = st.tuples(st.integers(0, 3), SENT)
 SEQUENCES = st.lists(STEPS, min_size=1, max_size=15)
+
+#: Waiters, and what wakes them, of one lock and of one list.
+HAND_OVERS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.lists(
+            st.one_of(
+                WAITS,
+                st.sampled_from([[("BLPOP", "l{1}", 0), ("GET", "k{1}")], [("BLPOP", "q{1}", "l{1}", 0)]]),
+                st.sampled_from([[("RPUSH", "l{1}", 1)], [("RPUSH", "l{1}", 1, 2, 3)], [("INCR", "k{1}")]]),
+                st.builds(_asked, st.builds(lock_commands.wake_another, st.just(LOCK)), st.just(0)),
+                st.builds(_asked, st.builds(lock_commands.free, HOLDS), st.just(0)),
+                st.builds(_asked, st.builds(lock_commands.acquire, REQUESTS, NAMES), st.just(0)),
+                st.just(
+                    [("EVAL", "redis.call('RPUSH', KEYS[1], 1, 2, 3) redis.call('LTRIM', KEYS[1], -2, -1)", 1, "l{1}")]
+                ),
+            ),
+            min_size=1,
+            max_size=2,
+        ).map(lambda parts: [command for part in parts for command in part]),
+    ),
+    min_size=4,
+    max_size=20,
+)

@@ -27,7 +27,7 @@ Place = tuple[int, bytes]
 
 READONLY = "READONLY You can't write against a read only replica."
 OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
-_FOREIGN = "Script attempted to access a non local key in a cluster node"
+_FOREIGN = "attempted to access a non local key in a cluster node"
 
 
 class RedisModel:
@@ -85,6 +85,7 @@ class RedisModel:
         #: Of the script under way: its text's digest; whether it has written.
         self._script: bytes | None = None
         self._script_has_written = False
+        self._asking = False
         self._waiting: dict[Place, list[Session]] = {}
         self._ready: deque[Place] = deque()
         self._woken: deque[Session] = deque()
@@ -322,12 +323,12 @@ class RedisModel:
             )
         if known.writes:
             if self.readonly:
-                raise CallError(READONLY, f"-{READONLY}")
+                raise CallError(READONLY, f"-{READONLY}\r\n")
             if known.grows and self.out_of_memory and not self._script_has_written:
-                raise CallError(OUT_OF_MEMORY, f"-{OUT_OF_MEMORY}")
+                raise CallError(OUT_OF_MEMORY, f"-{OUT_OF_MEMORY}\r\n")
             self._script_has_written = True
-        if self.cluster is not None and self.cluster.is_elsewhere(known.keys(args)):
-            raise CallError(f"ERR {_FOREIGN}", _FOREIGN)
+        if self.cluster is not None and self._redirection(known, args) is not None:
+            raise CallError(f"ERR Script {_FOREIGN}", f"Lua script {_FOREIGN}")
         self.commands += 1
         return known.run(self, args)
 
@@ -343,9 +344,9 @@ class RedisModel:
         self._tick()
         self._select(session.database)
         self.commands += 1
-        asking, session.asking = session.asking, False
+        self._asking, session.asking = session.asking, False
         try:
-            self._check(known, session, args, asking)
+            self._check(known, session, args)
             reply = known.run(self, args)
         except CommandError as error:
             reply = error
@@ -359,7 +360,7 @@ class RedisModel:
         session.answer(reply)
         self._to_flush[session.id] = session
 
-    def _check(self, known: Known, session: Session, args: list[bytes], asking: bool) -> None:
+    def _check(self, known: Known, session: Session, args: list[bytes]) -> None:
         """Whether the command can be carried out here and now.
 
         Raises:
@@ -369,10 +370,8 @@ class RedisModel:
             raise CommandError(f"ERR wrong number of arguments for '{known.name}' command")
         if self.password is not None and not session.is_known and known.name not in ("auth", "hello"):
             raise CommandError("NOAUTH Authentication required.")
-        if self.cluster is not None and (keys := known.keys(args)):
-            held = sum(self.lookup(key) is not None for key in keys)
-            if (elsewhere := self.cluster.redirection(keys, held, asking=asking)) is not None:
-                raise elsewhere
+        if self.cluster is not None and (elsewhere := self._redirection(known, args)) is not None:
+            raise elsewhere
         if self.out_of_memory and known.grows:
             raise CommandError(OUT_OF_MEMORY)
         if self.readonly and known.writes:
@@ -381,6 +380,13 @@ class RedisModel:
             raise CommandError("LOADING Redis is loading the dataset in memory")
         if self.busy and not known.while_loading:
             raise CommandError("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.")
+
+    def _redirection(self, known: Known, args: list[bytes]) -> CommandError | None:
+        """Where a command of a client, or of its script, has to go."""
+        assert self.cluster is not None
+        keys = known.keys(args)
+        held = sum(self.lookup(key) is not None for key in keys)
+        return self.cluster.redirection(keys, held, asking=self._asking, is_seven=self.is_seven)
 
     def _serve(self) -> None:
         """Give what was pushed to who waits for it, the longest first."""

@@ -1,0 +1,196 @@
+"""The model of Redis answers, and holds, what a real server does; and the stores keep their promises on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.redis.script import Command
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.testing import RedisServer, StoreContract
+from tests.servers import Cluster
+from tests.simulation.redis import ClusterMap, RedisModel, slot_of
+from tests.simulation.redis.comparison import ModelSession, Pair, RealSession, alike, version_of
+from tests.simulation.redis.questions import HAND_OVERS, SEQUENCES
+from tests.simulation.redis.served import ServedModel
+
+Steps = Sequence[tuple[int, Sequence[Command]]]
+
+SOME, MANY = 300, int(os.environ.get("MODEL_SEQUENCES", "5000"))
+_SETTINGS: dict[str, Any] = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+
+
+@pytest.fixture
+def control(redis_server: RedisServer) -> Iterator[RealSession]:
+    session = RealSession(redis_server)
+    yield session
+    session.close()
+
+
+def compare(server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
+    pair = Pair(server, control, clients=4, resp=resp)
+    try:
+        for client, commands in steps:
+            pair.step(client, commands)
+    finally:
+        pair.close()
+
+
+@given(steps=SEQUENCES, resp=st.sampled_from([2, 2, 3]))
+@settings(max_examples=SOME, **_SETTINGS)
+def test_some_sequences(redis_server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
+    compare(redis_server, control, steps, resp)
+
+
+@pytest.mark.slow
+@given(steps=SEQUENCES, resp=st.sampled_from([2, 2, 3]))
+@settings(max_examples=MANY, **_SETTINGS)
+def test_many_sequences(redis_server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
+    compare(redis_server, control, steps, resp)
+
+
+@given(steps=HAND_OVERS)
+@settings(max_examples=SOME // 2, **_SETTINGS)
+def test_who_waits_is_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
+    compare(redis_server, control, steps, 2)
+
+
+@pytest.mark.parametrize("state", [Pair.run_out_of_memory, Pair.become_replica])
+@given(before=SEQUENCES, after=SEQUENCES)
+@settings(max_examples=SOME // 5, **_SETTINGS)
+def test_refusals(redis_server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Any) -> None:
+    pair = Pair(redis_server, control, clients=4)
+    try:
+        for client, commands in before:
+            pair.step(client, commands)
+            if pair.is_blocked:
+                return  # A replica sends it away.
+        state(pair)
+        for client, commands in after:
+            pair.step(client, commands)
+    finally:
+        pair.recover()
+        pair.close()
+
+
+def test_what_stands_behind_a_woken_pop_runs_at_the_end_of_the_turn(
+    redis_server: RedisServer, control: RealSession
+) -> None:
+    """Also behind what other clients have sent meanwhile: both servers read from two at once."""
+    real = [RealSession(redis_server) for _ in range(3)]
+    model = RedisModel(lambda: 0.0)
+    modelled = [ModelSession(model, number) for number in range(3)]
+    sent: list[list[Command]] = [[("BLPOP", "k", 0), ("GET", "x")], [("RPUSH", "k", 1)], [("SET", "x", 2)]]
+    for session in (real[0], modelled[0]):
+        session.send(sent[0])
+    control.send([("EVAL", "for _ = 1, 20000000 do end", 0)])
+    for client in (1, 2):
+        real[client].send(sent[client])
+    with model.turn():
+        for client in (1, 2):
+            modelled[client].send(sent[client])
+    control.read()
+    expected = [[[b"k", b"1"], b"2"], [1], [b"OK"]]
+    assert [each.answers() for each in modelled] == expected
+    assert [[each.read() for _ in answers] for each, answers in zip(real, expected, strict=True)] == expected
+    for each in real:
+        each.close()
+
+
+@pytest.mark.slow
+def test_a_node_of_a_cluster_sends_on_as_a_real_one_does() -> None:
+    with Cluster(masters=2, replicas=0) as cluster:
+        key = "a{1}"
+        here = cluster.master_of(key)
+        (there,) = (server for server in cluster.servers if server is not here)
+        with RealCluster(here, there, slot_of(key.encode())) as pair:
+            pair.compare()
+            pair.migrate()
+            pair.compare()
+
+
+class RealCluster:
+    """Two nodes, of which one has the slot of a key, or is about to give it away; and a model of each."""
+
+    def __init__(self, here: RedisServer, there: RedisServer, slot: int) -> None:
+        self._slot = slot
+        self._servers = here, there
+        self._addresses = [("127.0.0.1", server.port) for server in self._servers]
+        self._real = [RealSession(server) for server in self._servers]
+        self._models = [RedisModel(lambda: 0.0, version=version_of(real)) for real in self._real]
+        self._modelled = [ModelSession(model, 0) for model in self._models]
+        self._ranges = [
+            (first, last, [(node[0].decode(), node[1]) for node in nodes])
+            for first, last, *nodes in self._real[0].ask("CLUSTER", "SLOTS")
+        ]
+        for model, address in zip(self._models, self._addresses, strict=True):
+            model.cluster = ClusterMap(address, self._ranges)
+
+    def __enter__(self) -> RealCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for real in self._real:
+            real.close()
+
+    def migrate(self) -> None:
+        here, there = self._addresses
+        names = [real.ask("CLUSTER", "MYID") for real in self._real]
+        self._real[1].ask("CLUSTER", "SETSLOT", self._slot, "IMPORTING", names[0])
+        self._real[0].ask("CLUSTER", "SETSLOT", self._slot, "MIGRATING", names[1])
+        self._models[0].cluster = ClusterMap(here, self._ranges, migrating={self._slot: there})
+        self._models[1].cluster = ClusterMap(there, self._ranges, importing={self._slot: here})
+
+    def compare(self) -> None:
+        commands: list[Command] = [
+            ("SET", "a{1}", 1),
+            ("GET", "b{1}"),
+            ("EXISTS", "a{1}", "b{1}"),
+            ("EXISTS", "b{1}", "c{1}"),
+            ("EXISTS", "a{1}", "a{2}"),
+            ("EVAL", "return redis.call('GET', KEYS[1])", 1, "a{1}"),
+            ("EVAL", "return redis.call('GET', KEYS[1])", 2, "b{1}", "a{1}"),
+            ("EVAL", "return redis.call('GET', KEYS[1])", 2, "b{1}", "b{2}"),
+            ("EVAL", "return redis.pcall('GET', 'a{1}')", 0),
+            ("EVAL", "return redis.call('GET', 'b{1}')", 1, "a{1}"),
+            ("ASKING",),
+            ("GET", "b{1}"),
+            ("ASKING",),
+            ("SET", "b{1}", 1),
+            ("GET", "b{1}"),
+            ("ASKING",),
+            ("EXISTS", "b{1}", "c{1}"),
+            ("CLUSTER", "KEYSLOT", "a{1}"),
+        ]
+        for real, modelled in zip(self._real, self._modelled, strict=True):
+            for command in commands:
+                modelled.send([command])
+                (expected,) = modelled.answers()
+                assert alike(real.ask(*command), expected), command
+
+
+class OnTheModel(StoreContract):
+    databases = 1
+
+    @pytest.fixture
+    def store(self) -> Iterator[Store]:
+        with ServedModel() as served:
+            urls = ";".join(map(served.url_of, range(self.databases)))
+            store = open_url(urls, {"restart_delay": False})
+            yield store
+            store.close()
+
+
+class TestRedisOnTheModel(OnTheModel):
+    pass
+
+
+class TestRedlockOnTheModel(OnTheModel):
+    databases = 5
+    frees_beyond_the_limit = False
