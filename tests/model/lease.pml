@@ -246,7 +246,7 @@ asking:
   fi;
 holding:
   if
-  :: atomic { awaited[i] == NOTHING && !renewal[NOW(i)] && renewed < RENEWALS && trusted[i] < TRUST ->
+  :: atomic { awaited[i] == NOTHING && !renewal[NOW(i)] && renewed < RENEWALS && trusted[i] > 1 ->
       ask_from(i); awaited[i] = RENEWAL; renewal[NOW(i)] = 1;
       printf("owner %d renews\n", i) }; goto holding
   :: atomic { answer[i] == YES ->

@@ -225,7 +225,9 @@ class RedlockStore:
     ) -> Lease | Record | Votes:
         """One attempt; nothing is left of it unless it gives a lease. It is added to those that come `late`."""
         attempt = vote_commands.attempt_of(wanted.owner, chance.randrange(1, vote_commands.ATTEMPTS))
-        call = vote_commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory, late=late)
+        call = vote_commands.vote(
+            replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory, late=late
+        )
         sent_at = clock.now()
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)

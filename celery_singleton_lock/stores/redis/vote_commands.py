@@ -51,9 +51,7 @@ def attempt_of(owner: str, number: int) -> str:
     return f"{stem(owner)}{number % ATTEMPTS:0{OWNER_LENGTH - STEM_LENGTH}x}"
 
 
-def vote(
-    request: LockRequest, *, slot: int, memory: str | None, slots: int = 0, late: Sequence[str] = ()
-) -> Call:
+def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0, late: Sequence[str] = ()) -> Call:
     """As `lock_commands.acquire`, for one slot.
 
     Args:
