@@ -10,7 +10,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all smoke celery-suite versions docs bench coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all smoke celery-suite versions docs bench model coverage clean
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all  both"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
+	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 5 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
@@ -61,6 +62,9 @@ smoke: .venv/.smoke
 # Slow, and so not in CI: what came of it is in tests/celery_suite/README.md.
 celery-suite: .venv/.dev
 	$(BIN)/python -m tests.celery_suite $(CELERY_SUITE)
+
+model: .venv/.dev
+	@$(BIN)/python -m tests.model $(MODEL)
 
 versions: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions

@@ -52,7 +52,7 @@ def attempt_of(owner: str, number: int) -> str:
     return f"{stem(owner)}{number % ATTEMPTS:0{OWNER_LENGTH - STEM_LENGTH}x}"
 
 
-def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0) -> Call:
+def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0, late: Sequence[str] = ()) -> Call:
     """As `lock_commands.acquire`, for one slot.
 
     Args:
@@ -60,9 +60,11 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0)
         slot: which one to take.
         memory: the key by which a node knows since when it remembers; None to trust it as it is.
         slots: how many to name.
+        late: attempts of the same owner that some node has not answered. They come too late from now on: what undoes
+            them may be on another connection, behind this.
     """
     of_all = replace(request, owner=stem(request.owner), given_up=[stem(owner) for owner in request.given_up])
-    keys, asked = lock_commands.question(of_all, request.owner, slots=slots)
+    keys, asked = lock_commands.question(of_all, request.owner, slots=slots, late=late)
     asked = asked._replace(
         reserved_as=stem(asked.reserved_as),
         holder=request.owner[STEM_LENGTH:] + asked.holder,
