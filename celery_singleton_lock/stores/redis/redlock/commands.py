@@ -14,6 +14,7 @@ from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.lock_answers import answers_vote
 from celery_singleton_lock.stores.redis.script import Call, Script, ms
 
 #: Names that an owner's attempts can have.
@@ -26,8 +27,9 @@ MEMORY_TTL = 315_360_000.0
 #: end, and be none: so it is promised first.
 PROMISE = b"?"
 
-VOTE = Script(*lock_commands.REQUEST, "lock/vote", "lock/acquire")
-PUT_BACK, RAISE_FENCE, TAKE_BACK = Script("lock/put_back"), Script("lock/raise_fence"), Script("lock/take_back")
+VOTE = Script(*lock_commands.REQUEST, "lock/vote", "lock/acquire", answers=answers_vote)
+PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
+RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 
 #: Those that the nodes run.
 SCRIPTS = (
