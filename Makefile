@@ -10,7 +10,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all smoke celery-suite versions docs bench coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all smoke celery-suite versions docs bench model fuzz coverage clean
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -20,6 +20,8 @@ help:
 	@echo "make test-all  both"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
+	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 5 min)"
+	@echo "make fuzz      messages, settings, stored values, answers, by the 100,000 (CASES=500000; about 10 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
@@ -62,6 +64,9 @@ smoke: .venv/.smoke
 celery-suite: .venv/.dev
 	$(BIN)/python -m tests.celery_suite $(CELERY_SUITE)
 
+model: .venv/.dev
+	@$(BIN)/python -m tests.model $(MODEL)
+
 versions: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group versions
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox -s tests wheel
@@ -85,6 +90,15 @@ docs: .venv/.dev
 
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks $(BENCH)
+
+.venv/.fuzz: .venv/.dev
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group fuzz
+	@touch $@
+
+# A fault is printed with what shows it again; without end, and guided by what is covered:
+# .venv/bin/python -m tests.fuzz.guided parsers
+fuzz: .venv/.fuzz
+	$(BIN)/python -m tests.fuzz --cases $(or $(CASES),500000)
 
 coverage: .venv/.dev
 	$(BIN)/coverage erase

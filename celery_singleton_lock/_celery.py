@@ -236,7 +236,7 @@ def queue_taken_from(message: Any) -> Any:
     Touches: kombu.messaging.Consumer._active_tags, kombu.messaging.Consumer._queues, amqp.channel.Channel.callbacks
     """
     tag = (message.delivery_info or {}).get("consumer_tag")
-    if tag is None:
+    if not isinstance(tag, str):  # Where that comes with the message, as on Redis, its sender has written it.
         return None
     consumer = getattr((getattr(message.channel, "callbacks", None) or {}).get(tag), "__self__", None)
     for name, its in getattr(consumer, "_active_tags", {}).items():

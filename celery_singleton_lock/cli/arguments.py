@@ -35,7 +35,7 @@ def parse(words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
 def _value(word: str) -> Any:
     try:
         return json.loads(word, parse_constant=_refuse)
-    except ValueError:
+    except (ValueError, RecursionError):
         return word
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,17 @@ IN_MEMORY = "memory:// locks are in each process of its own, and cannot be seen 
 
 #: Every command takes it.
 as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+
+
+class Number(click.FloatRange):
+    """A number within bounds; click takes NaN for one within any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See `click.ParamType.convert`."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def locks_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:

@@ -15,7 +15,7 @@ from celery_singleton_lock.diagnosis.audit import pool_name
 @findings.strict
 @command.option(
     "--timeout",
-    type=click.FloatRange(0.1, 60),
+    type=command.Number(0.1, 60),
     default=1.0,
     show_default=True,
     help="Seconds that workers get to answer.",

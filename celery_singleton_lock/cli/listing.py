@@ -26,7 +26,7 @@ MIN_INTERVAL = 0.2
 @command.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(min=MIN_INTERVAL),
+    type=command.Number(min=MIN_INTERVAL),
     default=INTERVAL,
     show_default=True,
     help="How often to look again, with --watch.",

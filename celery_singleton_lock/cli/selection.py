@@ -52,7 +52,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     @command.option("--task", metavar="NAME", help="Only locks of this task, or of this lock_name; `*` for any text.")
     @command.option("--node", metavar="NAME", help="Only locks that this worker or beat holds; `*` for any text.")
     @command.option(
-        "--older-than", metavar="SECONDS", type=click.FloatRange(min=0), help="Only locks held for so long already."
+        "--older-than", metavar="SECONDS", type=command.Number(min=0), help="Only locks held for so long already."
     )
     @wraps(function)
     def with_selection(

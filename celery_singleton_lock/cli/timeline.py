@@ -14,7 +14,7 @@ from celery_singleton_lock.journal.timeline import Window, page, running
 @command.locks_command()
 @command.option(
     "--minutes",
-    type=click.FloatRange(0.01, 43_200),
+    type=command.Number(0.01, 43_200),
     default=10.0,
     show_default=True,
     help="How far back; what the journal has forgotten is not shown.",
@@ -39,4 +39,4 @@ def timeline(ctx: click.Context, minutes: float, output: Any, **_: Any) -> None:
         entries = [*chain(journal.entries(since=window.since), (entry for entry in held if entry is not None))]
     output.write(page(f"Locks of {ctx.obj.app.main or 'the app'}", entries, window))
     if output.name != "-":
-        click.echo(f"{len(entries)} entries in {output.name}")
+        command.say(f"{len(entries)} entries in {output.name}")

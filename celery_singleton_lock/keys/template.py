@@ -34,7 +34,7 @@ def fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> str:
             if field is not None:
                 value, _ = _formatter.get_field(field, (), arguments)
                 filled.append(_escape(_show(value, spec, conversion), literals))
-    except (InvalidKey, LookupError, AttributeError, ValueError, TypeError) as error:
+    except Exception as error:
         raise InvalidKey(f"no lock key for task {task_name}: lock_key {template!r} failed: {error!r}") from error
     return "".join(filled)
 

@@ -19,8 +19,11 @@ from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.options.rules import MAX_LIMIT, TTL, is_whole
 
 #: Bytes of a report at most: so many are written whole or not at all (POSIX asks for that of 512, Linux does 4096).
 MAX_SIZE = min(select.PIPE_BUF, 4096)
@@ -51,12 +54,13 @@ class Report(NamedTuple):
 
     @classmethod
     def loads(cls, line: bytes) -> Report | None:
-        """Read a line; None for one that is not whole."""
-        try:
-            owner, key, ttl, limit, asks_as = json.loads(line)
-            return cls(str(owner), str(key), float(ttl), int(limit), str(asks_as))
-        except (ValueError, TypeError):
+        """Read a line; None for one that is not whole, or was not written here: code of the user's has the pipe too."""
+        fields = cleaned.array(line)
+        if fields is None or len(fields) != len(cls._fields):
             return None
+        report = cls(*fields)
+        named = is_owner(report.owner) and is_owner(report.asks_as) and isinstance(report.key, str)
+        return report if named and TTL.allows(report.ttl) and is_whole(report.limit, 1, MAX_LIMIT) else None
 
     def hold(self) -> Hold:
         """What the execution has, if it has got that."""

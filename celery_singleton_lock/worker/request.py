@@ -157,6 +157,12 @@ class SingletonRequest(WorkerRequest):
             error: how the child was lost.
             settled: whether the result was stored, and what follows sent.
         """
+        try:
+            self._record_end(error, settled)
+        except Exception as failure:  # noqa: BLE001 - what the message carries may not be readable; the consumer goes on
+            logger.warning("%s: its end cannot be recorded: %r", self, failure)
+
+    def _record_end(self, error: BaseException, settled: bool) -> None:
         seconds = Runtime.of(self.app).settings.done_ttl
         ended = self._outcome(error)
         if not seconds or ended is None:

@@ -40,7 +40,7 @@ def to_redis(fence: int, text: str) -> None:
 
 
 def to_sqlalchemy(fence: int, text: str) -> None:
-    engine = create_engine(f"sqlite:///{os.environ['TEST_DATABASE']}")
+    engine = create_engine(f"sqlite:///{os.environ['TEST_DATABASE']}", connect_args={"timeout": 30})
     with Session(engine) as session, session.begin():
         report = fenced_get(session, fence, Report, "sqlalchemy")
         assert report is not None
@@ -67,7 +67,12 @@ STORES: dict[str, Callable[[int, str], None]] = {
 
 def django_model() -> Any:
     if not settings.configured:
-        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["TEST_DATABASE"]}
+        database = {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": os.environ["TEST_DATABASE"],
+            # IMMEDIATE: who reads first and writes then is refused at once where another has begun to write.
+            "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
+        }
         settings.configure(DATABASES={"default": database}, USE_TZ=True)
         django.setup()
     from tests.integration.fencing_models import Report as model

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
@@ -334,6 +337,52 @@ class TestGivenUp:
         until(lambda: nodes.holding(RUN) == [], "it is free")
         assert not isinstance(acquire_by(store, owner), Lease)
         assert isinstance(acquire(store), Lease)
+
+    @pytest.mark.parametrize("how", ["acquire", "waiter"])
+    def test_late_attempt_takes_nothing_from_the_next_one(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, how: str
+    ) -> None:
+        """Nor does its undoing, which may come later still: another thread has sent it, on its own connection."""
+        ask, tell, late = Conversation.ask, Conversation.tell, []
+
+        def ask_late(it: Conversation, call: Call, *args: Any, **options: Any) -> dict[int, Any]:
+            if late:
+                return ask(it, call, *args, **options)
+            late.append(call)
+            return {}
+
+        def tell_late(it: Conversation, call: Call, *args: Any, **options: Any) -> None:
+            if len(late) > 1:
+                tell(it, call, *args, **options)
+            else:
+                late.append(call)
+
+        monkeypatch.setattr(Conversation, "ask", ask_late)
+        monkeypatch.setattr(Conversation, "tell", tell_late)
+        if how == "waiter":
+            monkeypatch.setattr("celery_singleton_lock.stores.redis.redlock.nodes.TRIES", 1)
+            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+            with store.waiter(request) as waiter:
+                with pytest.raises(LockUnavailable):
+                    waiter.ask()
+                lease = waiter.ask()
+        else:
+            lease = taken(store)
+        assert isinstance(lease, Lease)
+        for each in store._nodes.each:
+            for call in late:
+                each.server.run(call)
+        assert store.renew([lease], timeout=1.0) == [True]
+
+    def test_renewal_counts_nothing_that_a_late_undoing_takes_back(self, nodes: Nodes, store: RedlockStore) -> None:
+        """A node that was not heard of the attempt which gave the lease may have one that failed before."""
+        lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
+        request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
+        assert node.server.run(commands.vote(request, slot=0, memory=None))[0] == 1
+        assert store.renew([lease], timeout=1.0) == [True]
+        until(lambda: store.renew([lease], timeout=1.0) and len(nodes.holding(RUN)) == 5, "all have heard of it")
+        assert node.server.run(commands.undo(lease, request.owner)) == 0
+        assert len(nodes.holding(RUN)) == 5
 
     def test_abandoning_never_raises(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)

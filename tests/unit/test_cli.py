@@ -9,8 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cli, clock
+from celery_singleton_lock.cli import arguments
 from celery_singleton_lock.cli.explain import _holder
 from celery_singleton_lock.cli.held import HeldLock, duration, in_order, table
 from celery_singleton_lock.cli.selection import Selection
@@ -110,3 +114,15 @@ def test_explained_lock_that_does_not_end_is_json() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "owner", math.inf))
     assert json.loads(json.dumps(_holder(foreign), allow_nan=False)) == {"expires_in": None}
     assert (foreign.holder_in_words(), foreign.end_in_words()) == ("unknown", "never expires")
+
+
+def test_argument_that_is_nested_too_deeply_is_a_text() -> None:
+    deep = "[" * 100_000
+    assert arguments.parse([deep, f"a={deep}"]) == ([deep], {"a": deep})
+
+
+@pytest.mark.parametrize("words", [["timeline", "--minutes", "nan"], ["list", "--older-than", "nan"]], ids=" ".join)
+def test_nan_is_not_a_number(memory_app: Celery, words: list[str]) -> None:
+    result = CliRunner().invoke(cli.locks, words, obj=CLIContext(app=memory_app, no_color=True, workdir=None))
+    assert result.exit_code == 2
+    assert "nan' is not a number" in result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 
@@ -111,3 +112,22 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
     in_child(lambda: send(owner))
     key_report.receive()
     assert owner not in key_report._expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [new_owner(), "k", 10**400, 1, new_owner()],
+        [new_owner(), "k", 0.0, 1, new_owner()],
+        [new_owner(), "k", 30.0, float("inf"), new_owner()],
+        [new_owner(), "k", 30.0, 10**9, new_owner()],
+        ["owner", "k", 30.0, 1, new_owner()],
+        [new_owner(), 7, 30.0, 1, new_owner()],
+        [new_owner(), "k", 30.0, 1],
+    ],
+    ids=["ttl beyond floats", "no ttl", "no end of slots", "too many slots", "no owner", "no key", "too short"],
+)
+def test_line_of_somebody_else_is_none(fields: list[object]) -> None:
+    """The fuzzer found the first: the main process raised OverflowError where it looks for its children's locks."""
+    assert Report.loads(json.dumps(fields).encode()) is None
+    assert Report.loads(b"[" * 4000) is None

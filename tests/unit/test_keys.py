@@ -286,6 +286,8 @@ class TestTemplate:
             key({}, lock_key="{a[id]}")
         with pytest.raises(InvalidKey, match="lock_key"):
             key(object(), lock_key="{a}")
+        with pytest.raises(InvalidKey, match=r"lock_key '\{a:\.2f\}' failed: OverflowError"):
+            key(10**400, lock_key="{a:.2f}")
 
     def test_constant(self) -> None:
         assert key(1, lock_key="all") == key(2, lock_key="all")

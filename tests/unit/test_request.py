@@ -23,7 +23,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.task import key_report
-from celery_singleton_lock.task.delivery import OWNER
+from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.worker.request import SingletonRequest
@@ -294,3 +294,34 @@ def test_copy_that_goes_on_elsewhere_is_not_announced(receive: Callable) -> None
     request._eventer = eventer = Eventer()
     request.on_failure(info(Ignore("put back")), return_ok=True)
     assert eventer.sent == []
+
+
+@pytest.mark.parametrize("tag", [[], {}, 7, ["x"]], ids=repr)
+def test_consumer_that_a_sender_has_named_is_none(
+    app: Celery, receive: Callable[..., SingletonRequest], tag: Any
+) -> None:
+    """On Redis what is said of a delivery comes with the message: a list in it stopped the consumer."""
+    task = make(app)
+    message = Message(
+        body=[[], {}, {}],
+        headers={"id": "id", "task": task.name},
+        delivery_info={"exchange": "", "routing_key": "celery", "consumer_tag": tag},
+    )
+    request = SingletonRequest(message, app=app, task=task, decoded=True, hostname="w@host")
+    assert original_of(request.context).queue == "celery"
+
+
+def test_end_of_a_message_that_cannot_be_read_is_none(
+    app: Celery, receive: Callable[..., SingletonRequest], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its third part is no dictionary, and its child died before it came to say so: the consumer raised TypeError."""
+    task = make(app)
+    message = Message(
+        body=[[], {}, [1]],
+        headers={"id": f"{app.main}-id", "task": task.name},
+        delivery_info={"exchange": "", "routing_key": "celery"},
+    )
+    request = SingletonRequest(message, app=app, task=task, decoded=True, hostname="w@host")
+    request.acknowledged = True
+    request._record(WorkerLostError("lost"), settled=True)
+    assert "its end cannot be recorded: TypeError" in caplog.text

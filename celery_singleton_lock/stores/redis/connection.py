@@ -33,6 +33,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command
 
@@ -198,13 +199,15 @@ class Connection:
 
     def _run(self, call: Call, command: Command, asking: bool) -> Any:
         if call.replicas is None:
-            return self.ask(command, asking=asking)
+            return call.understood(self.ask(command, asking=asking))
         try:
-            answer = self.ask(command, call.and_wait, asking=asking)
+            answer = call.understood(self.ask(command, call.and_wait, asking=asking))
         except ResponseError:
             self.read()
             raise
         acknowledged = self.read()
+        if not isinstance(acknowledged, int):
+            raise InvalidResponse(f"{cleaned.value_shown(acknowledged)} is no answer to WAIT")
         if acknowledged < call.replicas[0]:
             raise TooFewReplicas(answer, f"{acknowledged} of {call.replicas[0]} replicas")
         return answer
@@ -240,6 +243,11 @@ class Connection:
         if seconds != self._timeout:
             self._timeout = seconds
             self._socket.settimeout(seconds)
+
+    @property
+    def is_between(self) -> bool:
+        """Whether nothing is to come of what was sent, and nothing has come that was not asked for."""
+        return not self.unanswered and not self._reader.has_data()
 
     def close(self) -> None:
         """End it, whatever is still under way."""
@@ -292,9 +300,10 @@ def _error(text: str) -> Exception:
     within = _WITHIN_SCRIPT.search(text)
     text = within.group(1) if within else text
     code, _, rest = text.partition(" ")
-    if code in _OF_CLUSTER:
-        return _OF_CLUSTER[code](rest)
-    found: Exception = DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
+    try:
+        found: Exception = _OF_CLUSTER[code](rest) if code in _OF_CLUSTER else DefaultParser.parse_error(text)  # type: ignore[no-untyped-call]
+    except ValueError:  # It has moved, and it does not say where.
+        found = ResponseError(text)
     return found
 
 

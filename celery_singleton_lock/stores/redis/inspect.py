@@ -7,9 +7,10 @@ Where there is no answer, or an error, each function raises that (`RedisError`, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -48,7 +49,9 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
     for names in chain.from_iterable(_named(each, f"{_literally(key)}:*") for each in everywhere):
         places.update(place for name in names if (place := _Place.of(name)) is not None and place.key == key)
         messages = [name for name in names if name.startswith(done)]
-        remaining.update(zip(messages, server.command_each([("PTTL", name) for name in messages]), strict=True))
+        remaining.update(
+            zip(messages, _numbers(server.command_each([("PTTL", name) for name in messages])), strict=True)
+        )
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
     about: list[Command] = [
@@ -125,7 +128,17 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
         if not isinstance(value, bytes):
             found.append(None)  # It is gone by now, or of another type.
             continue
-        found.append(replace(lock_answers.held(value, pttl), slot=place.slot, waiters=_count(waiters)))
+        (remaining,) = _numbers([pttl])
+        found.append(replace(lock_answers.held(value, remaining), slot=place.slot, waiters=_count(waiters)))
+    return found
+
+
+def _numbers(answers: Iterable[Any]) -> list[int]:
+    """The answers, none of which may be an error: of a user who may not ask that, say."""
+    found = [*answers]
+    for answer in found:
+        if isinstance(answer, Exception):
+            raise answer
     return found
 
 

@@ -13,7 +13,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.stores.journal import MAX_LABELS, Written
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.script import Call, Script, ms
+from celery_singleton_lock.stores.redis.script import Call, Script, are_whole, is_whole, ms
 from celery_singleton_lock.stores.redis.server import Endpoint
 
 #: Seconds for which the journal is kept after it was written to: 30 days.
@@ -22,7 +22,15 @@ JOURNAL_TTL = 2_592_000.0
 #: Keys of which the journal knows the last run, and how often in a row a copy was refused.
 KEYS_REMEMBERED = 10_000
 
-WRITE = Script("now", "journal/write")
+
+def _answers_write(answer: Any) -> bool:
+    if not (isinstance(answer, list) and len(answer) == 3):
+        return False
+    now, rows, overlaps = answer
+    return is_whole(now) and are_whole(rows) and isinstance(overlaps, list) and len(rows) == len(overlaps)
+
+
+WRITE = Script("now", "journal/write", answers=_answers_write)
 
 _PARTS = "counts", "entries", "last", "refused", "labels", "scratch"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_singleton_lock.stores.ledger import MEMORY, Refused
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, batches, ms
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Script, are_whole, batches, ms
 
 #: Seconds until a claim is tried again of which everybody got a part.
 SPLIT = 0.2
@@ -21,8 +21,14 @@ SPLIT = 0.2
 #: Seconds for which beat's last runs are kept: more than a year, which is the longest crontab.
 LEDGER_TTL = 40_000_000.0
 
-ALIGN, FORGET, CLAIM = Script("ledger/align"), Script("ledger/forget"), Script("ledger/claim")
-RECORD, UNCLAIM, SECRET = Script("ledger/record"), Script("ledger/unclaim"), Script("ledger/secret")
+ALIGN = Script("ledger/align", answers=are_whole, each=lambda call: (len(call.args) - 2) // 2)
+CLAIM = Script(
+    "ledger/claim",
+    answers=lambda answer: isinstance(answer, list) and all(are_whole(it) and len(it) == 2 for it in answer),
+    each=lambda call: (len(call.keys) - 2) // 2,
+)
+SECRET = Script("ledger/secret", answers=lambda answer: isinstance(answer, bytes))
+FORGET, RECORD, UNCLAIM = Script("ledger/forget"), Script("ledger/record"), Script("ledger/unclaim")
 
 SCRIPTS = (ALIGN, FORGET, CLAIM, RECORD, UNCLAIM, SECRET)
 

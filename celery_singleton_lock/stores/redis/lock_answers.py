@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -31,6 +31,34 @@ class Answer(IntEnum):
     NO_VOTE = 3
     GIVEN_UP = 4
     MORE_SLOTS = 5
+
+
+#: What follows on each.
+_PARTS: Mapping[int, tuple[type, ...]] = {
+    Answer.HELD: (bytes, int, int),
+    Answer.GRANTED: (int, int),
+    Answer.RECORD: (bytes, int),
+    Answer.NO_VOTE: (int,),
+    Answer.GIVEN_UP: (),
+    Answer.MORE_SLOTS: (int,),
+}
+
+
+def answers_vote(answer: Any) -> bool:
+    """Whether a vote can answer that."""
+    parts = _PARTS.get(answer[0]) if isinstance(answer, list) and answer and isinstance(answer[0], int) else None
+    return parts is not None and [*map(type, answer[1:])] == [*parts]
+
+
+def answers_question(answer: Any) -> bool:
+    """Whether an acquire or a hand-over can answer that."""
+    return answers_vote(answer) and answer[0] != Answer.NO_VOTE
+
+
+def answers_refusal(answer: Any) -> bool:
+    """Whether a `refuse` can answer that."""
+    refused = [Answer.GRANTED]
+    return answer == refused or (answers_question(answer) and answer[0] not in (Answer.GRANTED, Answer.GIVEN_UP))
 
 
 class Freed(IntEnum):

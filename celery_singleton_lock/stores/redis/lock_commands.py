@@ -20,7 +20,8 @@ from celery_singleton_lock.holder import FIRST, Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, ms
+from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
 #: It holds who asked, and when by the clock of their host: that is for people.
@@ -39,9 +40,14 @@ PROVISIONAL = 1.0
 
 #: What the scripts that are asked for a lock begin with.
 REQUEST = "now", "lock/answers", "lock/request"
-ACQUIRE, HAND_OVER = Script(*REQUEST, "lock/acquire"), Script(*REQUEST, "lock/hand_over", "lock/acquire")
-FREE, RENEW, WAKE = Script("lock/free"), Script("lock/renew"), Script("lock/wake")
-REFUSE, REPLACE = Script("lock/answers", "lock/refuse"), Script("lock/replace_records")
+ACQUIRE, HAND_OVER = (
+    Script(*REQUEST, *names, "lock/acquire", answers=answers_question) for names in ((), ("lock/hand_over",))
+)
+FREE, WAKE = Script("lock/free"), Script("lock/wake")
+REFUSE = Script("lock/answers", "lock/refuse", answers=answers_refusal)
+RENEW, REPLACE = (
+    Script(name, answers=are_whole, each=lambda call: len(call.keys)) for name in ("lock/renew", "lock/replace_records")
+)
 
 
 class Asked(NamedTuple):

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
+from redis.exceptions import InvalidResponse
+
+from celery_singleton_lock import cleaned
+
 #: Leases, or entries of beat's, in one call of a script, which blocks the server for as long as it runs.
 BATCH = 200
 
@@ -20,10 +24,34 @@ T = TypeVar("T")
 Command = tuple[Any, ...]
 
 
-class Script:
-    """One or more `.lua` files in a row, known to a server by their digest."""
+def is_whole(answer: object) -> bool:
+    """Whether it is a whole number."""
+    return isinstance(answer, int)
 
-    def __init__(self, *names: str) -> None:
+
+def are_whole(answer: object) -> bool:
+    """Whether it is a list of whole numbers."""
+    return isinstance(answer, list) and all(map(is_whole, answer))
+
+
+class Script:
+    """One or more `.lua` files in a row, known to a server by their digest.
+
+    Args:
+        names: of the files.
+        answers: whether it can answer that.
+        each: how many parts the answer to a call has, where that depends on the call.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        answers: Callable[[Any], bool] = is_whole,
+        each: Callable[[Call], int] | None = None,
+    ) -> None:
+        self.name = names[-1]
+        self.answers = answers
+        self.each = each
         folder = files(__package__).joinpath("scripts")
         lines = [line.strip() for name in names for line in folder.joinpath(f"{name}.lua").read_bytes().splitlines()]
         # Without comments: a server reads and hashes the text each time that a waiter is woken.
@@ -56,6 +84,20 @@ class Call(NamedTuple):
             repeated: it may have been carried out long ago, and others have acted upon that.
         """
         return self.later(repeated) if self.later else self
+
+    def understood(self, answer: Any) -> Any:
+        """The answer, or what the server said against it.
+
+        Raises:
+            InvalidResponse: the script does not answer that; what is at the other end is no Redis, or its answers
+                belong to other commands.
+        """
+        if isinstance(answer, Exception):
+            return answer
+        each = self.script.each
+        if not self.script.answers(answer) or (each is not None and len(answer) != each(self)):
+            raise InvalidResponse(f"{cleaned.value_shown(answer)} is no answer to {self.script.name}")
+        return answer
 
     @property
     def by_digest(self) -> Command:

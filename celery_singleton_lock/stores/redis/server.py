@@ -95,7 +95,7 @@ class Server:
                 known = connection.answers([calls[place].by_text for place in unknown])
                 for place, answer in zip(unknown, known, strict=True):
                     answers[place] = answer
-            return answers
+            return [call.understood(answer) for call, answer in zip(calls, answers, strict=True)]
 
     def server_of(self, key: str) -> Server:
         """The server that has the key: this one."""
@@ -163,7 +163,7 @@ class Server:
 
     def _give_back(self, connection: Connection) -> None:
         # Half a conversation, whose answer must not be read as that to the next command, ends here.
-        if connection.unanswered:
-            connection.drop()
-        else:
+        if connection.is_between:
             self._free.append(connection)
+        else:
+            connection.drop()

@@ -127,7 +127,7 @@ class RedisBell:
         answer = None
         while connection.unanswered:
             answer = connection.read()
-        return None if self._behind is None else answer
+        return None if self._behind is None else self._behind.understood(answer)
 
     def _queued(self) -> Connection:
         """The connection on which the command is open."""

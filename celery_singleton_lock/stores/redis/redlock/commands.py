@@ -14,6 +14,7 @@ from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.lock_answers import answers_vote
 from celery_singleton_lock.stores.redis.script import Call, Script, ms
 
 #: Names that an owner's attempts can have.
@@ -26,8 +27,9 @@ MEMORY_TTL = 315_360_000.0
 #: end, and be none: so it is promised first.
 PROMISE = b"?"
 
-VOTE = Script(*lock_commands.REQUEST, "lock/vote", "lock/acquire")
-PUT_BACK, RAISE_FENCE, TAKE_BACK = Script("lock/put_back"), Script("lock/raise_fence"), Script("lock/take_back")
+VOTE = Script(*lock_commands.REQUEST, "lock/vote", "lock/acquire", answers=answers_vote)
+PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
+RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 
 #: Those that the nodes run.
 SCRIPTS = (
@@ -52,7 +54,7 @@ def attempt_of(owner: str, number: int) -> str:
     return f"{stem(owner)}{number % ATTEMPTS:0{OWNER_LENGTH - STEM_LENGTH}x}"
 
 
-def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0) -> Call:
+def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0, late: Sequence[str] = ()) -> Call:
     """As `lock_commands.acquire`, for one slot.
 
     Args:
@@ -60,9 +62,11 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0)
         slot: which one to take.
         memory: the key by which a node knows since when it remembers; None to trust it as it is.
         slots: how many to name.
+        late: attempts of the same owner that some node has not answered. They come too late from now on: what undoes
+            them may be on another connection, behind this.
     """
     of_all = replace(request, owner=stem(request.owner), given_up=[stem(owner) for owner in request.given_up])
-    keys, asked = lock_commands.question(of_all, request.owner, slots=slots)
+    keys, asked = lock_commands.question(of_all, request.owner, slots=slots, late=late)
     asked = asked._replace(
         reserved_as=stem(asked.reserved_as),
         holder=request.owner[STEM_LENGTH:] + asked.holder,

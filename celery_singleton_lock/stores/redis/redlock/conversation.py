@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ConnectionError, NoScriptError, RedisError, TimeoutError
+from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger
@@ -252,6 +252,8 @@ class Conversation:
             return
         try:
             for answer in connection.arrived():
+                if not self._unanswered[index]:
+                    raise ConnectionError("it has answered what it was not asked")
                 sent = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
                     # Also where nobody waits for it any more: it may end a hold.
@@ -259,9 +261,18 @@ class Conversation:
                     if self._connections[index] is None:
                         return
                 else:
-                    self._note(index, sent, answer)
+                    self._note(index, sent, self._understood(index, sent, answer))
         except (RedisError, OSError) as error:
             self._break_off(index, error)
+
+    def _understood(self, index: int, sent: _Sent, answer: Any) -> Any:
+        if not sent.call.keys:
+            return answer  # The script was only loaded.
+        try:
+            return sent.call.understood(answer)
+        except InvalidResponse as error:
+            self._note(index, sent, error)
+            raise
 
     def _note(self, index: int, sent: _Sent, answer: Any) -> None:
         """Take note of a node's answer, or of why there is none."""

@@ -8,6 +8,7 @@ that node is well.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,6 +56,9 @@ PATIENCE = 3.0
 #: Seconds at least for which the end of a hold, or of an attempt, is repeated: what a node was sent may come as late.
 REPEAT_FOR = 600.0
 
+#: Attempts at most that a node is told come too late: one that has not answered for longer is asked for nothing.
+MOST_LATE = 32
+
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
 PROMISED = 5.0
 
@@ -75,10 +79,13 @@ class RedlockStore:
         self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        return self._ask(request, deque(maxlen=MOST_LATE))
+
+    def _ask(self, request: LockRequest, late: deque[str]) -> Lease | Held | Record:
         wanted = replace(request, owner=commands.attempt_of(request.owner, 0))
         try:
             with self._nodes.conversation() as conversation:
-                found = self._acquire(conversation, wanted)
+                found = self._acquire(conversation, wanted, late)
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
             self.abandon(wanted.hold())
@@ -150,7 +157,8 @@ class RedlockStore:
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
         bell, waiting = _NodesBell(request.key, self._nodes.each, self.server), replace(request, waiting=True)
-        return AskingWaiter(bell, lambda: self.acquire(waiting))
+        late: deque[str] = deque(maxlen=MOST_LATE)
+        return AskingWaiter(bell, lambda: self._ask(waiting, late))
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         quorum = self._nodes.quorum
@@ -180,7 +188,9 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(self, conversation: Conversation, wanted: LockRequest) -> Lease | Held | Record | Votes:
+    def _acquire(
+        self, conversation: Conversation, wanted: LockRequest, late: deque[str]
+    ) -> Lease | Held | Record | Votes:
         """What was found; the last votes where that is not clear."""
         unclear: Votes | None = None
         slots = wanted.limit
@@ -189,7 +199,7 @@ class RedlockStore:
                 conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
             unclear, holders = None, []
             for slot in range(wanted.limit):
-                found = self._try(conversation, wanted, slot, slots)
+                found = self._try(conversation, wanted, late, slot, slots)
                 if not isinstance(found, Votes):
                     return found
                 if found.slots > slots:
@@ -209,10 +219,12 @@ class RedlockStore:
                 return min(holders, key=lambda held: held.remaining)
         return unclear or Votes(self._nodes.quorum, wanted.holder.message)
 
-    def _try(self, conversation: Conversation, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | Votes:
-        """One attempt; nothing is left of it unless it gives a lease."""
+    def _try(
+        self, conversation: Conversation, wanted: LockRequest, late: deque[str], slot: int, slots: int
+    ) -> Lease | Record | Votes:
+        """One attempt; nothing is left of it unless it gives a lease. It is added to those that come `late`."""
         attempt = commands.attempt_of(wanted.owner, chance.randrange(1, commands.ATTEMPTS))
-        call = commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory)
+        call = commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory, late=late)
         sent_at = clock.now()
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
@@ -223,6 +235,8 @@ class RedlockStore:
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
+        if {*maybe} - {*votes.granted}:
+            late.append(attempt)
         conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 

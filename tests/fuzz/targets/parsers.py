@@ -1,0 +1,124 @@
+"""What is read of Redis, of a message or of another process, before anything is done with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.diagnosis import peers
+from celery_singleton_lock.diagnosis.finding import judged
+from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal import counts
+from celery_singleton_lock.journal.timeline import Window, page
+from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.stores.redis import lock_answers
+from celery_singleton_lock.task import outcome, value_codec
+from celery_singleton_lock.task.key_report import Report
+from tests.fuzz.choices import Case, Choices
+
+HOLDER = ["91c086f90ac1559cf322eff72d4f12ab", "72e6e973-b65f", 0, "w1@host", 18193, 1795344209.8, 0, "h/18193/27", 30.0]
+ENTRY = ["run", "t", "p:1:{t:0}", "id", "n", 7, 5.0, 6.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "nightly"]
+RECORD = ["SUCCESS", 3600.0, True, False]
+VALUE = {"a": [1, {"~tuple": [2, {"~bytes": "AA=="}]}], "b": {"~dict": [[1, 2]]}, "c": {"~timedelta": [1, 2, 3]}}
+MOMENTS = [{"~datetime": "2026-01-01T00:00:00"}, {"~decimal": "1.5"}, {"~uuid": "0" * 32}, {"~set": [1]}]
+ERROR = {"~tuple": ["builtins", "ValueError", {"~tuple": ["a", 1]}, {"x": 1}]}
+REPORT = ["0" * 32, "p:1:{t:0}", 30.0, 1, "0" * 32]
+STANDING = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
+MARK = value_codec.MARK
+
+
+def is_clean(text: str, most: int = cleaned.MAX_BYTES) -> bool:
+    return text.isprintable() and len(text.encode()) <= most
+
+
+def _holder(choices: Choices) -> None:
+    content = choices.written(HOLDER)
+    holder = Holder.loads(content)
+    if holder is None:
+        return
+    assert all(map(is_clean, (holder.task_id or "", holder.node or "", holder.process, holder.sending)))
+    assert Holder.loads(holder.dumps(holder.ttl)) == holder
+    lock_answers.held(b"0" * 32 + content, choices.below(9) - 2)
+
+
+def _entry(choices: Choices) -> None:
+    entry = Entry.loads(choices.written(ENTRY))
+    if entry is None:
+        return
+    assert Entry.loads(entry.dumps()) == entry
+    shown = page("Locks", [entry], Window(0.0, 10.0))
+    assert "\x1b" not in shown
+    assert "<script>" not in shown.partition("<body")[2]
+    shown.encode()
+    assert all(is_clean(count[1]) for count, _ in counts.of(entry))
+
+
+def _record(choices: Choices) -> None:
+    content = choices.written(RECORD) + b"\n" + MARK + choices.written(VALUE)
+    ended, age = outcome.read(Record("m", choices.spoiled(content), choices.below(99) * 1.0))
+    assert is_clean(ended.state)
+    assert 0 <= age <= cleaned.MAX_SECONDS
+
+
+def _kept(choices: Choices) -> None:
+    """Whatever is read is what `dumps` would write, or an error; nothing else happens."""
+    content = MARK + choices.written(choices.pick([VALUE, MOMENTS]))
+    try:
+        value = value_codec.loads(content)
+    except Exception:  # As it says.
+        return
+    again = value_codec.dumps(value, 2**20)
+    if again is not None and "nan" not in repr(value).lower():
+        assert value_codec.loads(again) == value
+
+
+def _kept_error(choices: Choices) -> None:
+    try:
+        error = value_codec.loads_error(MARK + choices.written(ERROR))
+    except Exception:  # As it says.
+        return
+    assert isinstance(error, Exception)
+
+
+def _report(choices: Choices) -> None:
+    report = Report.loads(choices.written(REPORT).replace(b"\n", b""))
+    assert report is None or Report.loads(report.dumps()) == report
+
+
+def _counts(choices: Choices) -> None:
+    found = {choices.written(["runs", "t", "SUCCESS"]).decode(errors="replace"): choices.below(9)}
+    for count in counts.read(found):
+        assert all(map(is_clean, count))
+
+
+def _peer(choices: Choices) -> None:
+    known = peers._known(choices.mutated(STANDING))
+    peer = peers.Peer("n", frozenset({"t"}), frozenset(), known)
+    for finding in judged(RULES, WorkerContext("worker n", peer, frozenset({"t"}), STANDING)):
+        assert len(finding.text) < 2000
+        assert cleaned.printable(finding.text).isprintable()
+
+
+def _cleaned(choices: Choices) -> None:
+    value = choices.value()
+    found = cleaned.text(value)
+    assert is_clean(found)
+    assert cleaned.text(found) == found
+    assert cleaned.value_shown(value).isprintable()
+    assert is_clean(cleaned.line(value), cleaned.MAX_LINE_BYTES)
+    assert 0 <= cleaned.count(value) <= cleaned.MAX_COUNT
+    assert 0 <= cleaned.seconds(value) <= cleaned.MAX_SECONDS
+    cleaned.whole(choices.content())
+    json.dumps([cleaned.seconds(value)], allow_nan=False)
+
+
+_CASES = (_holder, _entry, _record, _kept, _kept_error, _report, _counts, _peer, _cleaned)
+
+
+@contextmanager
+def cases() -> Iterator[Case]:
+    yield lambda choices: choices.pick(_CASES)(choices)

@@ -1,0 +1,75 @@
+"""A few seconds of what `make fuzz` does for minutes, and whether that finds anything."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import warnings
+from unittest.mock import patch
+
+import pytest
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.stores.redis.script import Call
+from tests.fuzz.choices import Choices
+from tests.fuzz.running import Found, by_chance, once
+from tests.fuzz.targets import TARGETS
+
+#: Cases of each target in a second or less.
+FEW = {"parsers": 1000, "keys": 500, "options": 200, "messages": 60, "answers": 150, "stored": 60, "commands": 40}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    warnings.simplefilter("ignore")  # Celery warns of what it is sent.
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_whatever_comes_is_answered(target: str) -> None:
+    with TARGETS[target][0]() as case:
+        by_chance(target, case, FEW[target], secrets.randbelow(2**32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_whatever_comes_is_answered_for_a_while(target: str) -> None:
+    with TARGETS[target][0]() as case:
+        by_chance(target, case, 20 * FEW[target], secrets.randbelow(2**32))
+
+
+def test_the_same_bytes_make_the_same_case() -> None:
+    data = random.Random(5).randbytes(200)
+    assert repr(Choices(data).mutated({"a": [1, "x"]})) == repr(Choices(data).mutated({"a": [1, "x"]}))
+
+
+def test_where_bytes_end_each_decision_is_the_simplest() -> None:
+    choices = Choices(b"")
+    assert (choices.below(1000), choices.content(), choices.mutated([1])) == (0, b"", [1])
+
+
+def test_what_fails_is_made_small() -> None:
+    def case(choices: Choices) -> None:
+        assert b"!" not in choices.content(200)
+
+    with pytest.raises(Found) as found:
+        once("none", case, bytes([150]) + b"x" * 100 + b"!" + b"y" * 200)
+    assert len(found.value.data) < 8
+
+
+class TestWhatIsBrokenIsFound:
+    def test_json_that_is_not_looked_at(self) -> None:
+        with (
+            patch.object(cleaned, "array", json.loads),
+            TARGETS["parsers"][0]() as case,
+            pytest.raises(Found, match=r"python -m tests\.fuzz parsers --data"),
+        ):
+            by_chance("parsers", case, 2000, 1)
+
+    def test_answers_that_are_not_looked_at(self) -> None:
+        with (
+            patch.object(Call, "understood", lambda self, answer: answer),
+            TARGETS["answers"][0]() as case,
+            pytest.raises(Found),
+        ):
+            by_chance("answers", case, 2000, 1)

@@ -1,0 +1,111 @@
+"""Spin: has a model checked, and shows the way to what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+#: Megabytes that a check may take.
+MEMORY = 6000
+
+#: What is printed by Spin, and not by the model.
+_NOISE = ("spin:", "ltl ", "#processes", "Never claim")
+
+
+class NotChecked(Exception):
+    """Spin did not come to an end."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A model and what is asked about it.
+
+    Attributes:
+        model: the file's name.
+        about: what is checked; of a broken variant, what is broken.
+        switches: macros of the model.
+        liveness: whether its `ltl` is checked, under weak fairness; else assertions and ends.
+        broken: whether an error is to be found.
+        shortest: whether to look for the shortest way to it first, which takes more memory.
+        depth: steps of a way at most.
+    """
+
+    model: str
+    about: str
+    switches: tuple[str, ...] = ()
+    liveness: bool = False
+    broken: bool = False
+    shortest: bool = True
+    depth: int = 1_000_000
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.model, "liveness" if self.liveness else "safety", *self.switches])
+
+
+@dataclass
+class Found:
+    """What Spin found: how many states there are, and the way to an error where there is one."""
+
+    states: int
+    seconds: float
+    megabytes: float
+    errors: int
+    trace: list[str] = field(default_factory=list)
+
+
+def is_here() -> bool:
+    return shutil.which("spin") is not None and shutil.which("gcc") is not None
+
+
+def run(check: Check) -> Found:
+    """Have it checked.
+
+    Raises:
+        NotChecked: it takes too much memory, or too many steps.
+    """
+    with tempfile.TemporaryDirectory(prefix="spin-") as place:
+        return _run(check, Path(place))
+
+
+def _run(check: Check, place: Path) -> Found:
+    model = f"{check.model}.pml"
+    shutil.copy(HERE / model, place)
+    switches = [f"-D{switch}" for switch in check.switches]
+    _call(place, "spin", *switches, "-a", model)
+    mode = ["-DNFAIR=3"] if check.liveness else ["-DSAFETY", "-DNOCLAIM"]
+    if check.broken and check.shortest and not check.liveness:
+        mode.append("-DBFS")
+    _call(place, "gcc", "-w", "-O2", f"-DMEMLIM={MEMORY}", *mode, "-o", "pan", "pan.c")
+    began = time.monotonic()
+    said = _call(place, "./pan", *(["-a", "-f"] if check.liveness else []), f"-m{check.depth}")
+    errors = int(_number(r"errors: (\d+)", said))
+    if not errors and ("max search depth too small" in said or "Search not completed" in said):
+        raise NotChecked(said[-2000:])
+    found = Found(
+        states=int(_number(r"(\d+) states, stored", said)),
+        seconds=time.monotonic() - began,
+        megabytes=_number(r"([\d.]+)\s+total actual memory usage", said),
+        errors=errors,
+    )
+    if errors:
+        shown = _call(place, "spin", *switches, "-t", "-T", "-B", model)
+        found.trace = [line for line in shown.splitlines() if line.strip() and not line.strip().startswith(_NOISE)]
+    return found
+
+
+def _call(place: Path, *command: str) -> str:
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False).stdout
+
+
+def _number(pattern: str, said: str) -> float:
+    if (found := re.search(pattern, said)) is None:
+        raise NotChecked(said[-2000:])
+    return float(found.group(1))

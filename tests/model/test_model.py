@@ -1,0 +1,58 @@
+"""The protocol's models hold, and each variant in which something is left out does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.model.checks import BROKEN, SOUND
+from tests.model.spin import HERE, Check, is_here, run
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "proof.md").read_text()
+
+with_spin = pytest.mark.skipif(not is_here(), reason="Spin is not here: apt-get install spin gcc")
+by_name = {"ids": lambda check: check.name}
+
+
+@with_spin
+@pytest.mark.slow
+@pytest.mark.parametrize("check", SOUND, **by_name)
+def test_model_holds(check: Check) -> None:
+    found = run(check)
+    assert found.errors == 0, "\n".join(found.trace)
+
+
+@with_spin
+@pytest.mark.slow
+@pytest.mark.parametrize("check", BROKEN, **by_name)
+def test_what_is_left_out_is_missed(check: Check) -> None:
+    found = run(check)
+    assert found.errors == 1
+    assert found.trace, "the way to it can be shown"
+
+
+def test_switches_are_in_the_models() -> None:
+    for check in (*SOUND, *BROKEN):
+        text = (HERE / f"{check.model}.pml").read_text()
+        for switch in check.switches:
+            assert re.search(rf"#(el)?if.*\b{switch.partition('=')[0]}\b", text), check.name
+
+
+def test_page_names_what_is_checked() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    for check in (*SOUND, *BROKEN):
+        assert any(f"| {check.model} | {check.about} |" in row for row in rows), check.about
+
+
+def test_functions_that_the_page_names_exist() -> None:
+    named = re.findall(r"`(celery_singleton_lock/[\w/]+\.(?:py|lua))`((?: `[\w.]+`)*)", PAGE)
+    assert len(named) > 15
+    for path, names in named:
+        text = (ROOT / path).read_text()
+        for name in re.findall(r"`([\w.]+)`", names):
+            assert re.search(rf"^\s*(?:def|class|local function) {name.rpartition('.')[2]}\b", text, re.MULTILINE), (
+                f"{path} has no {name}"
+            )
