@@ -296,17 +296,16 @@ class local:  # noqa: N801
     def __new__(cls, *args: Any, **kwargs: Any) -> local:
         self = object.__new__(cls)
         object.__setattr__(self, "_made_with", (args, kwargs))
-        object.__setattr__(self, "_of_task", {})
         return self
 
     def _own(self) -> dict[str, Any]:
-        of_task = object.__getattribute__(self, "_of_task")
-        me = getcurrent()
-        if me not in of_task:
-            of_task[me] = {}
+        # On the greenlet: one of a module outlives simulations, and would keep their threads.
+        its = vars(getcurrent()).setdefault("locals", {})
+        if self not in its:
+            its[self] = {}
             args, kwargs = object.__getattribute__(self, "_made_with")
             type(self).__init__(self, *args, **kwargs)
-        return of_task[me]
+        return its[self]
 
     def __getattr__(self, name: str) -> Any:
         own = local._own(self)

@@ -18,6 +18,9 @@ from greenlet import getcurrent, greenlet
 #: Seconds that it takes at most until a task that could go on does so.
 SWITCH = 0.00002
 
+#: Turns of tasks after which a simulation goes round in circles: a hundred times what the longest takes.
+TURNS = 300_000
+
 
 class Ended(BaseException):
     """Raised in what is left of the tasks when a simulation is over. Nothing of the product may catch it for good."""
@@ -353,6 +356,9 @@ class Simulation:
                 task = self.ready.pop(rng.randrange(len(self.ready)))
                 self.now += rng.random() * SWITCH
                 self.switches += 1
+                if self.switches > TURNS:
+                    self.fail(f"{task} and others go on for ever")
+                    return
                 self.current = task
                 task.greenlet.switch()
                 self.current = None

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import redis.connection
+import redis.utils
 from redis.connection import Connection
 
 from tests.simulation.network import Network, Socket, Way
@@ -185,4 +185,4 @@ def dial(connection: Any) -> Socket:
 def patch_redis_py() -> None:
     """Have each connection of redis-py in this interpreter be a simulated one."""
     Connection._connect = dial  # type: ignore[method-assign,assignment]
-    redis.connection.get_lib_version = lambda: "0"  # It reads a file for each connection.
+    redis.utils.get_lib_version = lambda: "0"  # It reads a file for each connection.

@@ -1,0 +1,132 @@
+"""What came of many simulations, counted: for a person, for a page, for a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Seeds of each kind of failure that are named.
+NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is counted of one simulation. A crash or a hang has a failure, and nothing else."""
+
+    seed: int
+    failure: str | None
+    seconds: float = 0.0
+    cpu: float = 0.0
+    switches: int = 0
+    messages: int = 0
+    bodies: int = 0
+    faults: tuple[str, ...] = ()
+
+
+def kind_of(failure: str) -> str:
+    """What two failures have in common that differ in numbers, keys and tasks only."""
+    kind = re.sub(r"\[[^\]]*\]", "[…]", failure)
+    kind = re.sub(r"\{[^}]*\}", "{…}", kind)
+    kind = re.sub(r"\bshop\.\w+(:\w+)?", "shop", kind)
+    return re.sub(r"\d+(\.\d+)?", "#", kind)
+
+
+@dataclass
+class Figures:
+    """Of all simulations so far."""
+
+    seeds: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    switches: int = 0
+    messages: int = 0
+    bodies: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    #: Real time, which the campaign says.
+    minutes: float = 0.0
+    jobs: int = 1
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        self.seconds += outcome.seconds
+        self.cpu += outcome.cpu
+        self.switches += outcome.switches
+        self.messages += outcome.messages
+        self.bodies += outcome.bodies
+        self.faults.update(outcome.faults)
+        if outcome.failure is not None:
+            self.failures[kind_of(outcome.failure)].append(outcome.seed)
+
+    @property
+    def failed(self) -> int:
+        return sum(len(seeds) for seeds in self.failures.values())
+
+    def _counts(self) -> list[tuple[str, str]]:
+        per_core = self.seeds / self.minutes / self.jobs if self.minutes else 0.0
+        return [
+            ("seeds", f"{self.seeds:,}"),
+            ("simulated hours", f"{self.seconds / 3600:,.1f}"),
+            ("messages", f"{self.messages:,}"),
+            ("bodies that began", f"{self.bodies:,}"),
+            ("turns of a thread", f"{self.switches:,}"),
+            ("faults", f"{sum(self.faults.values()):,}"),
+            ("seeds that failed", f"{self.failed:,}"),
+            ("minutes", f"{self.minutes:,.1f}"),
+            ("seeds per minute and process", f"{per_core:,.0f}"),
+            ("CPU of a seed, ms", f"{1000 * self.cpu / max(self.seeds, 1):,.1f}"),
+        ]
+
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [f"{value:>14}  {name}" for name, value in self._counts()]
+        lines += [f"{count:>14,}  {kind}" for kind, count in self.faults.most_common()]
+        for kind, seeds in self._failures():
+            lines += [f"FAILED {len(seeds)}×: {kind}", f"    seeds {_first(seeds)}"]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """For `docs/proof.md`."""
+        lines = ["| what | how many |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in self._counts()]
+        lines += ["", "| fault | times |", "|---|---|"]
+        lines += [f"| {kind} | {count:,} |" for kind, count in self.faults.most_common()]
+        if self.failures:
+            lines += ["", "| failure | seeds | the first |", "|---|---|---|"]
+            lines += [f"| {kind} | {len(seeds):,} | {_first(seeds)} |" for kind, seeds in self._failures()]
+        return "\n".join(lines) + "\n"
+
+    def as_json(self) -> str:
+        content: dict[str, Any] = {
+            "seeds": self.seeds,
+            "simulated_hours": round(self.seconds / 3600, 3),
+            "messages": self.messages,
+            "bodies": self.bodies,
+            "switches": self.switches,
+            "faults": dict(self.faults.most_common()),
+            "failures": {kind: {"count": len(seeds), "seeds": seeds[:100]} for kind, seeds in self._failures()},
+            "minutes": round(self.minutes, 3),
+            "jobs": self.jobs,
+            "cpu_seconds": round(self.cpu, 1),
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+        }
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+    def write(self, file: Path) -> None:
+        """Beside each other, as `file`.json and `file`.md."""
+        file.with_suffix(".json").write_text(self.as_json())
+        file.with_suffix(".md").write_text(self.markdown())
+
+    def _failures(self) -> list[tuple[str, list[int]]]:
+        return sorted(((kind, sorted(seeds)) for kind, seeds in self.failures.items()), key=lambda it: -len(it[1]))
+
+
+def _first(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds[:NAMED])) + (", …" if len(seeds) > NAMED else "")

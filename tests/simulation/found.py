@@ -1,0 +1,28 @@
+"""Plans that broke a promise once, as files of `found/`: a test carries each out again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from tests.simulation.plan import Fault, Message, Plan
+
+FOLDER = Path(__file__).parent / "found"
+
+
+def write(plan: Plan, file: Path) -> None:
+    """Keep a plan."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(asdict(plan), indent=1) + "\n")
+
+
+def read(file: Path) -> Plan:
+    """A plan that was kept; what later plans have beside, it has by default."""
+    content = json.loads(file.read_text())
+    unknown = set(content) - {field.name for field in fields(Plan)}
+    if unknown:
+        raise ValueError(f"{file.name}: a plan has no {', '.join(sorted(unknown))}")
+    content["messages"] = tuple(Message(**message) for message in content["messages"])
+    content["faults"] = tuple(Fault(**fault) for fault in content["faults"])
+    return Plan(**content)
