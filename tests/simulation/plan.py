@@ -43,6 +43,8 @@ class Plan:
     ttl: float
     visibility: float
     interval: float
+    #: Whether the result backend keeps results for a moment only.
+    forgets: bool
     messages: tuple[Message, ...]
     faults: tuple[Fault, ...]
 
@@ -67,6 +69,7 @@ class Plan:
 #: Kinds of faults with their weights, and the longest that they last in ttls.
 KINDS: dict[str, tuple[float, float]] = {
     "child killed": (3, 0),
+    "child killed at an end": (2, 0),
     "worker killed": (2, 0.5),
     "child stopped": (2, 2.0),
     "worker stopped": (2, 2.0),
@@ -83,6 +86,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "delivered again": (3, 0),
     "acknowledgement lost": (2, 0),
     "broker cut": (1, 0.2),
+    "broker deaf": (1, 1.0),
     "out of order": (1, 2.0),
 }
 
@@ -97,7 +101,7 @@ def draw(seed: int, *, nodes: int | None = None) -> Plan:
     ttl = rng.choice((3.0, 6.0, 6.0, 10.0))
     pool = rng.choice(("prefork", "prefork", "threads"))
     tasks = rng.choice(
-        (("shop.late",), ("shop.again",), ("shop.late", "shop.again"), ("shop.patient",), ("shop.two",), ("shop.retries",), ("shop.keeps",), ("shop.skip", "shop.late", "shop.again"))
+        (("shop.late",), ("shop.again",), ("shop.late", "shop.again"), ("shop.patient",), ("shop.refuses",), ("shop.rests",), ("shop.two",), ("shop.retries",), ("shop.keeps",), ("shop.skip", "shop.late", "shop.again"))
     )
     until = rng.uniform(1.0, 2.5 * ttl)
     messages = tuple(
@@ -121,6 +125,7 @@ def draw(seed: int, *, nodes: int | None = None) -> Plan:
         ttl,
         rng.choice((2 * ttl, 4 * ttl, 60.0)),
         rng.choice((15.0, 60.0, 200.0)),
+        rng.random() < 0.2,
         messages,
         faults,
     )
