@@ -5,7 +5,7 @@ Celery's way to it, as one of kombu's virtual transports.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +77,8 @@ class Broker:
         self.lose_acks = 0
         self.deaf_until = 0.0
         self.shuffle = False
+        #: How often messages of an id were sent.
+        self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
         #: Calls with each message that is put, dropped or done: for the checker.
         self.on_end: list[Callable[[dict[str, Any], str], None]] = []
@@ -85,6 +87,7 @@ class Broker:
         """Somebody sends a message."""
         message = copy.deepcopy(message)
         headers = message.get("headers") or {}
+        self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
         self._queue(queue).append((message, False))
         self.run.after(self._delay(), self._deliver)

@@ -100,6 +100,8 @@ class Bodies:
     kept: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     #: Of locks that are to rest: the message that had it last, and until when.
     rests: dict[str, tuple[int, float]] = field(default_factory=dict)
+    #: In which processes bodies have ended, by the beginning of their leases' owners.
+    owners_ended: dict[str, Process] = field(default_factory=dict)
     #: How many processes are to be killed as a body ends in them.
     doomed: int = 0
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -125,7 +127,7 @@ class Bodies:
                     run.fail(f"{lock}: message {number} is told that its lease is held, which is over")
         finally:
             leave()
-            self._ends(process)
+            self._ends(process, lease)
         if int(words.get("retries", "0")) > mine.attempt:
             if task.lock_retain_on_retry and lease.held:
                 self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
@@ -172,9 +174,10 @@ class Bodies:
         elif self.world.run.now < until:
             self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {number}")
 
-    def _ends(self, process: Process) -> None:
+    def _ends(self, process: Process, lease: Any) -> None:
         """A body ends in this process, which may be killed now."""
         run = self.world.run
+        self.owners_ended[lease.owner[:28]] = process
         if self.doomed and process.alive:
             self.doomed -= 1
             worker = next(worker for worker in self.world.workers if worker.process in (process, process.parent))
