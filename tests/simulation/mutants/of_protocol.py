@@ -44,14 +44,14 @@ MUTANTS = (
     ),
     _question(
         "trusted from the answer",
-        old="request.lease(fence=fence, sent_at=sent_at, slot=slot)",
-        new="request.lease(fence=fence, sent_at=clock.now(), slot=slot)",
+        old="found = lock_answers.acquired(self._run(call), request, sent_at)",
+        new="answer = self._run(call)\n            found = lock_answers.acquired(answer, request, clock.now())",
         breaks="trust counts from sending",
     ),
     _question(
         "a late answer counts",
-        old="if isinstance(found, Lease) and clock.now() - sent_at > self._request.ttl / 3:",
-        new="if isinstance(found, Lease) and clock.now() - sent_at > self._request.ttl * 9:",
+        old="if isinstance(found, Lease) and clock.now() - found.acquired_at > self._request.ttl / 3:",
+        new="if isinstance(found, Lease) and clock.now() - found.acquired_at > self._request.ttl * 9:",
         breaks="what was not answered in time is asked for again",
     ),
     _question(
@@ -186,8 +186,8 @@ MUTANTS = (
     Mutant(
         "never settled",
         "task/settling.py",
-        "        runtime.record_writer.replace(key, record)\n",
-        "        pass\n",
+        "        settle()\n",
+        "        repr(settle)\n",
         "what was sent is not sent again",
     ),
     _acquisition(
@@ -199,8 +199,8 @@ MUTANTS = (
     ),
     _acquisition(
         "asks on under the owner that it gave up",
-        old="self._owner, self.waited_as = new_owner(), None",
-        new="self.waited_as = None",
+        old="self._owner, self.execution.progress.gives_up = new_owner(), None",
+        new="self.execution.progress.gives_up = None",
         breaks="no delivery asks again under an owner that it gave up",
     ),
     _acquisition(

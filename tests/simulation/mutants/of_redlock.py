@@ -7,8 +7,8 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _SCRIPTS = "stores/redis/scripts/lock"
-_redlock = partial(Mutant, file="stores/redis/redlock.py")
-_votes = partial(Mutant, file="stores/redis/vote_commands.py")
+_redlock = partial(Mutant, file="stores/redis/redlock/store.py")
+_votes = partial(Mutant, file="stores/redis/redlock/commands.py")
 _put_back = partial(Mutant, file=f"{_SCRIPTS}/put_back.lua")
 
 MUTANTS = (
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "less than a majority is enough",
-        "stores/redis/nodes.py",
+        "stores/redis/redlock/nodes.py",
         "self.quorum = len(servers) // 2 + 1",
         "self.quorum = len(servers) // 2",
         "one at a time",
@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     _redlock(
         "a failed attempt is not undone",
-        old="        conversation.tell(vote_commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))\n",
+        old="        conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))\n",
         new="",
         breaks="a failed attempt is taken back",
     ),
