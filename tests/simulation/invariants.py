@@ -20,7 +20,7 @@ AFTERMATH = 3.0
 #: Seconds that a free lock may take to get to who waits for it, and the lock of who is dead, or has ended, to be free.
 AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15}
 
-#: Seconds within which it is known that all was sent of a message that has ended: the time until a copy looks, less some.
+#: Seconds within which it is known that all was sent of a message that has ended: before a copy looks.
 SETTLED = 5.0
 
 #: Faults that delay nothing once they have happened.

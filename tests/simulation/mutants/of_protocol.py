@@ -39,7 +39,8 @@ MUTANTS = (
     _store(
         "trusted from the answer to a renewal",
         old="            return sent_at, self._servers.run_each(renewals, step=step)\n        except",
-        new="            answers = self._servers.run_each(renewals, step=step)\n            return clock.now(), answers\n        except",
+        new="            sent_at, *answers = [0.0, *self._servers.run_each(renewals, step=step)]\n"
+        "            return clock.now(), answers\n        except",
         breaks="trust counts from sending",
     ),
     _question(
@@ -93,8 +94,8 @@ MUTANTS = (
     ),
     _heartbeat(
         "a renewal that failed counts",
-        old="                    watched.due_at = due_after(lease)  # It was some other that got no answer.\n                else:\n                    watched.try_again_or_give_up(lease, error)",
-        new="                    watched.due_at = due_after(lease)\n                else:\n                    lease.extend(began)\n                    watched.due_at = due_after(lease)",
+        old="if lease.renewals > before:",
+        new="lease.extend(began)\n                if lease.renewals > before:",
         breaks="silence extends no trust",
     ),
     _heartbeat(
@@ -119,7 +120,7 @@ MUTANTS = (
     _pulse(
         "not given up while a renewal is under way",
         old="                if lease.reason is None and under_way:",
-        new="                if under_way:\n                    continue\n                if lease.reason is None and lease.ttl < 0:",
+        new="                if under_way and not lost:\n                    continue\n                if not lease.ttl:",
         breaks="a holder is stopped before its lease can be another's",
     ),
     _pulse(
@@ -143,8 +144,8 @@ MUTANTS = (
     ),
     _run(
         "the record comes before the body",
-        old="            with self._body:\n                return body()",
-        new="            it.runtime.store.remember(it.key, it.record(outcome.succeeded(it.task, it.request, None)))\n            with self._body:\n                return body()",
+        old="            with self._body:\n",
+        new="            it.runtime.store.remember(it.key, it.record(Outcome(states.SUCCESS)))\n            with self._body:\n",
         breaks="what is recorded has run",
     ),
     _run(
@@ -155,8 +156,8 @@ MUTANTS = (
     ),
     _run(
         "freed before the body ends",
-        old="            with self._body:\n                return body()",
-        new="            it.runtime.store.free(lease)\n            with self._body:\n                return body()",
+        old="            with self._body:\n",
+        new="            it.runtime.store.free(lease)\n            with self._body:\n",
         breaks="one at a time",
     ),
     _run(
@@ -180,7 +181,8 @@ MUTANTS = (
     _run(
         "settled before all was sent",
         old="                settling.settle_after(it, ended)\n        if freed:",
-        new="                it.runtime.record_writer.replace(it.key, it.record(Outcome(ended.state, settled=True)))\n        if freed:",
+        new="                it.runtime.record_writer.replace(\n"
+        "                    it.key, it.record(Outcome(ended.state, settled=True)))\n        if freed:",
         breaks="what follows on a message is sent",
     ),
     Mutant(
@@ -256,7 +258,7 @@ MUTANTS = (
     Mutant(
         "a put-back copy is another attempt",
         "task/requeue.py",
-        "    raise Ignore(f\"put back, due in {delay:.1f} s\")\n",
+        '    raise Ignore(f"put back, due in {delay:.1f} s")\n',
         "    return\n",
         "a message is put back once",
     ),
@@ -320,7 +322,7 @@ MUTANTS = (
     ),
     _refusal(
         "failed without a look",
-        old="        copy = _record_at_store(acquisition, \"raise\", lost)\n",
+        old='        copy = _record_at_store(acquisition, "raise", lost)\n',
         new="        copy = None\n",
         breaks="what failed without its lock has the end of its copy",
     ),
@@ -373,22 +375,22 @@ MUTANTS = (
     Mutant(
         "any message is a copy",
         "holder.py",
-        "return self.sending != \"\" and self.sending == other.sending",
-        "return self.sending != \"\"",
+        'return self.sending != "" and self.sending == other.sending',
+        'return self.sending != ""',
         "a message that meets another is none of its copies",
     ),
     Mutant(
         "no message is a copy",
         "holder.py",
-        "return self.sending != \"\" and self.sending == other.sending",
+        'return self.sending != "" and self.sending == other.sending',
         "return self.sending == other.record",
         "one message, one end",
     ),
     Mutant(
         "all attempts have one record",
         "holder.py",
-        "return f\"{self.record or self.sending}:{self.replaced}.{self.retries}\"",
-        "return f\"{self.record or self.sending}:{self.replaced}.0\"",
+        'return f"{self.record or self.sending}:{self.replaced}.{self.retries}"',
+        'return f"{self.record or self.sending}:{self.replaced}.0"',
         "a retry is carried out",
     ),
 )

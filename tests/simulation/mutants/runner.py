@@ -49,7 +49,7 @@ def run_all(mutants: Sequence[Mutant], *, first: int, seeds: int, jobs: int) -> 
         place, mutant, end = running.pop(pid)
         with open(end, "rb") as answer:
             said = answer.read()
-        result = Found(mutant, *pickle.loads(said)) if said else Found(mutant, 0, f"the process ended with {status}")  # noqa: S301
+        result = Found(mutant, *pickle.loads(said)) if said else Found(mutant, 0, f"the process ended with {status}")
         found[place] = result
         print(f"{mutant.name}: {result.seeds}, {result.failure}", file=sys.stderr, flush=True)
     return [found[place] for place in sorted(found)]
