@@ -120,7 +120,7 @@ MUTANTS = (
     _pulse(
         "not given up while a renewal is under way",
         old="                if lease.reason is None and under_way:",
-        new="                if under_way and not lost:\n                    continue\n                if not lease.ttl:",
+        new="                if lease.ttl < 0:",
         breaks="a holder is stopped before its lease can be another's",
     ),
     _pulse(
@@ -145,7 +145,8 @@ MUTANTS = (
     _run(
         "the record comes before the body",
         old="            with self._body:\n",
-        new="            it.runtime.store.remember(it.key, it.record(Outcome(states.SUCCESS)))\n            with self._body:\n",
+        new="            it.runtime.store.remember(it.key, it.record(Outcome(states.SUCCESS)))\n"
+        "            with self._body:\n",
         breaks="what is recorded has run",
     ),
     _run(
