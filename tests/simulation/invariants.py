@@ -90,7 +90,7 @@ class Invariants:
         )
 
     def _patience(self, what: str) -> float:
-        # A copy that is woken on a Redlock, and finds that its message is done, wakes nobody else: they look by themselves.
+        # On a Redlock a copy that is woken, and finds that its message is done, wakes nobody else.
         return LOOKED_FOR if what == "free" and len(self.world.servers) > 1 else AT_ONCE[what]
 
     def _missed(self, held: dict[str, bytes]) -> set[Any]:

@@ -14,6 +14,7 @@ class Mutant(NamedTuple):
         old: the text in whose place `new` comes; it is there once.
         new: the fault.
         breaks: the promise that does not hold any more.
+        nodes: of how many servers the plans are; None: as they are drawn.
         unseen: why the simulator cannot see it; empty where it must.
     """
 
@@ -22,6 +23,7 @@ class Mutant(NamedTuple):
     old: str
     new: str
     breaks: str
+    nodes: int | None = None
     unseen: str = ""
 
     @property

@@ -7,33 +7,34 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _SCRIPTS = "stores/redis/scripts/lock"
-_redlock = partial(Mutant, file="stores/redis/redlock/store.py")
-_votes = partial(Mutant, file="stores/redis/redlock/commands.py")
-_put_back = partial(Mutant, file=f"{_SCRIPTS}/put_back.lua")
+_mutant = partial(Mutant, nodes=3)
+_redlock = partial(_mutant, file="stores/redis/redlock/store.py")
+_votes = partial(_mutant, file="stores/redis/redlock/commands.py")
+_put_back = partial(_mutant, file=f"{_SCRIPTS}/put_back.lua")
 
 MUTANTS = (
-    Mutant(
+    _mutant(
         "a node without memory votes",
         f"{_SCRIPTS}/vote.lua",
         "  if since < tonumber(ttl) and",
         "  if since < 0 and",
         "one at a time, whichever nodes forget",
     ),
-    Mutant(
+    _mutant(
         "less than a majority is enough",
         "stores/redis/redlock/nodes.py",
         "self.quorum = len(servers) // 2 + 1",
         "self.quorum = len(servers) // 2",
         "one at a time",
     ),
-    Mutant(
+    _mutant(
         "a fence is not raised",
         f"{_SCRIPTS}/raise_fence.lua",
         "  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])\n",
         "",
         "fences grow",
     ),
-    Mutant(
+    _mutant(
         "a wake-up of a Redlock is lost",
         f"{_SCRIPTS}/wake.lua",
         "redis.call('RPUSH', KEYS[1], 1)\n",
@@ -58,7 +59,7 @@ MUTANTS = (
         new="redis.call('SET', KEYS[i], ARGV[i])",
         breaks="each key has a time to live",
     ),
-    Mutant(
+    _mutant(
         "any refusal is taken back",
         f"{_SCRIPTS}/take_back.lua",
         "if redis.call('GET', KEYS[1]) == ARGV[1] then",
