@@ -21,6 +21,13 @@ TASKS: dict[str, dict[str, Any]] = {
     "shop.late": {"on_conflict": "skip", "acks_late": True, "reject_on_worker_lost": True},
     "shop.again": {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True},
     "shop.patient": {"on_conflict": "retry", "lock_wait": 20.0},
+    "shop.refuses": {"on_conflict": "raise", "lock_wait": 3.0, "acks_late": True, "reject_on_worker_lost": True},
+    "shop.rests": {
+        "on_conflict": "retry",
+        "acks_late": True,
+        "reject_on_worker_lost": True,
+        "lock_at_least_for": 2.0,
+    },
     "shop.two": {"on_conflict": "retry", "lock_limit": 2, "acks_late": True, "reject_on_worker_lost": True},
     "shop.retries": {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True, "max_retries": 2},
     "shop.keeps": {

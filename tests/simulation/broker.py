@@ -5,13 +5,14 @@ Celery's way to it, as one of kombu's virtual transports.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES, virtual
 
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.simulation.scheduler import Simulation, simulation
 
 TRANSPORT_ALIASES["simulated"] = "tests.simulation.broker:Transport"
@@ -65,6 +66,7 @@ class Broker:
 
     Attributes:
         visibility: seconds after which a message that nobody acknowledged is delivered again.
+        deaf_until: until when it does not say that it has what is put back; it may have it all the same.
         lose_acks: how many of the next acknowledgements do not arrive.
     """
 
@@ -73,7 +75,10 @@ class Broker:
         self.queues: dict[str, deque[tuple[dict[str, Any], bool]]] = {}
         self.consumers: list[Consumer] = []
         self.lose_acks = 0
+        self.deaf_until = 0.0
         self.shuffle = False
+        #: How often messages of an id were sent.
+        self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
         #: Calls with each message that is put, dropped or done: for the checker.
         self.on_end: list[Callable[[dict[str, Any], str], None]] = []
@@ -82,6 +87,7 @@ class Broker:
         """Somebody sends a message."""
         message = copy.deepcopy(message)
         headers = message.get("headers") or {}
+        self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
         self._queue(queue).append((message, False))
         self.run.after(self._delay(), self._deliver)
@@ -153,7 +159,12 @@ class Channel(virtual.Channel):
     consumer: Consumer | None = None
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
-        simulation().broker.put(queue, message)  # type: ignore[attr-defined]
+        broker: Broker = simulation().broker  # type: ignore[attr-defined]
+        is_heard = broker.run.now >= broker.deaf_until or PUT_BACK_HEADER not in (message.get("headers") or {})
+        if is_heard or broker.run.rng.random() < 0.5:
+            broker.put(queue, message)
+        if not is_heard:
+            raise OSError("the broker does not answer")
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:
         raise NotImplementedError

@@ -530,6 +530,7 @@ class Pipe:
         self.content = b""
         self.watchers: list[Task] = []
         self.is_over = False
+        self.writer: int | None = None
 
     @property
     def readable(self) -> bool:
@@ -546,8 +547,15 @@ PIPE = 65536
 
 def _pipe() -> tuple[int, int]:
     its, pipe = descriptors(), Pipe()
-    reader, writer = its.add(pipe), its.add(pipe)
-    return reader, writer
+    reader, pipe.writer = its.add(pipe), its.add(pipe)
+    return reader, pipe.writer
+
+
+def _close(fd: int) -> None:
+    it = descriptors().pop(fd)
+    if isinstance(it, Pipe) and fd == it.writer:
+        it.is_over = True
+        it.wake()
 
 
 def _write(fd: int, data: bytes) -> int:
@@ -561,7 +569,7 @@ def _write(fd: int, data: bytes) -> int:
 
 def _read(fd: int, count: int) -> bytes:
     pipe = descriptors()[fd]
-    if not pipe.content:
+    if not pipe.content and not pipe.is_over:
         raise BlockingIOError("the pipe is empty")
     data, pipe.content = pipe.content[:count], pipe.content[count:]
     return data
@@ -619,7 +627,7 @@ MODULES: dict[str, ModuleType] = {
         pipe=_pipe,
         read=_read,
         write=_write,
-        close=lambda fd: descriptors().pop(fd),
+        close=_close,
         set_blocking=lambda *_: None,
         pidfd_open=_pidfd_open,
         sched_yield=lambda: simulation().park(0.00005),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.network import Link
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
 from tests.simulation.worker import Child, Worker
@@ -34,6 +35,10 @@ def _child_killed(world: Any, fault: Fault) -> None:
     child = _child(world, fault)
     if child is not None:
         world.run.kill(child.process)
+
+
+def _killed_at_an_end(world: Any, fault: Fault) -> None:
+    world.bodies.doomed += 1
 
 
 def _worker_killed(world: Any, fault: Fault) -> None:
@@ -119,11 +124,11 @@ def _cut(there: bool, back: bool) -> Any:
 
 def _slow(world: Any, fault: Fault) -> None:
     link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
-    before = link.delay
+    usual = Link().delay  # Another may be over before this one.
     link.delay = (0.0, 2.0 if fault.target % 2 else 0.3)
 
     def fast() -> None:
-        link.delay = before
+        link.delay = usual
 
     world.run.after(fault.seconds, fast)
 
@@ -144,6 +149,10 @@ def _broker_cut(world: Any, fault: Fault) -> None:
         consumers[fault.target % len(consumers)].cut(fault.seconds)
 
 
+def _broker_deaf(world: Any, fault: Fault) -> None:
+    world.broker.deaf_until = max(world.broker.deaf_until, world.run.now + fault.seconds)
+
+
 def _out_of_order(world: Any, fault: Fault) -> None:
     world.broker.shuffle = True
 
@@ -155,6 +164,7 @@ def _out_of_order(world: Any, fault: Fault) -> None:
 
 _BY_KIND: dict[str, Any] = {
     "child killed": _child_killed,
+    "child killed at an end": _killed_at_an_end,
     "worker killed": _worker_killed,
     "child stopped": _child_stopped,
     "worker stopped": _worker_stopped,
@@ -173,5 +183,6 @@ _BY_KIND: dict[str, Any] = {
     "delivered again": _delivered_again,
     "acknowledgement lost": _acknowledgement_lost,
     "broker cut": _broker_cut,
+    "broker deaf": _broker_deaf,
     "out of order": _out_of_order,
 }

@@ -107,6 +107,19 @@ class _Source:
         self._codes: dict[str, CodeType] = {}
         self.edit: Edit | None = None
 
+    def load(self) -> None:
+        """Compile everything: for whoever forks processes that change little of it."""
+        for file in (_ROOT / PACKAGE).rglob("*.py"):
+            self.code(str(file))
+
+    def change(self, edit: Edit) -> None:
+        """Compile anew what this changes."""
+        self.edit = edit
+        for file in list(self._codes):
+            text = Path(file).read_text()
+            if edit(str(Path(file).relative_to(_ROOT)), text) != text:
+                del self._codes[file]
+
     def code(self, file: str) -> CodeType:
         if file not in self._codes:
             text = Path(file).read_text()

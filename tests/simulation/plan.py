@@ -43,6 +43,8 @@ class Plan:
     ttl: float
     visibility: float
     interval: float
+    #: Whether the result backend keeps results for a moment only.
+    forgets: bool
     messages: tuple[Message, ...]
     faults: tuple[Fault, ...]
 
@@ -67,10 +69,11 @@ class Plan:
 #: Kinds of faults with their weights, and the longest that they last in ttls.
 KINDS: dict[str, tuple[float, float]] = {
     "child killed": (3, 0),
+    "child killed at an end": (2, 0),
     "worker killed": (2, 0.5),
     "child stopped": (2, 2.0),
     "worker stopped": (2, 2.0),
-    "host suspended": (1, 2.0),
+    "host suspended": (2, 2.0),
     "wall clock set": (1, 0),
     "server stalled": (3, 1.5),
     "server restarted": (2, 0.5),
@@ -83,6 +86,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "delivered again": (3, 0),
     "acknowledgement lost": (2, 0),
     "broker cut": (1, 0.2),
+    "broker deaf": (1, 1.0),
     "out of order": (1, 2.0),
 }
 
@@ -97,7 +101,7 @@ def draw(seed: int, *, nodes: int | None = None) -> Plan:
     ttl = rng.choice((3.0, 6.0, 6.0, 10.0))
     pool = rng.choice(("prefork", "prefork", "threads"))
     tasks = rng.choice(
-        (("shop.late",), ("shop.again",), ("shop.late", "shop.again"), ("shop.patient",), ("shop.two",), ("shop.retries",), ("shop.keeps",), ("shop.skip", "shop.late", "shop.again"))
+        (("shop.late",), ("shop.again",), ("shop.late", "shop.again"), ("shop.patient",), ("shop.patient",), ("shop.refuses",), ("shop.rests",), ("shop.two",), ("shop.retries",), ("shop.keeps",), ("shop.skip", "shop.late", "shop.again"))
     )
     until = rng.uniform(1.0, 2.5 * ttl)
     messages = tuple(
@@ -121,13 +125,14 @@ def draw(seed: int, *, nodes: int | None = None) -> Plan:
         ttl,
         rng.choice((2 * ttl, 4 * ttl, 60.0)),
         rng.choice((15.0, 60.0, 200.0)),
+        rng.random() < 0.2,
         messages,
         faults,
     )
 
 
 def _words(rng: random.Random, ttl: float) -> str:
-    words = [f"takes={round(rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 2 * ttl))), 2)}"]
+    words = [f"takes={round(rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 2 * ttl), rng.uniform(0, ttl))), 2)}"]
     if rng.random() < 0.1:
         words.append("fails=1")
     if rng.random() < 0.15:
@@ -148,5 +153,6 @@ def _faults(rng: random.Random, until: float, ttl: float, nodes: int) -> Iterato
 
 def _fault(rng: random.Random, kind: str, kinds: dict[str, tuple[float, float]], until: float, ttl: float) -> Fault:
     longest = kinds[kind][1] * ttl
-    seconds = rng.choice((rng.uniform(0, 0.3), rng.uniform(0, longest))) if longest else 0.0
+    lengths = rng.uniform(0, 0.3), rng.uniform(0, longest), rng.uniform(longest / 2, longest)
+    seconds = rng.choice(lengths) if longest else 0.0
     return Fault(round(rng.uniform(0.05, until), 3), kind, rng.randrange(100), round(min(seconds, longest), 3))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery import states
 from celery.backends.base import KeyValueStoreBackend
 
 from tests.simulation.scheduler import simulation
+
+#: Seconds after which a result is forgotten, where results are.
+FORGOTTEN = 0.3
 
 
 class Backend(KeyValueStoreBackend):
@@ -51,6 +55,8 @@ class Backend(KeyValueStoreBackend):
         run.note("stores", f"{task_id} {state}")
         for on_result in getattr(run, "on_result", ()):
             on_result(task_id, state, result)
+        if state in states.READY_STATES and run.world.plan.forgets:  # type: ignore[attr-defined]
+            run.after(FORGOTTEN, lambda: self._content.pop(_text(self.get_key_for_task(task_id)), None))
         return super()._store_result(task_id, result, state, *rest, **options)
 
 

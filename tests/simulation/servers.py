@@ -114,9 +114,13 @@ class Server:
         """A key that has no time to live."""
         return next((key for key, _, ends_at in self._living() if ends_at is None and "memory" not in key), None)
 
+    def living_values(self) -> list[tuple[str, bytes]]:
+        """Its plain values, by their keys."""
+        return [(key, value) for key, value, _ in self._living() if isinstance(value, bytes)]
+
     def held(self) -> str | None:
         """A lock that is held."""
-        return next((key for key, _, _ in self._living() if key.endswith(":run")), None)
+        return next((key for key, _, _ in self._living() if key.endswith(":run") or ":run:" in key), None)
 
     def do(self, action: Callable[[], None]) -> None:
         """Now, or when it goes on."""

@@ -13,10 +13,11 @@ from celery import states
 from celery.worker import state as worker_state
 
 from tests.simulation import apps, faults, loading, servers
+from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
-from tests.simulation.world import World
+from tests.simulation.world import NOTICES, World
 
 #: Seconds after the last fault in which everything must have come to its end.
 CALM = 600.0
@@ -90,14 +91,13 @@ class Checker:
 
     def __init__(self, world: World) -> None:
         self.world, self.run = world, world.run
-        self.ends: dict[str, list[str]] = {}
+        self.invariants = Invariants(world)
         self._nothing_left_since: float | None = None
         world.run.on_result = [self._stored]  # type: ignore[attr-defined]
 
     def _stored(self, task_id: str, state: str, result: Any) -> None:
         if state in states.READY_STATES:
-            before = self.ends.setdefault(task_id, [])
-            before.append(state)
+            self.world.ends[task_id].append(state)
 
     def look(self) -> None:
         """As the time is about to go on."""
@@ -106,6 +106,8 @@ class Checker:
             for body in running:
                 if body.process.runs and body.process.alive:
                     self._is_kept(body)
+                    self._is_told(body)
+        self.invariants.look()
         left = not world.broker.is_empty() or any(world.bodies.running.values()) or run.now < world.plan.calm_at
         if left:
             self._nothing_left_since = None
@@ -117,14 +119,22 @@ class Checker:
     def _is_kept(self, body: Any) -> None:
         """A lease that is trusted is kept by the servers."""
         lease, now = body.lease, body.process.host.clock(self.run.now)
-        if lease.reason is not None or lease.trusted_until <= now or body.limit > 1:
+        if lease.reason is not None or lease.trusted_until <= now:
             return
-        keeping = [server for server in self.world.servers if server.keeps(f"{lease.key}:run", lease.owner[:28])]
+        place = f"{lease.key}:run:{lease.slot}" if lease.slot else f"{lease.key}:run"
+        keeping = [server for server in self.world.servers if server.keeps(place, lease.owner[:28])]
         if len(keeping) * 2 <= len(self.world.servers):
             self.run.fail(
                 f"{body.key}: message {body.number} trusts its lease for {lease.trusted_until - now:.3f} s, which "
                 f"{len(keeping)} of {len(self.world.servers)} servers keep"
             )
+
+    def _is_told(self, body: Any) -> None:
+        """A body whose lease is over has been stopped, but where its process could not."""
+        process, lease = body.process, body.lease
+        over_for = process.host.clock(self.run.now) - lease.trusted_until
+        if over_for > 0 and self.run.now > process.frozen_until + NOTICES + lease.ttl / 3:
+            self.run.fail(f"{body.key}: message {body.number} runs on, {over_for:.3f} s after its lease")
 
     def look_at_the_end(self) -> None:
         """When everything should be over."""
@@ -139,13 +149,15 @@ class Checker:
             if (held := server.held()) is not None:
                 run.fail(f"{held} on {server.host.name} is held by nobody")
         for number, (task_id, message) in world.sent.items():
-            ends = self.ends.get(task_id, [])
+            ends = world.ends.get(task_id, [])
             if not ends and not self._may_be_lost(message):
                 run.fail(f"message {number} ({message.task}) is lost: it has no end")
             if states.SUCCESS in ends and ends[-1] != states.SUCCESS:
                 run.fail(f"message {number} ends as {ends}")
             if message.chained and ends and ends[-1] == states.SUCCESS and not world.bodies.followed[f"{task_id}-after"]:
                 run.fail(f"message {number} has ended well, and what follows on it was not sent")
+
+        self.invariants.look_at_the_end()
 
     def _may_be_lost(self, message: Any) -> bool:
         """Acknowledged as it came: Celery loses it with its process."""

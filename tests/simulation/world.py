@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.simulation import loading
@@ -14,6 +15,9 @@ from tests.simulation.servers import Server
 
 #: Seconds in which a process that was frozen has to notice that its lease is over.
 NOTICES = 0.5
+
+#: Seconds after the end of a body in which its end may be known to its process only.
+UNRECORDED = 60.0
 
 
 class World:
@@ -40,6 +44,8 @@ class World:
         self.plan: Any = None
         #: By number of the message: its id and itself.
         self.sent: dict[int, tuple[str, Any]] = {}
+        #: By id: the final states that were stored.
+        self.ends: dict[str, list[str]] = defaultdict(list)
         self._pids = 100
 
     def host(self, name: str) -> Host:
@@ -83,9 +89,21 @@ class Bodies:
     running: dict[str, list[Running]] = field(default_factory=lambda: defaultdict(list))
     #: Of each key, the highest fence so far.
     fences: dict[str, int] = field(default_factory=dict)
+    #: Of each key, those that were given out.
+    given: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     #: By number of the message: how often its body began, and ended well.
     begun: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     succeeded: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    #: As `succeeded`, but that it counts also where nobody can know.
+    ended_well: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    #: Of locks that are kept for a retry: the message, its next attempt, and until when at least.
+    kept: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+    #: Of locks that are to rest: the message that had it last, and until when.
+    rests: dict[str, tuple[int, float]] = field(default_factory=dict)
+    #: In which processes bodies have ended, by the beginning of their leases' owners.
+    owners_ended: dict[str, Process] = field(default_factory=dict)
+    #: How many processes are to be killed as a body ends in them.
+    doomed: int = 0
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def run(self, task: Any, name: str, key: str, number: int, plan: str) -> None:
@@ -105,13 +123,22 @@ class Bodies:
                 run.park(step)
             if words.get("checks"):
                 lease.check()
+                if lease.trusted_until <= process.host.clock(run.now):
+                    run.fail(f"{lock}: message {number} is told that its lease is held, which is over")
         finally:
             leave()
+            self._ends(process, lease)
         if int(words.get("retries", "0")) > mine.attempt:
+            if task.lock_retain_on_retry and lease.held:
+                self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
             raise task.retry(countdown=float(words.get("countdown", "0.5")))
+        if task.lock_options(task.request).at_least_for and lease.held:
+            self.rests[lock] = mine.number, mine.began + task.lock_options(task.request).at_least_for
         if words.get("fails"):
             raise ValueError(f"message {number} fails")
         self.succeeded[number] += 1
+        self.ended_well[number] += 1
+        process.at_end.append(partial(self._is_known, number, run.now))
         run.note("body ends well", f"{lock} message={number}")
 
     def _begins(self, mine: Running) -> None:
@@ -121,13 +148,49 @@ class Bodies:
         if self.succeeded[mine.number]:
             run.fail(f"message {mine.number} runs again after its success")
         others = [other for other in self.running[mine.key] if not self._is_excused(other)]
+        if any(other.number == mine.number for other in others):
+            run.fail(f"{mine.key}: message {mine.number} runs beside itself")
+        self._takes_what_is_kept(mine)
         if len(others) >= mine.limit:
             run.fail(f"{mine.key}: message {mine.number} runs beside {[other.number for other in others]}")
         # Of several holders at once, one that was first granted may be the second to begin.
         if mine.limit == 1 and mine.fence <= self.fences.get(mine.key, 0):
             run.fail(f"{mine.key}: fence {mine.fence} after {self.fences[mine.key]}")
+        if mine.fence in self.given[mine.key]:
+            run.fail(f"{mine.key}: fence {mine.fence} is given out twice")
+        self.given[mine.key].add(mine.fence)
         self.fences[mine.key] = max(mine.fence, self.fences.get(mine.key, 0))
         self.running[mine.key].append(mine)
+
+    def _takes_what_is_kept(self, mine: Running) -> None:
+        last, rests_until = self.rests.get(mine.key, (mine.number, 0.0))
+        if any("killed" in fault.kind for fault in self.world.plan.faults):
+            return
+        if self.world.run.now < rests_until - NOTICES / 5:
+            self.world.run.fail(f"{mine.key}: message {mine.number} runs too soon after message {last}")
+        number, attempt, until = self.kept.get(mine.key, (mine.number, 0, 0.0))
+        if mine.number == number and mine.attempt >= attempt:
+            self.kept.pop(mine.key, None)
+        elif self.world.run.now < until:
+            self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {number}")
+
+    def _ends(self, process: Process, lease: Any) -> None:
+        """A body ends in this process, which may be killed now."""
+        run = self.world.run
+        self.owners_ended[lease.owner[:28]] = process
+        if self.doomed and process.alive:
+            self.doomed -= 1
+            worker = next(worker for worker in self.world.workers if worker.process in (process, process.parent))
+            run.after(run.rng.uniform(0.0, 0.01), lambda: run.kill(process))
+            if process.parent is None:
+                run.after(0.3, worker.start)
+
+    def _is_known(self, number: int, ended_at: float) -> None:
+        """The process ends in which a body has ended well: nobody else knows it, if that was not recorded yet."""
+        servers = self.world.servers
+        known = [1 for server in servers for key, _ in server.living_values() if f":done:m{number}:" in key]
+        if self.world.run.now < ended_at + UNRECORDED and len(known) * 2 <= len(servers):
+            self.succeeded[number] -= 1
 
     def _ends_with(self, mine: Running) -> Any:
         def leave() -> None:

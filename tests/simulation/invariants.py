@@ -1,0 +1,152 @@
+"""What must hold of the servers' data and of the messages' ends, beyond what runs beside what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from celery import states
+
+from tests.simulation import apps
+from tests.simulation.scheduler import Process
+
+#: Seconds of the simulation between two looks at the servers' data.
+OFTEN = 0.05
+
+#: Seconds after a fault in which nothing has to happen at once.
+AFTERMATH = 3.0
+
+#: Seconds that a free lock may take to get to who waits for it, and the lock of who is dead, or has ended, to be free.
+AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15}
+
+#: Seconds after which a waiter has looked by itself.
+LOOKED_FOR = 1.5
+
+#: Seconds within which it is known that all was sent of a message that has ended: before a copy looks.
+SETTLED = 5.0
+
+#: Faults that delay nothing once they have happened.
+_HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
+_BRIEF = (*_HARMLESS, "child killed", "worker killed", "child killed at an end")
+
+
+class Invariants:
+    """Looked at while a simulation goes on, and at its end."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.run = world, world.run
+        self._next_look = 0.0
+        #: When the things that must not last began: by what they are.
+        self._since: dict[Any, float] = {}
+        self._dead_since: dict[int, float] = {}
+
+    def look(self) -> None:
+        """As the time is about to go on."""
+        if self.run.now < self._next_look:
+            return
+        self._next_look = self.run.now + OFTEN
+        now: set[Any] = set()
+        for process in self.run.processes:
+            if not process.alive:
+                self._dead_since.setdefault(process.pid, self.run.now)
+        held = {key: values for server in self.world.servers for key, values in _runs(server)}
+        if not self._is_troubled(but=_BRIEF):
+            now |= {("dead", *it) for it in self._left_behind(held)}
+            now |= {("ended", *it) for it in self._not_freed(held)}
+        if not self._is_troubled(but=_HARMLESS):
+            now |= self._missed(held)
+        self._since = {it: self._since.get(it, self.run.now) for it in now}
+        for it, since in self._since.items():
+            if self.run.now - since > self._patience(it[0]):
+                self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
+
+    def look_at_the_end(self) -> None:
+        """When everything is over."""
+        kinds = [fault.kind for fault in self.world.plan.faults]
+        for number, (task_id, message) in self.world.sent.items():
+            ends = self.world.ends.get(task_id, [])
+            # Of a message that is acknowledged early, Celery ends what a dead process had sent on as a retry.
+            is_safe = apps.TASKS[message.task].get("acks_late") or not any("killed" in kind for kind in kinds)
+            if len(set(ends)) > 1 and is_safe:
+                self.run.fail(f"message {number} has several ends: {ends}")
+            if states.SUCCESS in ends and not self.world.bodies.ended_well[number]:
+                self.run.fail(f"message {number} ends as {ends}, and no body has ended well")
+            if any("killed" in kind for kind in kinds):
+                continue
+            is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
+            if is_brief and self.world.broker.put_as[f"{task_id}-after"] > 1:
+                self.run.fail(f"message {number}: what follows on it was sent twice")
+            if states.SUCCESS in ends and "server restarted empty" not in kinds:
+                self._is_recorded(number, task_id)
+
+    def _is_troubled(self, *, but: Collection[str]) -> bool:
+        """Whether a fault, or what comes of it, is an excuse."""
+        now = self.run.now
+        return any(
+            fault.at <= now < fault.at + fault.seconds + AFTERMATH
+            for fault in self.world.plan.faults
+            if fault.kind not in but
+        )
+
+    def _patience(self, what: str) -> float:
+        # On a Redlock a copy that is woken, and finds that its message is done, wakes nobody else.
+        return LOOKED_FOR if what == "free" and len(self.world.servers) > 1 else AT_ONCE[what]
+
+    def _missed(self, held: dict[str, bytes]) -> set[Any]:
+        """Locks that are free while somebody waits to be woken."""
+        found = set()
+        for server in self.world.servers:
+            if server.model is None:
+                continue
+            values = dict(server.living_values())
+            for (_, key), sessions in server.model._waiting.items():
+                lock = key.decode().removesuffix(":wake")
+                if sessions and f"{lock}:run" not in held and "shop.two" not in lock:
+                    # With the fence: it may have been another's in between.
+                    found.add(("free", lock, sessions[0].id, values.get(f"{lock}:fence")))
+        return found
+
+    def _not_freed(self, held: dict[str, bytes]) -> set[Any]:
+        """Holds whose body has ended, in a process that is well."""
+        ended = self.world.bodies.owners_ended
+        return {
+            (key, process.pid, value[:28])
+            for key, value in held.items()
+            if (process := ended.get(value[:28].decode())) is not None and process.alive and process.runs
+        }
+
+    def _left_behind(self, held: dict[str, bytes]) -> set[Any]:
+        """Holds of processes that are dead, which somebody knows who is well."""
+        found = set()
+        for key, value in held.items():
+            fields = json.loads(value[32:] or b"[]") if value[32:].startswith(b"[") else []
+            pid = int(fields[7].split("/")[1]) if len(fields) > 7 and fields[7] else 0
+            if pid in self._dead_since and self._knows(pid):
+                found.add((key, pid, value[:28]))
+        return found
+
+    def _knows(self, pid: int) -> bool:
+        """Whether the main process of a dead child is there, or a later one of the same worker."""
+        (dead,) = [process for process in self.run.processes if process.pid == pid]
+        parent: Process | None = dead.parent
+        return parent is not None and parent.alive and parent.runs
+
+    def _is_recorded(self, number: int, task_id: str) -> None:
+        """Its end is known to most servers, and that all was sent."""
+        servers = self.world.servers
+        records = [value for server in servers for key, value in server.living_values() if f":done:{task_id}:" in key]
+        ended = [json.loads(record.partition(b"\n")[0]) for record in records]
+        succeeded = [state for state, _, _, settled in ended if state == states.SUCCESS and settled]
+        if len(succeeded) * 2 <= len(servers):
+            self.run.fail(f"message {number} has ended well, and is settled on {len(succeeded)} servers: {ended}")
+
+
+def _runs(server: Any) -> list[tuple[str, bytes]]:
+    return [(key, value) for key, value in server.living_values() if ":run" in key]
+
+
+def _words_of(what: tuple[Any, ...]) -> str:
+    if what[0] == "free":
+        return f"{what[1]} is free, and who waits for it was not woken"
+    return f"{what[1]} is held by process {what[2]}, which {'is dead' if what[0] == 'dead' else 'has ended its body'}"

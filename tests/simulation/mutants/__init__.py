@@ -1,0 +1,8 @@
+"""Can the simulator find anything? Faults that are put into the package, each of which it has to find."""
+
+from __future__ import annotations
+
+from tests.simulation.mutants import of_protocol, of_redlock, of_scripts
+from tests.simulation.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (*of_scripts.MUTANTS, *of_redlock.MUTANTS, *of_protocol.MUTANTS)

@@ -1,0 +1,40 @@
+"""A fault that is put into the package on purpose, to see whether the simulator finds it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One change of one file.
+
+    Attributes:
+        name: of the fault.
+        file: in the package's folder.
+        old: the text in whose place `new` comes; it is there once.
+        new: the fault.
+        breaks: the promise that does not hold any more.
+        nodes: of how many servers the plans are; None: as they are drawn.
+        unseen: why the simulator cannot see it; empty where it must.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+    nodes: int | None = None
+    unseen: str = ""
+
+    @property
+    def path(self) -> str:
+        """The file, from the project's folder."""
+        return f"celery_singleton_lock/{self.file}"
+
+    def edit(self, path: str, text: str) -> str:
+        """The text of a file with the fault in it: an `Edit` of `loading`."""
+        if path != self.path:
+            return text
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} is there {text.count(self.old)} times")
+        return text.replace(self.old, self.new)

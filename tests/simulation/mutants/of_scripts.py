@@ -1,0 +1,265 @@
+"""Faults of the scripts that the servers run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.simulation.mutants.mutant import Mutant
+
+_SCRIPTS = "stores/redis/scripts/lock"
+_renew = partial(Mutant, file=f"{_SCRIPTS}/renew.lua")
+_free = partial(Mutant, file=f"{_SCRIPTS}/free.lua")
+_acquire = partial(Mutant, file=f"{_SCRIPTS}/acquire.lua")
+_hand_over = partial(Mutant, file=f"{_SCRIPTS}/hand_over.lua")
+_refuse = partial(Mutant, file=f"{_SCRIPTS}/refuse.lua")
+
+MUTANTS = (
+    _renew(
+        "renew without comparing the owner",
+        old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
+        new="if type(value) == 'string' then",
+        breaks="nobody renews another's hold",
+    ),
+    _renew(
+        "renew creates",
+        old="local value = redis.pcall('GET', lock)",
+        new="local value = redis.pcall('GET', lock) or redis.call('SET', lock, owner, 'PX', ttl) and owner",
+        breaks="a renewal never creates a key",
+    ),
+    _renew(
+        "renew always says yes",
+        old="renewed[i] = 0",
+        new="renewed[i] = 1",
+        breaks="who has lost the lock is told",
+    ),
+    _renew(
+        "renew does nothing",
+        old="renewed[i] = redis.call('PEXPIRE', lock, ttl)",
+        new="renewed[i] = 1",
+        breaks="a lease that is trusted is kept",
+    ),
+    _free(
+        "free without comparing the owner",
+        old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
+        new="if type(value) == 'string' then",
+        breaks="nobody frees another's hold",
+    ),
+    _free(
+        "free deletes nothing",
+        old="    redis.call('DEL', ours)\n",
+        new="",
+        breaks="the end of a run frees its lock",
+    ),
+    _free(
+        "free forgets the last slot",
+        old="for i = FIRST, FIRST + locks - 1 do",
+        new="for i = FIRST, FIRST + locks - 2 do",
+        breaks="the end of a run frees its lock",
+    ),
+    _free(
+        "free wakes nobody",
+        old="  redis.call('RPUSH', wake, 1)\n",
+        new="",
+        breaks="the end of a hold wakes a waiter",
+    ),
+    _free(
+        "free's wake-ups stay for ever",
+        old="  redis.call('PEXPIRE', wake, wake_ms)\n",
+        new="",
+        breaks="each key has a time to live",
+    ),
+    _free(
+        "free leaves no record",
+        old="  else\n    redis.pcall('SET', done, record, 'PX', record_ms)",
+        new="  else\n    redis.pcall('GET', done)",
+        breaks="no body runs again after its end",
+    ),
+    _free(
+        "free leaves a record without end",
+        old="  else\n    redis.pcall('SET', done, record, 'PX', record_ms)",
+        new="  else\n    redis.pcall('SET', done, record)",
+        breaks="each key has a time to live",
+    ),
+    _free(
+        "a record only where the hold is still there",
+        old="if record_ms ~= '0' then\n  -- Also",
+        new="if ours and record_ms ~= '0' then\n  -- Also",
+        breaks="what ran has a record, also when its lock is gone",
+    ),
+    _free(
+        "a late record overwrites a newer one",
+        old="if repeated == '1' then",
+        new="if repeated == '2' then",
+        breaks="an end never changes",
+    ),
+    _free(
+        "given up is not noted",
+        old="  redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)\n",
+        new="",
+        breaks="what arrives late of an owner that was given up takes nothing",
+    ),
+    _free(
+        "no reservation",
+        old="  redis.call('SET', ours, reserved, 'PX', reserved_ms)\n",
+        new="",
+        breaks="lock_retain_on_retry keeps the lock between two attempts",
+    ),
+    _free(
+        "a reservation for a message that is done",
+        old="(done_of_next == done or redis.call('EXISTS', done_of_next) == 0)",
+        new="true",
+        breaks="no lock is kept for who never comes",
+    ),
+    _acquire(
+        "a given up owner may take",
+        old="  if redis.call('EXISTS', over, request) ~= 0 then\n    return {GIVEN_UP}",
+        new="  if redis.call('EXISTS', request) ~= 0 then\n    return {GIVEN_UP}",
+        breaks="what arrives late of an owner that was given up takes nothing",
+    ),
+    _acquire(
+        "a given up request may take",
+        old="  if redis.call('EXISTS', over, request) ~= 0 then\n    return {GIVEN_UP}",
+        new="  if redis.call('EXISTS', over) ~= 0 then\n    return {GIVEN_UP}",
+        breaks="what arrives late of a request that was given up takes nothing",
+    ),
+    _acquire(
+        "late requests are not noted",
+        old="  redis.call('SET', KEYS[i], 1, 'PX', over_ms)\n",
+        new="",
+        breaks="what arrives late of a request that was given up takes nothing",
+    ),
+    _acquire(
+        "what was given up stays held",
+        old="      redis.call('DEL', KEYS[FIRST + slot])\n      freed = freed + 1",
+        new="      freed = freed + 1",
+        breaks="what a delivery gave up never counts as running elsewhere",
+    ),
+    _acquire(
+        "acquire looks for no record",
+        old="if once == '1' then",
+        new="if once == '2' then",
+        breaks="no body runs again after its end",
+    ),
+    _acquire(
+        "acquire is not idempotent",
+        old="    if token == owner and asked_for then",
+        new="    if token == owner and asked_for and slots < 0 then",
+        breaks="a repeated acquire meets no conflict with itself",
+    ),
+    _acquire(
+        "acquire takes what is held",
+        old="  if not value then\n    if slot < limit",
+        new="  if not value or redis.call('PTTL', lock) < ttl / 2 then\n    if slot < limit",
+        breaks="one at a time",
+    ),
+    _acquire(
+        "the limit is off by one",
+        old="elseif free and (kept or held < limit) then",
+        new="elseif free or held < limit + 1 then\n  free = free or limit - 1",
+        breaks="lock_limit at a time",
+    ),
+    _acquire(
+        "two copies beside each other",
+        old="if copy then\n  slot = nil",
+        new="if copy and slots == 1 then\n  slot = nil",
+        breaks="two copies of a message never run beside each other",
+    ),
+    _acquire(
+        "anybody takes a reservation",
+        old="elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then",
+        new="elseif string.find(value, '\"\",0.0]', 1, true) and (asked_for or slot >= limit) then",
+        breaks="lock_retain_on_retry keeps the lock between two attempts",
+    ),
+    _acquire(
+        "nobody takes a reservation",
+        old="elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then",
+        new="elseif reserved_as == '?' then",
+        breaks="who a lock is kept for gets it",
+    ),
+    _acquire(
+        "a lock without end",
+        old="redis.call('SET', KEYS[FIRST + slot], owner .. holder, 'PX', ttl)",
+        new="redis.call('SET', KEYS[FIRST + slot], owner .. holder)",
+        breaks="each key has a time to live",
+    ),
+    _acquire(
+        "a fence without end",
+        old="redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)",
+        new="redis.call('SET', fence, string.format('%.0f', number))",
+        breaks="each key has a time to live",
+    ),
+    _acquire(
+        "a fence is not counted on",
+        old="local number = math.max(tonumber(counted) + 1, seed or now(request))",
+        new="local number = math.max(tonumber(counted), 1)",
+        breaks="fences grow",
+    ),
+    _acquire(
+        "a fence is the time alone",
+        old="local number = math.max(tonumber(counted) + 1, seed or now(request))",
+        new="local number = seed or now(request)",
+        breaks="fences grow, whatever the clocks say",
+    ),
+    _acquire(
+        "a fence is not written",
+        old="redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)\n",
+        new="",
+        breaks="fences grow, whatever the clocks say",
+    ),
+    _acquire(
+        "who waits is not noted",
+        old="    redis.call('ZADD', waiting, asked_at, owner)\n",
+        new="",
+        breaks="the end of a hold wakes a waiter",
+    ),
+    _acquire(
+        "who waits is noted for ever",
+        old="    redis.call('PEXPIRE', waiting, waiting_ms)\n",
+        new="",
+        breaks="each key has a time to live",
+    ),
+    _hand_over(
+        "handed over to who has it",
+        old="  gone = gone or holds(slot, owner)\n",
+        new="",
+        breaks="a lease that is trusted is kept",
+    ),
+    _hand_over(
+        "handed over to who has left",
+        old="local gone = redis.call('EXISTS', over, request) ~= 0",
+        new="local gone = false",
+        breaks="whoever leaves the queue takes nothing",
+        unseen="acquire.lua looks again; what is lost is that another waiter is woken at once",
+    ),
+    _hand_over(
+        "a wake-up of who has left is lost",
+        old="  wake_others(1)\n",
+        new="",
+        breaks="the end of a hold wakes a waiter",
+    ),
+    _refuse(
+        "refused beside a copy that runs",
+        old="    if is_copy then",
+        new="    if is_copy and retries == '?' then",
+        breaks="one message, one end",
+    ),
+    _refuse(
+        "refused after the end",
+        old="elseif type(known) == 'string' and known ~= '?' .. record then",
+        new="elseif known == '' then",
+        breaks="one message, one end",
+    ),
+    _refuse(
+        "refused without a record",
+        old="redis.call('SET', done, record, 'PX', record_ms)\nreturn",
+        new="return",
+        breaks="one message, one end",
+    ),
+    Mutant(
+        "a settled record is not written",
+        f"{_SCRIPTS}/replace_records.lua",
+        "settled[i] = redis.call('SET', done, ARGV[2 * i - 1], 'PX', ARGV[2 * i], 'XX') and 1 or 0",
+        "settled[i] = 1",
+        "what was sent is not sent again",
+    ),
+)
