@@ -291,7 +291,9 @@ def get_ident() -> int:
 
 
 class local:  # noqa: N801
-    """`threading.local`."""
+    """`threading.local`: it has another `__dict__` in each task."""
+
+    __slots__ = ("__dict__", "_made_with", "_of_task")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> local:
         self = object.__new__(cls)
@@ -299,27 +301,25 @@ class local:  # noqa: N801
         object.__setattr__(self, "_of_task", {})
         return self
 
-    def _own(self) -> dict[str, Any]:
-        of_task = object.__getattribute__(self, "_of_task")
-        me = getcurrent()
-        if me not in of_task:
-            of_task[me] = {}
+    def _turn(self) -> None:
+        of_task, me = object.__getattribute__(self, "_of_task"), getcurrent()
+        is_new = me not in of_task
+        object.__setattr__(self, "__dict__", of_task.setdefault(me, {}))
+        if is_new:
             args, kwargs = object.__getattribute__(self, "_made_with")
             type(self).__init__(self, *args, **kwargs)
-        return of_task[me]
 
-    def __getattr__(self, name: str) -> Any:
-        own = local._own(self)
-        try:
-            return own[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    def __getattribute__(self, name: str) -> Any:
+        local._turn(self)
+        return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        local._own(self)[name] = value
+        local._turn(self)
+        object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        local._own(self).pop(name)
+        local._turn(self)
+        object.__delattr__(self, name)
 
 
 class SimpleQueue:
