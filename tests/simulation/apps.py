@@ -39,6 +39,9 @@ TASKS: dict[str, dict[str, Any]] = {
     },
 }
 
+#: Of the task that beats send.
+TICK: dict[str, Any] = {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True}
+
 
 class App(Celery):
     """Celery's, on simulated time."""
@@ -104,6 +107,7 @@ def _app(package: Any) -> Celery:
     base.Request = package("worker.request").SingletonRequest
     for name, options in TASKS.items():
         app.task(name=name, base=base, bind=True, shared=False, lock_key=["key"], **options)(_body(name))
+    app.task(name="shop.tick", base=base, bind=True, shared=False, lock_key=["key"], **TICK)(_tick)
     app.task(name="shop.after", bind=True, shared=False)(_after)
     app.finalize()
     return app
@@ -116,6 +120,10 @@ def _body(name: str) -> Any:
 
     body.__name__ = name.rpartition(".")[2]
     return body
+
+
+def _tick(self: Any, key: str) -> None:
+    simulation().world.bodies.run(self, "shop.tick", key, self.request.id, "takes=0.05")  # type: ignore[attr-defined]
 
 
 def _after(self: Any, *args: Any) -> None:

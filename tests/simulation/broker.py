@@ -80,15 +80,20 @@ class Broker:
         #: How often messages of an id were sent.
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
-        #: Calls with each message that is put, dropped or done: for the checker.
-        self.on_end: list[Callable[[dict[str, Any], str], None]] = []
+        self.refuses = False
+        #: Called with each message that is sent: for the checker.
+        self.on_put: list[Callable[[dict[str, Any]], None]] = []
 
     def put(self, queue: str, message: dict[str, Any]) -> None:
         """Somebody sends a message."""
+        if self.refuses:
+            raise ConnectionRefusedError("the broker takes nothing")
         message = copy.deepcopy(message)
         headers = message.get("headers") or {}
         self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
+        for on_put in self.on_put:
+            on_put(message)
         self._queue(queue).append((message, False))
         self.run.after(self._delay(), self._deliver)
 

@@ -291,34 +291,35 @@ def get_ident() -> int:
 
 
 class local:  # noqa: N801
-    """`threading.local`."""
+    """`threading.local`: it has another `__dict__` in each task."""
+
+    __slots__ = ("__dict__", "_made_with")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> local:
         self = object.__new__(cls)
         object.__setattr__(self, "_made_with", (args, kwargs))
         return self
 
-    def _own(self) -> dict[str, Any]:
+    def _turn(self) -> None:
         # On the greenlet: one of a module outlives simulations, and would keep their threads.
         its = vars(getcurrent()).setdefault("locals", {})
-        if self not in its:
-            its[self] = {}
+        is_new = self not in its
+        object.__setattr__(self, "__dict__", its.setdefault(self, {}))
+        if is_new:
             args, kwargs = object.__getattribute__(self, "_made_with")
             type(self).__init__(self, *args, **kwargs)
-        return its[self]
 
-    def __getattr__(self, name: str) -> Any:
-        own = local._own(self)
-        try:
-            return own[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    def __getattribute__(self, name: str) -> Any:
+        local._turn(self)
+        return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        local._own(self)[name] = value
+        local._turn(self)
+        object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        local._own(self).pop(name)
+        local._turn(self)
+        object.__delattr__(self, name)
 
 
 class SimpleQueue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from tests.simulation.network import Link
@@ -45,6 +46,14 @@ def _worker_killed(world: Any, fault: Fault) -> None:
     worker = _worker(world, fault)
     worker.kill()
     world.run.after(fault.seconds, worker.start)
+
+
+def _beat_ended(world: Any, fault: Fault) -> None:
+    """In order, by SIGTERM."""
+    beat = _worker(world, fault)
+    if beat.process is not None:
+        world.run.signal(beat.process, signal.SIGTERM)
+    world.run.after(fault.seconds, beat.start)
 
 
 def _freeze(world: Any, processes: list[Process], seconds: float) -> None:
@@ -153,6 +162,15 @@ def _broker_deaf(world: Any, fault: Fault) -> None:
     world.broker.deaf_until = max(world.broker.deaf_until, world.run.now + fault.seconds)
 
 
+def _broker_refuses(world: Any, fault: Fault) -> None:
+    world.broker.refuses = True
+
+    def take() -> None:
+        world.broker.refuses = False
+
+    world.run.after(fault.seconds, take)
+
+
 def _out_of_order(world: Any, fault: Fault) -> None:
     world.broker.shuffle = True
 
@@ -185,4 +203,6 @@ _BY_KIND: dict[str, Any] = {
     "broker cut": _broker_cut,
     "broker deaf": _broker_deaf,
     "out of order": _out_of_order,
+    "beat ended": _beat_ended,
+    "broker refuses": _broker_refuses,
 }

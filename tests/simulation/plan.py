@@ -32,8 +32,35 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """A thread of a program takes a lock outside of tasks at a time, and gives it back.
+
+    Attributes:
+        patience: seconds that it waits at most; None: without bound.
+        takes: seconds for which it keeps the lock.
+        ways: what else it does, by words that `locks.py` knows.
+    """
+
+    at: float
+    program: int
+    thread: int
+    name: str
+    number: int
+    patience: float | None
+    takes: float
+    ways: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a simulation depends on."""
+    """All that a simulation depends on.
+
+    Attributes:
+        kind: what there is: "tasks" with workers, "locks" in programs of their own, or "beats".
+        limits: of the locks outside of tasks: how many may hold each.
+        entries: of the beats' schedule: names, and seconds between two ticks.
+        mode: of the beats.
+    """
 
     seed: int
     pool: str
@@ -47,11 +74,17 @@ class Plan:
     forgets: bool
     messages: tuple[Message, ...]
     faults: tuple[Fault, ...]
+    kind: str = "tasks"
+    uses: tuple[Use, ...] = ()
+    limits: tuple[tuple[str, int], ...] = ()
+    entries: tuple[tuple[str, float], ...] = ()
+    mode: str = "leader"
 
     @property
     def calm_at(self) -> float:
         """When the last fault is over, and all was sent."""
-        times = [fault.at + fault.seconds for fault in self.faults] + [message.at for message in self.messages]
+        times = [fault.at + fault.seconds for fault in self.faults]
+        times += [sent.at for sent in (*self.messages, *self.uses)]
         return max(times, default=0.0)
 
     def smaller(self) -> Iterator[Plan]:
@@ -60,11 +93,18 @@ class Plan:
             yield replace(self, faults=self.faults[:index] + self.faults[index + 1 :])
         for index in range(len(self.messages)):
             yield replace(self, messages=self.messages[:index] + self.messages[index + 1 :])
+        for index in range(len(self.uses)):
+            yield replace(self, uses=self.uses[:index] + self.uses[index + 1 :])
+        for index in range(len(self.entries)):
+            yield replace(self, entries=self.entries[:index] + self.entries[index + 1 :])
         if self.workers > 1:
             yield replace(self, workers=self.workers - 1)
         if self.concurrency > 1:
             yield replace(self, concurrency=self.concurrency - 1)
 
+
+#: Kinds of plans with their weights.
+PLANS = {"tasks": 60, "locks": 25, "beats": 15}
 
 #: Kinds of faults with their weights, and the longest that they last in ttls.
 KINDS: dict[str, tuple[float, float]] = {
@@ -94,8 +134,26 @@ KINDS: dict[str, tuple[float, float]] = {
 OF_REDLOCK: dict[str, tuple[float, float]] = {"server restarted empty": (4, 0.5)}
 
 
-def draw(seed: int, *, nodes: int | None = None) -> Plan:
-    """The plan of a seed."""
+#: The number of the use by which the nodes of a Redlock begin to remember.
+FIRST = 100
+
+#: Those that a beat meets besides.
+OF_BEATS: dict[str, tuple[float, float]] = {"beat ended": (2, 0.5), "broker refuses": (2, 1.0)}
+
+#: Those that only workers, children and consumers meet, and the clocks by which ticks are due.
+NOT_OF_PROGRAMS = frozenset(
+    {"child killed", "child stopped", "delivered again", "acknowledgement lost", "broker cut", "out of order"}
+)
+
+
+def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Plan:
+    """The plan of a seed; of this kind, where one is given."""
+    if kind is None:
+        kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]  # noqa: S311
+    return {"tasks": _tasks, "locks": _locks, "beats": _beats}[kind](seed, nodes)
+
+
+def _tasks(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(seed)  # noqa: S311
     nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 1, 3))
     ttl = rng.choice((3.0, 6.0, 6.0, 10.0))
@@ -115,7 +173,7 @@ def draw(seed: int, *, nodes: int | None = None) -> Plan:
         )
         for number in range(rng.randint(2, 6))
     )
-    faults = tuple(sorted(_faults(rng, until, ttl, nodes), key=lambda fault: fault.at))
+    faults = tuple(sorted(_faults(rng, until, ttl, nodes, KINDS), key=lambda fault: fault.at))
     return Plan(
         seed,
         pool,
@@ -131,6 +189,61 @@ def draw(seed: int, *, nodes: int | None = None) -> Plan:
     )
 
 
+def _locks(seed: int, nodes: int | None) -> Plan:
+    rng = random.Random(seed)  # noqa: S311
+    nodes = nodes if nodes is not None else rng.choice((1, 1, 3))
+    ttl = rng.choice((1.0, 3.0, 6.0, 10.0))
+    programs, threads = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 2))
+    limits = (("a", 1), ("b", 1 if nodes > 1 else rng.choice((1, 2, 3))))
+    until = rng.uniform(1.0, 2.5 * ttl)
+    # A new node of a Redlock has no vote for one ttl: somebody asks, and the others come then.
+    begins = 0.0 if nodes == 1 else 1.1 * ttl
+    first = () if nodes == 1 else (Use(0.0, 0, 0, "a", FIRST, 0.0, 0.0),)
+    uses = first + tuple(
+        Use(
+            round(begins + rng.uniform(0.05, until), 3),
+            rng.randrange(programs),
+            rng.randrange(threads),
+            rng.choice(("a", "b", "b")),
+            number,
+            rng.choice((None, None, 0.0, round(rng.uniform(0.05, 3 * ttl), 3))),
+            round(rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 2 * ttl))), 2),
+            _ways(rng, nodes),
+        )
+        for number in range(rng.randint(3, 9))
+    )
+    kinds = {kind: how for kind, how in KINDS.items() if kind not in NOT_OF_PROGRAMS}
+    befall = (replace(fault, at=begins + fault.at) for fault in _faults(rng, until, ttl, nodes, kinds))
+    faults = tuple(sorted(befall, key=lambda fault: fault.at))
+    interval = rng.choice((15.0, 60.0, 200.0))
+    return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), faults, "locks", uses, limits)
+
+
+def _ways(rng: random.Random, nodes: int) -> frozenset[str]:
+    often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2, "token": 0.1}
+    # All locks of one key of a Redlock have one ttl.
+    often["extend"] = 0.2 if nodes == 1 else 0.0
+    return frozenset(way for way, chance in often.items() if rng.random() < chance)
+
+
+def _beats(seed: int, nodes: int | None) -> Plan:
+    rng = random.Random(seed)  # noqa: S311
+    nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 3))
+    ttl = rng.choice((3.0, 6.0, 10.0))
+    until = rng.uniform(2.0, 2.5 * ttl)
+    entries = tuple(
+        (f"entry{number}", rng.choice((1.0, 2.0, 5.0, round(rng.uniform(0.7, 2 * ttl), 2))))
+        for number in range(rng.randint(1, 4))
+    )
+    kinds = {kind: how for kind, how in KINDS.items() if kind not in NOT_OF_PROGRAMS and kind != "wall clock set"}
+    faults = tuple(sorted(_faults(rng, until, ttl, nodes, kinds | OF_BEATS), key=lambda fault: fault.at))
+    mode, beats = rng.choice(("leader", "leader", "leader", "shared")), rng.choice((1, 2, 2, 3))
+    interval = rng.choice((15.0, 60.0, 200.0))
+    return Plan(
+        seed, "threads", nodes, beats, 2, ttl, 60.0, interval, (), faults, "beats", entries=entries, mode=mode
+    )
+
+
 def _words(rng: random.Random, ttl: float) -> str:
     words = [f"takes={round(rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 2 * ttl), rng.uniform(0, ttl))), 2)}"]
     if rng.random() < 0.1:
@@ -142,8 +255,9 @@ def _words(rng: random.Random, ttl: float) -> str:
     return " ".join(words)
 
 
-def _faults(rng: random.Random, until: float, ttl: float, nodes: int) -> Iterator[Fault]:
-    kinds = dict(KINDS)
+def _faults(
+    rng: random.Random, until: float, ttl: float, nodes: int, kinds: dict[str, tuple[float, float]]
+) -> Iterator[Fault]:
     if nodes > 1 and rng.random() < 0.5:
         yield _fault(rng, "server restarted empty", OF_REDLOCK, until, ttl)
     for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):

@@ -118,9 +118,10 @@ class Server:
         """Its plain values, by their keys."""
         return [(key, value) for key, value, _ in self._living() if isinstance(value, bytes)]
 
-    def held(self) -> str | None:
-        """A lock that is held."""
-        return next((key for key, _, _ in self._living() if key.endswith(":run") or ":run:" in key), None)
+    def held(self, names: frozenset[str] = frozenset()) -> str | None:
+        """A lock that is held; those outside of tasks have these names."""
+        keys = (key for key, _, _ in self._living())
+        return next((key for key in keys if key.endswith(":run") or ":run:" in key or key in names), None)
 
     def do(self, action: Callable[[], None]) -> None:
         """Now, or when it goes on."""

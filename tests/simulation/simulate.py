@@ -12,12 +12,12 @@ from typing import Any
 from celery import states
 from celery.worker import state as worker_state
 
-from tests.simulation import apps, faults, loading, servers
+from tests.simulation import apps, beats, faults, loading, locks, servers
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
-from tests.simulation.world import NOTICES, World
+from tests.simulation.world import NOTICES, World, must_be_kept
 
 #: Seconds after the last fault in which everything must have come to its end.
 CALM = 600.0
@@ -66,15 +66,9 @@ def simulate(plan: Plan) -> Result:
     settings = {"singleton_lock_ttl": plan.ttl, "singleton_lock_journal": 0}
     world = World(run, settings, nodes=plan.nodes, visibility=plan.visibility)
     world.plan = plan
-    for number in range(plan.workers):
-        worker = Worker(world, world.host(f"host{number}"), number, pool=plan.pool, concurrency=plan.concurrency)
-        world.workers.append(worker)
-        worker.start()
-    client = world.process(world.host("web"), "web")
-    run.start(client, partial(_send, world, client))
+    checker = {"tasks": _begin_tasks, "locks": locks.begin, "beats": beats.begin}[plan.kind](world)
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))
-    checker = Checker(world)
     run.watch.append(checker.look)
     run.run(plan.calm_at + CALM)
     if run.failure is None:
@@ -84,6 +78,18 @@ def simulate(plan: Plan) -> Result:
     del run, world, checker
     gc.collect()
     return result
+
+
+def _begin_tasks(world: World) -> Checker:
+    """Start workers, and a program that sends them messages; what must hold then."""
+    plan = world.plan
+    for number in range(plan.workers):
+        worker = Worker(world, world.host(f"host{number}"), number, pool=plan.pool, concurrency=plan.concurrency)
+        world.workers.append(worker)
+        worker.start()
+    client = world.process(world.host("web"), "web")
+    world.run.start(client, partial(_send, world, client))
+    return Checker(world)
 
 
 class Checker:
@@ -105,7 +111,7 @@ class Checker:
         for running in world.bodies.running.values():
             for body in running:
                 if body.process.runs and body.process.alive:
-                    self._is_kept(body)
+                    must_be_kept(world, body.process, body.lease, f"{body.key}: message {body.number}")
                     self._is_told(body)
         self.invariants.look()
         left = not world.broker.is_empty() or any(world.bodies.running.values()) or run.now < world.plan.calm_at
@@ -115,19 +121,6 @@ class Checker:
             self._nothing_left_since = run.now
         elif run.now > self._nothing_left_since + AFTERWARDS + world.plan.ttl:
             run.is_finished = True
-
-    def _is_kept(self, body: Any) -> None:
-        """A lease that is trusted is kept by the servers."""
-        lease, now = body.lease, body.process.host.clock(self.run.now)
-        if lease.reason is not None or lease.trusted_until <= now:
-            return
-        place = f"{lease.key}:run:{lease.slot}" if lease.slot else f"{lease.key}:run"
-        keeping = [server for server in self.world.servers if server.keeps(place, lease.owner[:28])]
-        if len(keeping) * 2 <= len(self.world.servers):
-            self.run.fail(
-                f"{body.key}: message {body.number} trusts its lease for {lease.trusted_until - now:.3f} s, which "
-                f"{len(keeping)} of {len(self.world.servers)} servers keep"
-            )
 
     def _is_told(self, body: Any) -> None:
         """A body whose lease is over has been stopped, but where its process could not."""

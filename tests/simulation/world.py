@@ -72,7 +72,7 @@ class Running:
 
     task: str
     key: str
-    number: int
+    number: int | str
     attempt: int
     process: Process
     fence: int
@@ -92,8 +92,8 @@ class Bodies:
     #: Of each key, those that were given out.
     given: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     #: By number of the message: how often its body began, and ended well.
-    begun: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    succeeded: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    begun: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
+    succeeded: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
     #: As `succeeded`, but that it counts also where nobody can know.
     ended_well: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     #: Of locks that are kept for a retry: the message, its next attempt, and until when at least.
@@ -106,7 +106,7 @@ class Bodies:
     doomed: int = 0
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def run(self, task: Any, name: str, key: str, number: int, plan: str) -> None:
+    def run(self, task: Any, name: str, key: str, number: int | str, plan: str) -> None:
         """A body: `plan` says in words how long it takes, and how it ends."""
         run, lease = self.world.run, task.lock
         process = run.current.process  # type: ignore[union-attr]
@@ -207,3 +207,14 @@ class Bodies:
 
     def _is_frozen(self, process: Process) -> bool:
         return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES
+
+
+def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
+    """A lease that is trusted is kept by most servers."""
+    left = lease.trusted_until - process.host.clock(world.run.now)
+    if lease.reason is not None or left <= 0 or lease.slot is None:
+        return
+    key = process.package("stores.redis.keyspace").run_key(lease.key, lease.slot)
+    keeping = sum(server.keeps(key, lease.owner[:28]) for server in world.servers)
+    if keeping * 2 <= len(world.servers):
+        world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {keeping} of {len(world.servers)} servers keep")

@@ -1,0 +1,1 @@
+def begin(world): raise NotImplementedError

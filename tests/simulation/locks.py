@@ -1,0 +1,306 @@
+"""Locks outside of tasks: programs whose threads take `Lock`, `Semaphore` and `Redlock`, and what must hold of them.
+
+A holder goes on for as long as it likes: nothing stops it when its lock is lost. So what counts is what it can know:
+while `lost` is not true, nobody else has the lock; and it is told when that is over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis import Redis
+
+from tests.simulation import fakes
+from tests.simulation.plan import FIRST, Use
+from tests.simulation.program import Program
+from tests.simulation.scheduler import Process
+from tests.simulation.world import World, must_be_kept
+
+#: Seconds that a step of a holder takes; and steps after which it must have been told by `on_lost`.
+STEP, TOLD_AFTER = 0.2, 10
+
+#: Seconds between two tries of a release that was not answered, and how many there are.
+AGAIN, TRIES = 0.5, 40
+
+#: Seconds after which a lock that was given back must be the next one's, where nothing goes wrong.
+HANDED_OVER = 0.3
+
+#: Seconds that a waiter may have waited less than the one that it is served before.
+OUT_OF_ORDER = 0.1
+
+#: Seconds by which a wait may be longer than its bound: three tries of three steps of a second, and as much to give up.
+OVERDUE = 20.0
+
+
+@dataclass(eq=False)
+class Turn:
+    """A use that is under way: it waits, and then it holds the lock."""
+
+    use: Use
+    process: Process
+    since: float
+    lock: Any = None
+    lease: Any = None
+    lost: list[Any] = field(default_factory=list)
+    is_overlapped: bool = False
+
+
+def begin(world: World) -> LocksChecker:
+    """Start the programs; what must hold then."""
+    checker = LocksChecker(world)
+    for number in range(world.plan.workers):
+        host = world.host(f"host{number % 2}")
+        program = Program(world, host, f"p{number}", checker.live)
+        world.workers.append(program)
+        program.start()
+    return checker
+
+
+class LocksChecker:
+    """What the programs do, and what must hold."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.run, self.plan = world, world.run, world.plan
+        self.limits = dict(world.plan.limits)
+        self.waiting: dict[str, list[Turn]] = defaultdict(list)
+        self.holding: dict[str, list[Turn]] = defaultdict(list)
+        self._fences: dict[str, int] = defaultdict(int)
+        self._left = {use.number for use in world.plan.uses}
+        self._began: set[int] = set()
+        self._nothing_left_since: float | None = None
+        longest = sum(use.takes + (use.patience or 0.0) for use in world.plan.uses)
+        self._must_end = self.plan.calm_at + longest + (len(world.plan.uses) + 1) * (self.plan.ttl + OVERDUE)
+
+    # What the programs do
+
+    def live(self, program: Program) -> None:
+        """The life of a program's process."""
+        number = self.world.workers.index(program)
+        clients = [Redis(host=server.host.name) for server in self.world.servers]
+        mine = [use for use in self.plan.uses if use.program == number and use.number not in self._began]
+        for thread in sorted({use.thread for use in mine}):
+            uses = sorted((use for use in mine if use.thread == thread), key=lambda use: use.at)
+            fakes.Thread(target=self._use_all, args=(program, clients, uses), name=f"t{thread}").start()
+
+    def _use_all(self, program: Program, clients: list[Redis], uses: list[Use]) -> None:
+        for use in uses:
+            self.run.park(max(use.at - self.run.now, 0.0))
+            # What its process has begun ends with it.
+            self._began.add(use.number)
+            assert program.process is not None
+            turn = Turn(use, program.process, self.run.now)
+            program.process.at_end.append(lambda turn=turn: self._is_over(turn))  # type: ignore[misc]
+            self._use(turn, clients)
+            self._is_over(turn)
+
+    def _use(self, turn: Turn, clients: list[Redis]) -> None:
+        use, package = turn.use, turn.process.package
+        lock = turn.lock = self._lock(turn, clients)
+        self.waiting[use.name].append(turn)
+        self.run.note("asks", f"{use.name} use={use.number} patience={use.patience}")
+        try:
+            if not self._acquired(lock, use, package):
+                self._refused(turn)
+                return
+        except package("lock.errors").Unavailable as error:
+            self._unavailable(turn, error)
+            return
+        turn.lease = lock.local.held.lease
+        self._holds(turn)
+        self._keep(turn)
+        if not turn.lock.lost and "shared" in use.ways:
+            thread = fakes.Thread(target=self._release, args=(turn,), name="releases")
+            thread.start()
+            thread.join()
+        else:
+            self._release(turn)
+
+    def _lock(self, turn: Turn, clients: list[Redis]) -> Any:
+        use, package = turn.use, turn.process.package("lock")
+        options: dict[str, Any] = {
+            "timeout": self.plan.ttl,
+            "blocking": use.patience != 0,
+            "blocking_timeout": use.patience or None,
+            "renew": "fixed" not in use.ways,
+            "thread_local": "shared" not in use.ways,
+            "on_lost": turn.lost.append,
+        }
+        if len(clients) > 1:
+            return package.Redlock(clients, use.name, **options)
+        if self.limits[use.name] > 1:
+            return package.Semaphore(clients[0], use.name, self.limits[use.name], **options)
+        return package.Lock(clients[0], use.name, **options)
+
+    def _acquired(self, lock: Any, use: Use, package: Any) -> bool:
+        if "with" in use.ways:
+            try:
+                lock.__enter__()
+            except package("lock.errors").NotAcquired:
+                return False
+            return True
+        return bool(lock.acquire(token=f"token {use.number}" if "token" in use.ways else None))
+
+    def _keep(self, turn: Turn) -> None:
+        """Hold it for its time; something is asked of the lock in the middle."""
+        use, errors = turn.use, turn.process.package("lock.errors")
+        left, seen_lost = use.takes, 0
+        verbs = [verb for verb in ("reacquire", "extend", "checks") if verb in use.ways]
+        try:
+            while left > 0:
+                self.run.park(min(left, STEP))
+                left -= STEP
+                if verbs and left < use.takes / 2:
+                    self._ask(turn, verbs.pop(), errors)
+                seen_lost = seen_lost + 1 if turn.lock.lost and "fixed" not in use.ways else 0
+                if seen_lost > TOLD_AFTER and not turn.lost:
+                    self.run.fail(f"{use.name}: use {use.number} has lost its lock, and was not told")
+        except errors.NotOwned as error:
+            self.run.note("is told", f"{use.name} use={use.number} {error}")
+            if turn.lease.held:
+                self.run.fail(f"{use.name}: use {use.number} is told that it lost a lock that it trusts: {error}")
+
+    def _ask(self, turn: Turn, verb: str, errors: Any) -> None:
+        use = turn.use
+        self.run.note(verb, f"{use.name} use={use.number}")
+        try:
+            if verb == "checks":
+                turn.lock.check()
+            elif verb == "reacquire":
+                turn.lock.reacquire()
+            else:
+                turn.lock.extend(self.plan.ttl / 2)
+        except errors.Unavailable as error:
+            self._no_answer(use, error)
+
+    def _release(self, turn: Turn) -> None:
+        use, errors = turn.use, turn.process.package("lock.errors")
+        if turn in self.holding[use.name]:
+            self.holding[use.name].remove(turn)
+        overlapped = turn.is_overlapped
+        began = self.run.now
+        for _ in range(TRIES):
+            try:
+                if "with" in use.ways:
+                    turn.lock.__exit__(None, None, None)
+                else:
+                    turn.lock.release()
+            except errors.Unavailable as error:
+                self._no_answer(use, error)
+                self.run.park(AGAIN)
+            except errors.NotOwned as error:
+                self.run.note("gave back what it had lost", f"{use.name} use={use.number} {error}")
+                if not self.plan.faults and ("fixed" not in use.ways or use.takes < self.plan.ttl / 2):
+                    self.run.fail(f"{use.name}: use {use.number} lost its lock, and nothing went wrong: {error}")
+                return
+            else:
+                self.run.note("gives back", f"{use.name} use={use.number}")
+                if overlapped:
+                    self.run.fail(f"{use.name}: use {use.number} is not told that another one had the lock meanwhile")
+                self._given_back(use.name, began)
+                return
+        self.run.note("gives up the release", f"{use.name} use={use.number}")
+
+    # What must hold
+
+    def _holds(self, turn: Turn) -> None:
+        use, name = turn.use, turn.use.name
+        self.world.bodies.begun[use.number] += 1
+        self.run.note("holds", f"{name} use={use.number} fence={turn.lease.fence}")
+        longer = [other for other in self.waiting[name] if other is not turn and other.since < turn.since - OUT_OF_ORDER]
+        self.waiting[name].remove(turn)
+        if not self._trusts(turn):
+            return  # It was stopped just now, or the answer came late; what it does is its own matter.
+        if longer and not self.plan.faults and self.plan.nodes == 1:
+            self.run.fail(f"{name}: use {use.number} is served before {[other.use.number for other in longer]}")
+        others = [other for other in self.holding[name] if self._trusts(other)]
+        if len(others) >= self.limits[name]:
+            self.run.fail(f"{name}: use {use.number} has the lock beside {[other.use.number for other in others]}")
+        if self.limits[name] == 1:
+            for other in self.holding[name]:
+                other.is_overlapped = True
+            if turn.lease.fence <= self._fences[name]:
+                self.run.fail(f"{name}: fence {turn.lease.fence} after {self._fences[name]}")
+        self._fences[name] = max(turn.lease.fence, self._fences[name])
+        self.holding[name].append(turn)
+
+    def _trusts(self, turn: Turn) -> bool:
+        """Whether its lock is not lost, as far as it can know."""
+        lease = turn.lease
+        return lease.reason is None and lease.trusted_until > turn.process.host.clock(self.run.now)
+
+    def _refused(self, turn: Turn) -> None:
+        use, waited = turn.use, self.run.now - turn.since
+        self.waiting[use.name].remove(turn)
+        self.run.note("is refused", f"{use.name} use={use.number}")
+        if use.patience is None:
+            self.run.fail(f"{use.name}: use {use.number} waits for ever, and is refused after {waited:.3f} s")
+        elif waited < use.patience * 0.99:
+            self.run.fail(f"{use.name}: use {use.number} is refused after {waited:.3f} s of {use.patience}")
+
+    def _unavailable(self, turn: Turn, error: Exception) -> None:
+        self.waiting[turn.use.name].remove(turn)
+        self._no_answer(turn.use, error)
+
+    def _no_answer(self, use: Use, error: Exception) -> None:
+        self.run.note("has no answer", f"{use.name} use={use.number} {error}")
+        if not self.plan.faults and use.number != FIRST:
+            self.run.fail(f"{use.name}: use {use.number} has no answer, and nothing went wrong: {error}")
+
+    def _given_back(self, name: str, began: float) -> None:
+        """Somebody that waits must have the lock at once, if nothing goes wrong."""
+        waiters = [turn for turn in self.waiting[name] if turn.since < began - OUT_OF_ORDER]
+        if self.plan.faults or not waiters:
+            return
+        count = sum(self.world.bodies.begun.values())
+
+        def look() -> None:
+            still = [turn.use.number for turn in waiters if turn in self.waiting[name]]
+            if len(still) == len(waiters) and sum(self.world.bodies.begun.values()) == count:
+                self.run.fail(f"{name}: it was given back {HANDED_OVER} s ago, and {still} still wait for it")
+
+        self.run.after(HANDED_OVER, look)
+
+    def _is_over(self, turn: Turn) -> None:
+        name = turn.use.name
+        for turns in (self.waiting[name], self.holding[name]):
+            if turn in turns:
+                turns.remove(turn)
+        self._left.discard(turn.use.number)
+        self.run.after(3 * self.plan.ttl + 2, lambda: None)  # It does not end before the lease does.
+
+    def look(self) -> None:
+        """As the time is about to go on."""
+        for name, turns in self.holding.items():
+            for turn in turns:
+                must_be_kept(self.world, turn.process, turn.lease, f"{name}: use {turn.use.number}")
+        for turns in self.waiting.values():
+            for turn in turns:
+                self._must_not_wait_longer(turn)
+        now = self.run.now
+        if self._left or now < self.plan.calm_at:
+            self._nothing_left_since = None
+            if now > self._must_end:
+                self.run.fail(f"stuck: uses {sorted(self._left)}")
+        elif self._nothing_left_since is None:
+            self._nothing_left_since = now
+        elif now > self._nothing_left_since + 2 * self.plan.ttl + 2:
+            self.run.is_finished = True
+
+    def _must_not_wait_longer(self, turn: Turn) -> None:
+        use = turn.use
+        frozen = not turn.process.runs or turn.process.frozen_until > turn.since
+        if use.patience is not None and not frozen and self.run.now > turn.since + use.patience * 1.01 + OVERDUE:
+            self.run.fail(f"{use.name}: use {use.number} was to wait for {use.patience} s, and still waits")
+
+    def look_at_the_end(self) -> None:
+        """When everything should be over."""
+        if self._left:
+            self.run.fail(f"stuck: uses {sorted(self._left)}")
+            return
+        for server in self.world.servers:
+            if (stays := server.without_end()) is not None:
+                self.run.fail(f"{stays} on {server.host.name} has no time to live")
+            if (held := server.held(frozenset(self.limits))) is not None:
+                self.run.fail(f"{held} on {server.host.name} is held by nobody")
