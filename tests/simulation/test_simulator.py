@@ -86,9 +86,7 @@ def test_seeds_are_dealt_out_to_processes(monkeypatch: pytest.MonkeyPatch) -> No
     assert figures.seconds > 0 < figures.bodies
 
 
-@pytest.mark.parametrize(
-    ("simulation", "failure"), [("_crash", "crashes: exit code 3"), ("_hang", "hangs for 5 s")]
-)
+@pytest.mark.parametrize(("simulation", "failure"), [("_crash", "crashes: exit code 3"), ("_hang", "hangs for 5 s")])
 def test_a_crash_or_a_hang_fails_with_its_seed(simulation: str, failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "_simulate", globals()[simulation])
     seen: list[Outcome] = []
