@@ -58,11 +58,18 @@ def of_plan(plan: Plan) -> Iterator[str]:
     """What it is to do."""
     servers = "one server" if plan.nodes == 1 else f"a Redlock of {plan.nodes}"
     yield (
-        f"seed {plan.seed}: {plan.workers} workers ({plan.pool}, {plan.concurrency} at once), {servers}, "
+        f"seed {plan.seed}, {plan.kind}: {plan.workers} workers ({plan.pool}, {plan.concurrency} at once), {servers}, "
         f"ttl {plan.ttl:g} s, visibility {plan.visibility:g} s, a preemption each {plan.interval:g} statements"
     )
     for message in plan.messages:
         follows = ", with a message that follows" if message.chained else ""
         yield f"{message.at:9.3f} message {message.number}: {message.task}({message.key}) {message.words}{follows}"
+    for use in plan.uses:
+        yield (
+            f"{use.at:9.3f} use {use.number}: {use.name} by program {use.program}, thread {use.thread}, "
+            f"for {use.takes:g} s, waits {use.patience} s {' '.join(sorted(use.ways))}".rstrip()
+        )
+    for name, seconds in plan.entries:
+        yield f"{'':9} entry {name}: each {seconds:g} s"
     for fault in plan.faults:
         yield f"{fault.at:9.3f} fault: {fault.kind} #{fault.target} for {fault.seconds:g} s"
