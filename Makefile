@@ -10,7 +10,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all smoke celery-suite versions docs bench model fuzz coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke celery-suite versions docs bench model fuzz coverage clean
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test      unit, contract and integration tests on a real Redis and real workers"
 	@echo "make test-slow those that take long"
 	@echo "make test-all  both"
+	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 5 min)"
@@ -52,6 +53,11 @@ test-slow: .venv/.dev
 	$(PYTEST) $(PARALLEL) -m "slow and not smoke"
 
 test-all: test test-slow
+
+# SEEDS=7000..7999: those. SIMULATE="--shrink --report FILE": see `python -m tests.simulation --help`.
+SEEDS ?= 10000
+simulate: .venv/.dev
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(MINUTES),--minutes $(MINUTES)) $(SIMULATE)
 
 .venv/.smoke: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group smoke

@@ -30,7 +30,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulate workers and lock servers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description="Simulate workers and lock servers."
+    )
     parser.add_argument("--seeds", type=_seeds, default=range(1000), help="how many, or A..B (default: 1000)")
     parser.add_argument("--minutes", type=float, help="stop after these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each core)")

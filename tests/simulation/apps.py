@@ -83,7 +83,9 @@ def app_of(package: Any, settings: dict[str, Any]) -> Celery:
         app = package.kept.get("app")
         if app is None:
             app = package.kept["app"] = _app(package)
-        _configure(app, settings)
+        if package.kept.get("settings") != settings:
+            _configure(app, settings)
+            package.kept["settings"] = settings
     return app
 
 

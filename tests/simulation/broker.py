@@ -4,7 +4,7 @@ Celery's way to it, as one of kombu's virtual transports.
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Broker:
         """Somebody sends a message."""
         if self.refuses:
             raise ConnectionRefusedError("the broker takes nothing")
-        message = copy.deepcopy(message)
+        message = pickle.loads(pickle.dumps(message))
         headers = message.get("headers") or {}
         self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")

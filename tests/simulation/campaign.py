@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import connection, get_context
 from typing import Any
 
@@ -14,20 +15,28 @@ from tests.simulation.plan import draw
 #: Seconds of real time after which a simulation hangs: a hundred times what the slowest takes.
 HANGS = 120.0
 
+#: What a process says before it takes a seed.
+READY = None
+
 #: Processes begin anew, without the code and the patches of this one.
 _processes = get_context("spawn")
 
 
 @dataclass(eq=False)
 class _Hand:
-    """A process that simulates, and the seed that it has."""
+    """A process that simulates.
+
+    Attributes:
+        seed: what it has, or has next; None after the last.
+        since: when it was given that; None while it gets ready.
+    """
 
     process: Any
     pipe: Any
-    seed: int | None = None
-    since: float = 0.0
+    seed: int | None
+    since: float | None = None
 
-    def give(self, seed: int) -> None:
+    def give(self, seed: int | None) -> None:
         self.seed, self.since = seed, time.monotonic()
         self.pipe.send(seed)
 
@@ -44,19 +53,17 @@ def carry_out(
     """Simulate seeds, until they or the minutes are over."""
     began, figures = time.monotonic(), Figures(jobs=jobs)
     left = _until(iter(seeds), None if minutes is None else began + minutes * 60)
-    hands = [_hire(nodes) for _ in range(jobs)]
+    hands = [_hire(seed, nodes) for seed in islice(left, jobs)]
     try:
         while hands:
-            for hand in [hand for hand in hands if hand.seed is None]:
-                seed = next(left, None)
-                if seed is None:
-                    hands.remove(hand)
-                    _dismiss(hand)
-                else:
-                    hand.give(seed)
-            for outcome in _next(hands, nodes, hangs):
+            there = connection.wait([hand.pipe for hand in hands], timeout=1.0)
+            for hand in list(hands):
+                outcome = _heard(hand, hangs, has_said=hand.pipe in there)
+                if outcome is None:
+                    continue
                 figures.add(outcome)
                 on_outcome(outcome)
+                _go_on(hands, hand, next(left, None), nodes)
     finally:
         for hand in hands:
             hand.process.kill()
@@ -71,51 +78,51 @@ def _until(seeds: Iterator[int], end: float | None) -> Iterator[int]:
         yield seed
 
 
-def _hire(nodes: int | None) -> _Hand:
+def _hire(seed: int, nodes: int | None) -> _Hand:
     pipe, other = _processes.Pipe()
     process = _processes.Process(target=_simulate, args=(other, nodes), daemon=True)
     process.start()
     other.close()
-    return _Hand(process, pipe)
+    return _Hand(process, pipe, seed)
 
 
-def _dismiss(hand: _Hand) -> None:
-    hand.pipe.close()
-    hand.process.join()
+def _heard(hand: _Hand, hangs: float, *, has_said: bool) -> Outcome | None:
+    """What has come of its seed, if anything."""
+    assert hand.seed is not None
+    if has_said:
+        try:
+            said = hand.pipe.recv()
+        except EOFError:
+            hand.process.join()
+            return Outcome(hand.seed, f"the simulation's process crashes: exit code {hand.process.exitcode}")
+        if said is not READY:
+            return said
+        hand.give(hand.seed)
+    elif hand.since is not None and time.monotonic() - hand.since > hangs:
+        hand.process.kill()
+        hand.process.join()
+        return Outcome(hand.seed, f"the simulation hangs for {hangs:g} s")
+    return None
 
 
-def _next(hands: list[_Hand], nodes: int | None, hangs: float) -> Iterator[Outcome]:
-    """What has come of some; those that come no more are replaced."""
-    there = connection.wait([hand.pipe for hand in hands], timeout=1.0)
-    for hand in list(hands):
-        assert hand.seed is not None
-        ended = None
-        if hand.pipe in there:
-            try:
-                yield hand.pipe.recv()
-                hand.seed = None
-                continue
-            except EOFError:
-                hand.process.join()
-                ended = f"the simulation's process crashes: exit code {hand.process.exitcode}"
-        elif time.monotonic() - hand.since > hangs:
-            ended = f"the simulation hangs for {hangs:g} s"
-        if ended is not None:
-            hand.process.kill()
-            hands[hands.index(hand)] = _hire(nodes)
-            yield Outcome(hand.seed, ended)
+def _go_on(hands: list[_Hand], hand: _Hand, seed: int | None, nodes: int | None) -> None:
+    """With the next seed: in the same process, or in another where that is over."""
+    is_over = hand.process.exitcode is not None
+    if is_over or seed is None:
+        hands.remove(hand)
+    if is_over and seed is not None:
+        hands.append(_hire(seed, nodes))
+    elif not is_over:
+        hand.give(seed)
 
 
 def _simulate(pipe: Any, nodes: int | None) -> None:
-    """What each process does."""
+    """What each process does, until it is given no seed."""
     from tests.simulation import simulate
 
     simulate.prepare()
-    while True:
-        try:
-            seed = pipe.recv()
-        except EOFError:
-            return
+    pipe.send(READY)
+    while (seed := pipe.recv()) is not None:
         began = time.process_time()
         plan = draw(seed, nodes=nodes)
         result = simulate.simulate(plan)

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from tests.simulation.plan import Fault, Message, Plan
+from tests.simulation.plan import Fault, Message, Plan, Use
 
 FOLDER = Path(__file__).parent / "found"
 
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "found"
 def write(plan: Plan, file: Path) -> None:
     """Keep a plan."""
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(asdict(plan), indent=1) + "\n")
+    file.write_text(json.dumps(asdict(plan), indent=1, default=sorted) + "\n")
 
 
 def read(file: Path) -> Plan:
@@ -25,4 +25,7 @@ def read(file: Path) -> Plan:
         raise ValueError(f"{file.name}: a plan has no {', '.join(sorted(unknown))}")
     content["messages"] = tuple(Message(**message) for message in content["messages"])
     content["faults"] = tuple(Fault(**fault) for fault in content["faults"])
+    content["uses"] = tuple(Use(**{**use, "ways": frozenset(use["ways"])}) for use in content.get("uses", ()))
+    for pairs in ("limits", "entries"):
+        content[pairs] = tuple(tuple(pair) for pair in content.get(pairs, ()))
     return Plan(**content)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import importlib
 import importlib.machinery
 import importlib.util
@@ -252,7 +253,11 @@ class Package:
             for part in vars(module).values()
             if hasattr(part, "cache_clear") and getattr(part, "__module__", "") == module.__name__
         ]
-        self._globals = {name: dict(vars(module)) for name, module in self._modules.items()}
+        self._globals = [
+            (vars(module), {name: vars(module)[name] for name in names if name in vars(module)})
+            for module in self._modules.values()
+            if (names := _rebound(source.code(str(module.__file__))))
+        ]
         self._contents = [*self._containers()]
         self._starts_anew = list(self("forks")._all)
 
@@ -266,8 +271,8 @@ class Package:
             self._begin()
 
     def _begin(self) -> None:
-        for name, module in self._modules.items():
-            vars(module).update(self._globals[name])
+        for names, values in self._globals:
+            names.update(values)
         for container, content in self._contents:
             container.clear()
             if isinstance(container, (list, deque)):
@@ -298,6 +303,15 @@ class Package:
                     continue
                 seen.add(id(part))
                 yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())
+
+
+def _rebound(code: CodeType, *, is_module: bool = True) -> set[str]:
+    """The names that functions of a module assign by `global`."""
+    found = set() if is_module else {it.argval for it in dis.get_instructions(code) if it.opname == "STORE_GLOBAL"}
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            found |= _rebound(part, is_module=False)
+    return found
 
 
 def _identity() -> str:

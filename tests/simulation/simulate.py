@@ -98,6 +98,7 @@ class Checker:
     def __init__(self, world: World) -> None:
         self.world, self.run = world, world.run
         self.invariants = Invariants(world)
+        self._calm_at = world.plan.calm_at
         self._nothing_left_since: float | None = None
         world.run.on_result = [self._stored]  # type: ignore[attr-defined]
 
@@ -114,7 +115,7 @@ class Checker:
                     must_be_kept(world, body.process, body.lease, f"{body.key}: message {body.number}")
                     self._is_told(body)
         self.invariants.look()
-        left = not world.broker.is_empty() or any(world.bodies.running.values()) or run.now < world.plan.calm_at
+        left = run.now < self._calm_at or not world.broker.is_empty() or any(world.bodies.running.values())
         if left:
             self._nothing_left_since = None
         elif self._nothing_left_since is None:

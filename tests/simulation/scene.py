@@ -1,0 +1,72 @@
+"""Runs of the simulator for its tests, which are programs of their own: it changes the interpreter that it runs in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tests.simulation import found, loading
+from tests.simulation.plan import Plan, draw
+from tests.simulation.shrinking import shrink
+from tests.simulation.simulate import Result, prepare, simulate
+
+
+def traces(*seeds: str) -> dict[str, str]:
+    """A digest of the trace of each seed."""
+    prepare()
+    return {seed: _digest(simulate(draw(int(seed)))) for seed in seeds}
+
+
+def failures(first: str, last: str) -> dict[str, str]:
+    """The seeds that fail."""
+    prepare()
+    results = {seed: simulate(draw(int(seed))) for seed in map(str, range(int(first), int(last)))}
+    return {seed: result.failure for seed, result in results.items() if result.failure is not None}
+
+
+def again(file: str) -> dict[str, str | None]:
+    """What a plan that was kept fails with now, in a few orders of events."""
+    prepare()
+    plan = found.read(Path(file))
+    return {str(order): simulate(replace(plan, seed=plan.seed + order)).failure for order in range(5)}
+
+
+def mutant(file: str, old: str, new: str, seeds: str) -> dict[str, object]:
+    """The first seed that sees a change of the package, and its plan before and after it was shrunk."""
+
+    def edit(path: str, text: str) -> str:
+        if path != file:
+            return text
+        assert old in text
+        return text.replace(old, new)
+
+    loading.source.edit = edit
+    prepare()
+    for seed in range(int(seeds)):
+        result = simulate(draw(seed))
+        if result.failure is not None:
+            small = shrink(result, simulate, orders=4)
+            return {
+                "seed": seed,
+                "failure": result.failure,
+                "same": small.failure,
+                "before": _size(result.plan),
+                "after": _size(small.plan),
+            }
+    return {"seed": None}
+
+
+def _size(plan: Plan) -> int:
+    return len(plan.messages) + len(plan.faults) + plan.workers + plan.concurrency
+
+
+def _digest(result: Result) -> str:
+    return hashlib.sha256(repr((result.trace, result.switches, result.failure)).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    print(json.dumps(globals()[name](*arguments)))

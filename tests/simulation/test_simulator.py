@@ -1,0 +1,151 @@
+"""The simulator does the same for the same seed, finds what is wrong, and keeps what it has found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.simulation import campaign, found, table
+from tests.simulation.figures import Figures, Outcome, kind_of
+from tests.simulation.plan import draw
+
+pytest.importorskip("lupa")
+pytest.importorskip("greenlet")
+
+
+def scene(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.scene", *arguments],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_seed_has_one_trace_in_every_process_and_after_other_seeds() -> None:
+    first = scene("traces", "7", "8", "9", "21")
+    second = scene("traces", "21", "9", "7", "8")
+    assert first == second
+    assert len(set(first.values())) == 4
+
+
+def test_some_seeds_keep_all_promises() -> None:
+    assert scene("failures", "0", "40") == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("celery_singleton_lock/stores/redis/scripts/lock/free.lua", " and string.sub(value, 1, #owner) == owner", ""),
+        ("celery_singleton_lock/trust.py", "return sent_at + ttl -", "return sent_at + 2 * ttl -"),
+    ],
+    ids=["freed without a look at the owner", "trusted for two ttls"],
+)
+def test_a_fault_is_found_and_its_plan_made_smaller(file: str, old: str, new: str) -> None:
+    seen = scene("mutant", file, old, new, "200")
+    assert seen["seed"] is not None
+    assert seen["after"] < seen["before"]
+    assert kind_of(seen["same"]) == kind_of(seen["failure"])
+
+
+@pytest.mark.parametrize("file", sorted(found.FOLDER.glob("*.json")), ids=lambda file: file.stem)
+def test_what_was_found_once_is_mended(file: Any) -> None:
+    assert set(scene("again", str(file)).values()) == {None}
+
+
+def test_a_plan_is_kept_as_it_is(tmp_path: Any) -> None:
+    for seed in range(50):
+        found.write(draw(seed), tmp_path / "plan.json")
+        assert found.read(tmp_path / "plan.json") == draw(seed)
+
+
+def test_a_kept_plan_with_an_unknown_part_is_refused(tmp_path: Any) -> None:
+    (tmp_path / "plan.json").write_text('{"seed": 1, "moons": 2}')
+    with pytest.raises(ValueError, match=r"plan\.json: a plan has no moons"):
+        found.read(tmp_path / "plan.json")
+
+
+def test_seeds_are_dealt_out_to_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    seen: list[Outcome] = []
+    figures = campaign.carry_out(range(6), jobs=2, on_outcome=seen.append)
+    assert {outcome.seed for outcome in seen} == set(range(6))
+    assert (figures.seeds, figures.failed) == (6, 0)
+    assert figures.messages == sum(len(draw(seed).messages) for seed in range(6))
+    assert figures.faults.total() == sum(len(draw(seed).faults) for seed in range(6))
+    assert figures.seconds > 0 < figures.bodies
+
+
+@pytest.mark.parametrize(("simulation", "failure"), [("_crash", "crashes: exit code 3"), ("_hang", "hangs for 5 s")])
+def test_a_crash_or_a_hang_fails_with_its_seed(simulation: str, failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "_simulate", globals()[simulation])
+    seen: list[Outcome] = []
+    figures = campaign.carry_out(range(3), jobs=1, hangs=5, on_outcome=seen.append)
+    assert [outcome.seed for outcome in seen] == [0, 1, 2]
+    assert [outcome.seed for outcome in seen if outcome.failure is not None and failure in outcome.failure] == [1]
+    assert figures.failed == 1
+
+
+def _crash(pipe: Any, _nodes: int | None) -> None:
+    _answer(pipe, lambda: os._exit(3))
+
+
+def _hang(pipe: Any, _nodes: int | None) -> None:
+    _answer(pipe, lambda: time.sleep(600))
+
+
+def _answer(pipe: Any, fails: Callable[[], None]) -> None:
+    pipe.send(campaign.READY)
+    while (seed := pipe.recv()) is not None:
+        if seed == 1:
+            fails()
+        pipe.send(Outcome(seed, None))
+
+
+def test_failures_are_counted_by_kind() -> None:
+    figures = Figures(minutes=1)
+    figures.add(Outcome(4, "shop.late:a: message 3 runs beside [1, 2]", faults=("cut", "cut")))
+    figures.add(Outcome(2, "shop.again:b: message 12 runs beside [4]", faults=("slow",)))
+    figures.add(Outcome(3, None))
+    assert dict(figures.failures) == {"shop: message # runs beside […]": [4, 2]}
+    assert json.loads(figures.as_json())["failures"] == {
+        "shop: message # runs beside […]": {"count": 2, "seeds": [2, 4]}
+    }
+    assert "| shop: message # runs beside […] | 2 | 2, 4 |" in figures.markdown()
+    assert "| cut | 2 |" in figures.markdown()
+    assert "FAILED 2×" in figures.text()
+
+
+def test_a_table_has_a_column_for_each_process() -> None:
+    trace = [
+        (0.0, "redis0", "starts", "empty"),
+        (0.5, "w0/main", "starts", ""),
+        (1.0, "w0/main", "sends", "m1"),
+        (1.5, "w1/pool", "body begins", "shop.late:a message=1 attempt=0"),
+        (2.0, "nemesis", "FAULT", "cut #1"),
+        (2.5, "w1/pool", "body ends well", "shop.late:a"),
+    ]
+    assert list(table.of_trace(trace, width=70)) == [
+        "          w0                            w1",
+        "   0.5000 starts",
+        "   1.0000 sends m1",
+        "   1.5000                               body begins shop.late:a",
+        "                                        message=1 attempt=0",
+        "   2.0000 ── nemesis: FAULT cut #1 ".ljust(70, "─"),
+        "   2.5000                               body ends well shop.late:a",
+    ]
+
+
+def test_too_many_processes_make_a_list() -> None:
+    trace = [(float(number), f"w{number % 9}/main", "waits", "") for number in range(18)]
+    assert list(table.of_trace(trace, width=150))[9] == "   9.0000 w0/main        waits"
