@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
+from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from tests.simulation import apps, fakes
@@ -179,7 +181,7 @@ class BeatsChecker:
             ticks = [at for at, _, _ in self._sent[entry] if at > since]
             if len(ticks) < CALM // interval:
                 self.run.fail(f"{entry}: {len(ticks)} ticks in the last {CALM:g} s, every {interval:g} s")
-            for earlier, at in zip(ticks, ticks[1:], strict=False):
+            for earlier, at in pairwise(ticks):
                 if abs(at - earlier - interval) > LATE + 0.01 * interval:
                     self.run.fail(f"{entry}: a tick is sent {at - earlier:.3f} s after the one before")
         if self._not_taken:
@@ -194,6 +196,4 @@ class BeatsChecker:
 
 
 def _seconds(due: str) -> float:
-    from datetime import datetime
-
     return datetime.fromisoformat(due).timestamp()
