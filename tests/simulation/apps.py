@@ -10,6 +10,7 @@ from typing import Any
 import billiard.einfo
 from celery import Celery
 from celery.app import trace as celery_trace
+from celery.beat import ScheduleEntry
 from celery.worker import strategy
 
 from tests.simulation import loading
@@ -73,8 +74,10 @@ def patch_celery() -> None:
     celery_trace.traceback_clear = lambda _error=None: None
     celery_trace._does_info = False
     strategy.to_timestamp = lambda eta, *_: eta.timestamp()  # Celery's looks at the clock that nobody simulates.
+    ScheduleEntry.__lt__ = lambda self, other: self.name < other.name  # Celery's goes by where they are in memory.
     logging.getLogger("celery").setLevel(logging.CRITICAL)
     logging.getLogger("celery").propagate = False
+    logging.lastResort = None  # Of loggers that nobody has configured: those of the copies.
 
 
 def app_of(package: Any, settings: dict[str, Any]) -> Celery:

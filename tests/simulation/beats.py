@@ -1,1 +1,199 @@
-def begin(world): raise NotImplementedError
+"""Beats with the exclusive scheduler, a worker for what they send, and what must hold of both.
+
+The loop of a beat is that of `celery.beat.Service`; the schedule is in the settings, and Celery's own scheduler within.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from tests.simulation import apps, fakes
+from tests.simulation.plan import Fault
+from tests.simulation.program import Program
+from tests.simulation.worker import Worker
+from tests.simulation.world import World, must_be_kept
+
+#: Seconds that one who stands by has, beyond the ttl, to lead: it asks once in 4 s, a step may take one, and where the
+#: server did not answer it tries again after one.
+FOLLOWS = 8.0
+
+#: Seconds that a claim keeps others from sending a tick, at most.
+CLAIMED = 5.0
+
+#: Seconds by which a tick may be late while nothing goes wrong.
+LATE = 0.5
+
+#: Seconds by which the clock of a beat is wrong, at most.
+AHEAD = 0.2
+
+#: Seconds in which another beat leads after one that has ended in order, where nothing else goes wrong.
+AT_ONCE = 1.5
+
+#: Seconds for which all must go well at the end.
+CALM = 12.0
+
+#: Seconds that a look at the schedule takes at least.
+TICK = 0.001
+
+#: Faults that befall one beat alone, so that another one follows as soon as it begins.
+_OF_ONE = frozenset({"worker killed", "worker stopped", "host suspended", "beat ended"})
+
+
+def begin(world: World) -> BeatsChecker:
+    """Start the beats and a worker; what must hold then."""
+    plan = world.plan
+    world.settings |= {
+        "singleton_lock_beat_scheduler": "celery.beat:Scheduler",
+        "singleton_lock_beat_ttl": plan.ttl,
+        "singleton_lock_beat_mode": plan.mode,
+        "beat_schedule": {
+            name: {"task": "shop.tick", "schedule": seconds, "args": (name,)} for name, seconds in plan.entries
+        },
+    }
+    checker = BeatsChecker(world)
+    for number in range(plan.workers):
+        host = world.host(f"host{number}")
+        host.wall *= AHEAD / 2
+        beat = Program(world, host, f"beat{number}", checker.live)
+        world.workers.append(beat)
+        beat.start()
+    # Not one of the workers that faults befall.
+    Worker(world, world.host("works"), 0, pool=plan.pool, concurrency=plan.concurrency).start()
+    return checker
+
+
+class BeatsChecker:
+    """What the beats do, and what must hold."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.run, self.plan = world, world.run, world.plan
+        self._intervals = dict(world.plan.entries)
+        self._schedulers: dict[Any, Any] = {}
+        #: By id, the tick; by tick, its id; by entry, when which tick was sent.
+        self._ticks: dict[str, tuple[str, str]] = {}
+        self._ids: dict[tuple[str, str], str] = {}
+        self._sent: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        self._not_taken: set[tuple[str, str]] = set()
+        self._led_at = 0.0
+        self._patience = world.plan.ttl + FOLLOWS
+        self._calm_from = max((self._calm_after(fault) for fault in world.plan.faults), default=0.0)
+        # A new node of a Redlock has no vote for one ttl.
+        self._calm_from = max(self._calm_from, world.plan.ttl if world.plan.nodes > 1 else 0.0)
+        self._ends = max(world.plan.calm_at, self._calm_from) + world.plan.ttl + FOLLOWS + CLAIMED + CALM
+        world.broker.on_put.append(self._is_sent)
+
+    def live(self, beat: Program) -> None:
+        """The life of a beat's process."""
+        process = beat.process
+        assert process is not None
+        app = apps.app_of(process.package, self.world.settings)
+        scheduler = process.package("beat.scheduler").ExclusiveScheduler(app)
+        self._schedulers[process] = scheduler
+        process.handlers[signal.SIGTERM] = self._end_in_order(scheduler)
+        try:
+            while True:
+                seconds = scheduler.tick()
+                # Celery looks again and again in the last 10 ms before a tick is due, which takes time.
+                fakes.sleep(seconds if seconds and seconds > 0.0 else TICK)
+        except SystemExit:
+            scheduler.close()
+            self.run.note("has ended in order")
+            self.run.kill(process)
+
+    def _end_in_order(self, scheduler: Any) -> Any:
+        def end(*_: Any) -> None:
+            scheduler.close()
+            raise SystemExit
+
+        return end
+
+    # What must hold
+
+    def _is_sent(self, message: dict[str, Any], is_taken: bool) -> None:
+        headers = message["headers"]
+        if (due := headers.get("singleton_lock_due")) is None or headers.get("retries"):
+            return
+        task = self.run.current
+        if task is None or task.process not in self._schedulers:
+            return  # A worker puts it back.
+        entry, task_id = headers["singleton_lock_entry"], headers["id"]
+        tick = entry, due
+        if not is_taken:
+            self._not_taken.add(tick)
+            self.run.note("cannot send a tick", f"{entry} due {due[14:26]}")
+            return
+        self._not_taken.discard(tick)
+        self.run.note("sends a tick", f"{entry} due {due[14:26]}")
+        is_repeated = tick in self._ids
+        if self._ids.setdefault(tick, task_id) != task_id:
+            self.run.fail(f"{entry}: its tick of {due} is sent as {task_id}, and was as {self._ids[tick]}")
+        if self._ticks.setdefault(task_id, tick) != tick:
+            self.run.fail(f"{entry}: {task_id} is its tick of {due}, and of {self._ticks[task_id]}")
+        if is_repeated and not self.plan.faults:
+            self.run.fail(f"{entry}: its tick of {due} is sent twice, and nothing went wrong")
+        if entry in self._intervals and not is_repeated:
+            wall = task.process.host.wall_clock(self.run.now)
+            self._sent[entry].append((self.run.now, _seconds(due), wall))
+            self._follows_on_the_last(entry)
+
+    def _follows_on_the_last(self, entry: str) -> None:
+        """Each tick is one interval after the last one; only after a gap it follows on the moment of the sending."""
+        interval, ticks = self._intervals[entry], self._sent[entry][-2:]
+        (_, last, wall), (_, due, _) = ticks[0], ticks[-1]
+        is_next = abs(due - last - interval) < 0.001
+        if len(ticks) == 2 and not is_next and not (due > last and wall - last > interval - 2 * AHEAD - LATE):
+            self.run.fail(f"{entry}: a tick is due {due - last:.6f} s after the one before, every {interval:g} s")
+
+    def _calm_after(self, fault: Fault) -> float:
+        """From when on a beat is there that nothing keeps from leading."""
+        is_one = fault.kind in _OF_ONE and self.plan.workers > 1 and len(self.plan.faults) == 1
+        self._patience = AT_ONCE if is_one and fault.kind == "beat ended" else self._patience
+        return fault.at + (0.0 if is_one else fault.seconds)
+
+    def look(self) -> None:
+        """As the time is about to go on."""
+        run, leaders = self.run, []
+        for process, scheduler in self._schedulers.items():
+            leadership = scheduler._leadership
+            lease = None if leadership is None else leadership._lease
+            if not process.alive or lease is None:
+                continue
+            if lease.reason is None and lease.trusted_until > process.host.clock(run.now):
+                leaders.append(process.name)
+                must_be_kept(self.world, process, lease, f"leader {process.name}")
+        if len(leaders) > 1:
+            run.fail(f"{leaders} believe that they lead")
+        if leaders or run.now < self._calm_from:
+            self._led_at = run.now
+        elif self.plan.mode == "leader" and run.now > self._led_at + self._patience:
+            run.fail(f"nobody leads since {run.now - self._led_at:.3f} s")
+        if run.now > self._ends:
+            run.is_finished = True
+
+    def look_at_the_end(self) -> None:
+        """When everything has been well for a while."""
+        since = self._ends - CALM
+        for entry, interval in self._intervals.items():
+            ticks = [at for at, _, _ in self._sent[entry] if at > since]
+            if len(ticks) < CALM // interval:
+                self.run.fail(f"{entry}: {len(ticks)} ticks in the last {CALM:g} s, every {interval:g} s")
+            for earlier, at in pairwise(ticks):
+                if abs(at - earlier - interval) > LATE + 0.01 * interval:
+                    self.run.fail(f"{entry}: a tick is sent {at - earlier:.3f} s after the one before")
+        if self._not_taken:
+            self.run.fail(f"the broker did not take {self._not_taken}, and they were not sent again")
+        for task_id, tick in self._ticks.items():
+            recent = any(at > self.run.now - 2 for at, _, _ in self._sent[tick[0]][-3:])
+            if not self.world.bodies.succeeded[task_id] and not recent:
+                self.run.fail(f"{tick[0]}: its tick of {tick[1]} was sent, and did not run")
+        for server in self.world.servers:
+            if (stays := server.without_end()) is not None:
+                self.run.fail(f"{stays} on {server.host.name} has no time to live")
+
+
+def _seconds(due: str) -> float:
+    return datetime.fromisoformat(due).timestamp()

@@ -81,19 +81,19 @@ class Broker:
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
         self.refuses = False
-        #: Called with each message that is sent: for the checker.
-        self.on_put: list[Callable[[dict[str, Any]], None]] = []
+        #: Called with each message that is sent, and whether it is taken: for the checker.
+        self.on_put: list[Callable[[dict[str, Any], bool], None]] = []
 
     def put(self, queue: str, message: dict[str, Any]) -> None:
         """Somebody sends a message."""
+        for on_put in self.on_put:
+            on_put(message, not self.refuses)
         if self.refuses:
             raise ConnectionRefusedError("the broker takes nothing")
         message = pickle.loads(pickle.dumps(message))
         headers = message.get("headers") or {}
         self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
-        for on_put in self.on_put:
-            on_put(message)
         self._queue(queue).append((message, False))
         self.run.after(self._delay(), self._deliver)
 

@@ -208,7 +208,9 @@ class LocksChecker:
         use, name = turn.use, turn.use.name
         self.world.bodies.begun[use.number] += 1
         self.run.note("holds", f"{name} use={use.number} fence={turn.lease.fence}")
-        longer = [other for other in self.waiting[name] if other is not turn and other.since < turn.since - OUT_OF_ORDER]
+        longer = [
+            other for other in self.waiting[name] if other is not turn and other.since < turn.since - OUT_OF_ORDER
+        ]
         self.waiting[name].remove(turn)
         if not self._trusts(turn):
             return  # It was stopped just now, or the answer came late; what it does is its own matter.

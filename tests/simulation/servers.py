@@ -33,6 +33,7 @@ class Server:
         self._held_up: deque[Callable[[], None]] = deque()
         self._timer: float | None = None
         self._data: Any = None
+        self._empty_since = 0.0
         self._saved: Any = None
         network.listening[self.address] = self._accept
         self.start()
@@ -43,6 +44,8 @@ class Server:
 
     def start(self, data: Any = None) -> None:
         """Begin, with these data."""
+        if data is None:
+            self._empty_since = self.run.now
         self.model = RedisModel(self.clock, randint=self.run.rng.randint, dataset=data)
         self.run.note("starts", "with data" if data is not None else "empty", by=self.host.name)
 
@@ -103,6 +106,10 @@ class Server:
         database = data.database(0)
         value, ends_at = database.values.get(key.encode()), database.ends_at.get(key.encode())
         return isinstance(value, bytes) and value.startswith(owner.encode()) and (ends_at is None or ends_at > now)
+
+    def remembers(self, seconds: float) -> bool:
+        """Whether it has what was written in the last seconds: else it has no vote in a Redlock."""
+        return (self.run.now - self._empty_since) * self.host.rate >= seconds
 
     def _living(self) -> list[tuple[str, Any, int | None]]:
         data = self._data if self.model is None else self.model.dataset

@@ -210,11 +210,12 @@ class Bodies:
 
 
 def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
-    """A lease that is trusted is kept by most servers."""
+    """A lease that is trusted is kept: most servers could not give it to somebody else."""
     left = lease.trusted_until - process.host.clock(world.run.now)
     if lease.reason is not None or left <= 0 or lease.slot is None:
         return
-    key = process.package("stores.redis.keyspace").run_key(lease.key, lease.slot)
-    keeping = sum(server.keeps(key, lease.owner[:28]) for server in world.servers)
-    if keeping * 2 <= len(world.servers):
-        world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {keeping} of {len(world.servers)} servers keep")
+    key, servers = process.package("stores.redis.keyspace").run_key(lease.key, lease.slot), world.servers
+    keeping = [server for server in servers if server.keeps(key, lease.owner[:28])]
+    others = [server for server in servers if server not in keeping]
+    if len([server for server in others if len(servers) == 1 or server.remembers(lease.ttl)]) * 2 > len(servers):
+        world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {len(keeping)} of {len(servers)} servers keep")
