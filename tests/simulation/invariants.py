@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery import states
 
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.simulation import apps
 from tests.simulation.scheduler import Process
 
 #: Seconds of the simulation between two looks at the servers' data.
 OFTEN = 0.05
 
-#: Seconds after a fault in which nothing has to happen at once.
-AFTERMATH = 3.0
+#: Seconds after a fault in which nothing has to happen at once; and after one that lets messages take two.
+AFTERMATH, OF_SLOW = 1.5, 3.5
 
 #: Seconds that a free lock may take to get to who waits for it, and the lock of who is dead, or has ended, to be free.
 AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15, "idle": 1.5}
@@ -42,12 +43,16 @@ class Invariants:
         #: When the things that must not last began: by what they are.
         self._since: dict[Any, float] = {}
         self._dead_since: dict[int, float] = {}
+        world.broker.on_put.append(self._put)
 
     def look(self) -> None:
         """As the time is about to go on."""
         if self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
+        for server in self.world.servers:
+            if (endless := server.without_end(":run")) is not None:
+                self.run.fail(f"{endless} on {server.host.name} has no time to live")
         for process in self.run.processes:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
@@ -61,6 +66,17 @@ class Invariants:
             excuses = _HARMLESS if it[0] == "free" else _BRIEF
             if self.run.now - since > self._patience(it[0]) and not self._is_troubled(but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
+
+    def _put(self, headers: Mapping[str, Any]) -> None:
+        """A message is sent: not again, while its lock is kept for it."""
+        if PUT_BACK_HEADER not in headers or self._is_troubled(but=_BRIEF):
+            return
+        kept = [
+            json.loads(value[32:]) for server in self.world.servers for _, value in _runs(server) if b'"",0' in value
+        ]
+        attempts = [(task_id, retries) for _, task_id, retries, *_ in kept]
+        if attempts.count((headers.get("id"), headers.get("retries"))) * 2 > len(self.world.servers):
+            self.run.fail(f"message {headers.get('id')} is put back, while its lock is kept for it")
 
     def look_at_the_end(self) -> None:
         """When everything is over."""
@@ -85,7 +101,7 @@ class Invariants:
         """Whether a fault, or what comes of it, is an excuse."""
         now = self.run.now
         return any(
-            fault.at <= now < fault.at + fault.seconds + AFTERMATH
+            fault.at <= now < fault.at + fault.seconds + (OF_SLOW if fault.kind == "slow" else AFTERMATH)
             for fault in self.world.plan.faults
             if fault.kind not in but
         )

@@ -122,7 +122,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "cut there": (2, 1.5),
     "cut back": (3, 1.5),
     "cut": (2, 1.5),
-    "slow": (2, 2.0),
+    "slow": (4, 2.0),
     "delivered again": (3, 0),
     "acknowledgement lost": (2, 0),
     "broker cut": (1, 0.2),
