@@ -71,9 +71,8 @@ class Invariants:
         """A message is sent: not again, while its lock is kept for it."""
         if PUT_BACK_HEADER not in headers or self._is_troubled(but=_BRIEF):
             return
-        kept = [
-            json.loads(value[32:]) for server in self.world.servers for _, value in _runs(server) if b'"",0' in value
-        ]
+        runs = [run for server in self.world.servers for run in _runs(server)]
+        kept = [json.loads(value[32:]) for key, value in runs if "shop.keeps" in key and b'"",0' in value]
         attempts = [(task_id, retries) for _, task_id, retries, *_ in kept]
         if attempts.count((headers.get("id"), headers.get("retries"))) * 2 > len(self.world.servers):
             self.run.fail(f"message {headers.get('id')} is put back, while its lock is kept for it")
