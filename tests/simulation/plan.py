@@ -60,6 +60,7 @@ class Plan:
         limits: of the locks outside of tasks: how many may hold each.
         entries: of the beats' schedule: names, and seconds between two ticks.
         mode: of the beats.
+        forgets: whether the result backend keeps results for a moment only.
     """
 
     seed: int
@@ -70,8 +71,6 @@ class Plan:
     ttl: float
     visibility: float
     interval: float
-    #: Whether the result backend keeps results for a moment only.
-    forgets: bool
     messages: tuple[Message, ...]
     faults: tuple[Fault, ...]
     kind: str = "tasks"
@@ -79,6 +78,7 @@ class Plan:
     limits: tuple[tuple[str, int], ...] = ()
     entries: tuple[tuple[str, float], ...] = ()
     mode: str = "leader"
+    forgets: bool = False
 
     @property
     def calm_at(self) -> float:
@@ -142,7 +142,8 @@ OF_BEATS: dict[str, tuple[float, float]] = {"beat ended": (2, 0.5), "broker refu
 
 #: Those that only workers, children and consumers meet, and the clocks by which ticks are due.
 NOT_OF_PROGRAMS = frozenset(
-    {"child killed", "child stopped", "delivered again", "acknowledgement lost", "broker cut", "out of order"}
+    {"child killed", "child killed at an end", "child stopped", "delivered again", "acknowledgement lost"}
+    | {"broker cut", "broker deaf", "out of order"}
 )
 
 
@@ -183,9 +184,9 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
         ttl,
         rng.choice((2 * ttl, 4 * ttl, 60.0)),
         rng.choice((15.0, 60.0, 200.0)),
-        rng.random() < 0.2,
         messages,
         faults,
+        forgets=rng.random() < 0.2,
     )
 
 

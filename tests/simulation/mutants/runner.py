@@ -84,7 +84,7 @@ def _simulate(mutant: Mutant, first: int, seeds: int, pipe: int) -> None:
         prepare()
         for count in range(1, seeds + 1):
             signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
-            failure = simulate(draw(first + count - 1, nodes=mutant.nodes)).failure
+            failure = simulate(draw(first + count - 1, nodes=mutant.nodes, kind="tasks")).failure
             if failure is not None:
                 say(count, failure)
         say(seeds, None)
