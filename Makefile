@@ -10,7 +10,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke celery-suite versions docs bench model fuzz coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke celery-suite versions docs bench model fuzz coverage clean mutants
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -22,6 +22,7 @@ help:
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 5 min)"
+	@echo "make mutants   faults put into the package, and how soon the simulator finds each (SEEDS=400; about 15 min)"
 	@echo "make fuzz      messages, settings, stored values, answers, by the 100,000 (CASES=500000; about 10 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
@@ -96,6 +97,9 @@ docs: .venv/.dev
 
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks $(BENCH)
+
+mutants: .venv/.dev
+	$(BIN)/python -m tests.simulation.mutants --seeds $(or $(SEEDS),400)
 
 .venv/.fuzz: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group fuzz

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery import states
 
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.simulation import apps
 from tests.simulation.scheduler import Process
 
 #: Seconds of the simulation between two looks at the servers' data.
 OFTEN = 0.05
 
-#: Seconds after a fault in which nothing has to happen at once.
-AFTERMATH = 3.0
+#: Seconds after a fault in which nothing has to happen at once; and after one that lets messages take two.
+AFTERMATH, OF_SLOW = 1.5, 3.5
 
 #: Seconds that a free lock may take to get to who waits for it, and the lock of who is dead, or has ended, to be free.
-AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15}
+AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15, "idle": 1.5}
 
 #: Seconds after which a waiter has looked by itself.
 LOOKED_FOR = 1.5
 
 #: Seconds within which it is known that all was sent of a message that has ended: before a copy looks.
 SETTLED = 5.0
+
+_OF_HOLDERS = {"dead": "is dead", "ended": "has ended its body", "idle": "runs no body under it"}
 
 #: Faults that delay nothing once they have happened.
 _HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
@@ -40,26 +43,39 @@ class Invariants:
         #: When the things that must not last began: by what they are.
         self._since: dict[Any, float] = {}
         self._dead_since: dict[int, float] = {}
+        world.broker.on_put.append(self._put)
 
     def look(self) -> None:
         """As the time is about to go on."""
         if self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
-        now: set[Any] = set()
+        for server in self.world.servers:
+            if (endless := server.without_end(":run")) is not None:
+                self.run.fail(f"{endless} on {server.host.name} has no time to live")
         for process in self.run.processes:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
-        held = {key: values for server in self.world.servers for key, values in _runs(server)}
-        if not self._is_troubled(but=_BRIEF):
-            now |= {("dead", *it) for it in self._left_behind(held)}
-            now |= {("ended", *it) for it in self._not_freed(held)}
-        if not self._is_troubled(but=_HARMLESS):
-            now |= self._missed(held)
+        held = {key: value for server in self.world.servers for key, value in _runs(server)}
+        now = {("dead", *it) for it in self._left_behind(held)}
+        now |= {("ended", *it) for it in self._not_freed(held)}
+        now |= {("idle", *it) for it in self._idle(held)}
+        now |= {("free", *it) for it in self._missed(held)}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         for it, since in self._since.items():
-            if self.run.now - since > self._patience(it[0]):
+            excuses = _HARMLESS if it[0] == "free" else _BRIEF
+            if self.run.now - since > self._patience(it[0]) and not self._is_troubled(but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
+
+    def _put(self, headers: Mapping[str, Any]) -> None:
+        """A message is sent: not again, while its lock is kept for it."""
+        if PUT_BACK_HEADER not in headers or self._is_troubled(but=_BRIEF):
+            return
+        runs = [run for server in self.world.servers for run in _runs(server)]
+        kept = [json.loads(value[32:]) for key, value in runs if "shop.keeps" in key and b'"",0' in value]
+        attempts = [(task_id, retries) for _, task_id, retries, *_ in kept]
+        if attempts.count((headers.get("id"), headers.get("retries"))) * 2 > len(self.world.servers):
+            self.run.fail(f"message {headers.get('id')} is put back, while its lock is kept for it")
 
     def look_at_the_end(self) -> None:
         """When everything is over."""
@@ -84,7 +100,7 @@ class Invariants:
         """Whether a fault, or what comes of it, is an excuse."""
         now = self.run.now
         return any(
-            fault.at <= now < fault.at + fault.seconds + AFTERMATH
+            fault.at <= now < fault.at + fault.seconds + (OF_SLOW if fault.kind == "slow" else AFTERMATH)
             for fault in self.world.plan.faults
             if fault.kind not in but
         )
@@ -104,7 +120,7 @@ class Invariants:
                 lock = key.decode().removesuffix(":wake")
                 if sessions and f"{lock}:run" not in held and "shop.two" not in lock:
                     # With the fence: it may have been another's in between.
-                    found.add(("free", lock, sessions[0].id, values.get(f"{lock}:fence")))
+                    found.add((lock, sessions[0].id, values.get(f"{lock}:fence")))
         return found
 
     def _not_freed(self, held: dict[str, bytes]) -> set[Any]:
@@ -116,12 +132,22 @@ class Invariants:
             if (process := ended.get(value[:28].decode())) is not None and process.alive and process.runs
         }
 
+    def _idle(self, held: dict[str, bytes]) -> set[Any]:
+        """Holds under which no body runs, of processes that are well."""
+        bodies = self.world.bodies
+        busy = {body.lease.owner[:28] for running in bodies.running.values() for body in running}
+        living = {process.pid for process in self.run.processes if process.alive and process.runs}
+        return {
+            (key, pid, value[:28])
+            for key, value in held.items()
+            if (pid := _pid_in(value)) in living and value[:28].decode() not in busy
+        }
+
     def _left_behind(self, held: dict[str, bytes]) -> set[Any]:
         """Holds of processes that are dead, which somebody knows who is well."""
         found = set()
         for key, value in held.items():
-            fields = json.loads(value[32:] or b"[]") if value[32:].startswith(b"[") else []
-            pid = int(fields[7].split("/")[1]) if len(fields) > 7 and fields[7] else 0
+            pid = _pid_in(value)
             if pid in self._dead_since and self._knows(pid):
                 found.add((key, pid, value[:28]))
         return found
@@ -146,7 +172,13 @@ def _runs(server: Any) -> list[tuple[str, bytes]]:
     return [(key, value) for key, value in server.living_values() if ":run" in key]
 
 
+def _pid_in(value: bytes) -> int:
+    """The process that holds a lock; 0 for a reservation, and for what a node was given back."""
+    fields = json.loads(value[32:]) if value[32:].startswith(b"[") else [""] * 8
+    return int(fields[7].split("/")[1]) if fields[7] else 0
+
+
 def _words_of(what: tuple[Any, ...]) -> str:
     if what[0] == "free":
         return f"{what[1]} is free, and who waits for it was not woken"
-    return f"{what[1]} is held by process {what[2]}, which {'is dead' if what[0] == 'dead' else 'has ended its body'}"
+    return f"{what[1]} is held by process {what[2]}, which {_OF_HOLDERS[what[0]]}"

@@ -122,7 +122,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "cut there": (2, 1.5),
     "cut back": (3, 1.5),
     "cut": (2, 1.5),
-    "slow": (2, 2.0),
+    "slow": (4, 2.0),
     "delivered again": (3, 0),
     "acknowledgement lost": (2, 0),
     "broker cut": (1, 0.2),
@@ -142,7 +142,8 @@ OF_BEATS: dict[str, tuple[float, float]] = {"beat ended": (2, 0.5), "broker refu
 
 #: Those that only workers, children and consumers meet, and the clocks by which ticks are due.
 NOT_OF_PROGRAMS = frozenset(
-    {"child killed", "child stopped", "delivered again", "acknowledgement lost", "broker cut", "out of order"}
+    {"child killed", "child killed at an end", "child stopped", "delivered again", "acknowledgement lost"}
+    | {"broker cut", "broker deaf", "out of order"}
 )
 
 

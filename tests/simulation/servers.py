@@ -117,9 +117,9 @@ class Server:
         every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
         return [(key, value, ends_at) for key, value, ends_at in every if ends_at is None or ends_at > now]
 
-    def without_end(self) -> str | None:
-        """A key that has no time to live."""
-        return next((key for key, _, ends_at in self._living() if ends_at is None and "memory" not in key), None)
+    def without_end(self, part: str = "") -> str | None:
+        """A key, of those with this in their names, that has no time to live."""
+        return next((key for key, _, ends_at in self._living() if ends_at is None and part in key), None)
 
     def living_values(self) -> list[tuple[str, bytes]]:
         """Its plain values, by their keys."""

@@ -41,17 +41,22 @@ class Result:
     bodies: int
 
 
-def prepare() -> None:
-    """Once per interpreter, which simulates from then on."""
+def prepare(*, processes: int = PROCESSES, rounds: int = 3) -> None:
+    """Once per interpreter, which simulates from then on.
+
+    Args:
+        processes: for which copies of the package are made ahead.
+        rounds: simulations whose leavings are not looked at again; for few simulations, that does not pay.
+    """
     servers.patch_redis_py()
     apps.patch_celery()
     urandom = os.urandom
     os.urandom = lambda count: _random(urandom, count)  # type: ignore[assignment]
     # What is made once, and what a first run makes, is neither looked at nor collected between two simulations.
-    for package in loading.ready(PROCESSES):
+    for package in loading.ready(processes):
         apps.app_of(package, {})
     gc.disable()
-    for seed in range(3):
+    for seed in range(rounds):
         simulate(draw(seed))
     gc.freeze()
 

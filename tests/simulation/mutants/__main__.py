@@ -18,7 +18,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
-    chosen = [it for it in MUTANTS if not given.names or any(name in it.name for name in given.names)]
+    whole = {it.name for it in MUTANTS}.intersection(given.names)
+    parts = [name for name in given.names if name not in whole]
+    chosen = [it for it in MUTANTS if not given.names or it.name in whole or any(part in it.name for part in parts)]
     found = run_all(chosen, first=given.first, seeds=given.seeds, jobs=given.jobs)
     print(report(found))
     return int(any(it.failure is None and not it.mutant.unseen for it in found))

@@ -199,12 +199,14 @@ MUTANTS = (
         old="local number = math.max(tonumber(counted) + 1, seed or now(request))",
         new="local number = seed or now(request)",
         breaks="fences grow, whatever the clocks say",
+        nodes=3,
     ),
     _acquire(
         "a fence is not written",
         old="redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)\n",
         new="",
         breaks="fences grow, whatever the clocks say",
+        nodes=3,
     ),
     _acquire(
         "who waits is not noted",

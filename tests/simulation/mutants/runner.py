@@ -81,10 +81,10 @@ def _simulate(mutant: Mutant, first: int, seeds: int, pipe: int) -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, 3 * PATIENCE)
     try:
         loading.source.change(mutant.edit)
-        prepare()
+        prepare(processes=6, rounds=0)
         for count in range(1, seeds + 1):
             signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
-            failure = simulate(draw(first + count - 1, nodes=mutant.nodes)).failure
+            failure = simulate(draw(first + count - 1, nodes=mutant.nodes, kind="tasks")).failure
             if failure is not None:
                 say(count, failure)
         say(seeds, None)
