@@ -37,7 +37,9 @@ class Consumer:
         prefetch: unacknowledged messages that it takes at most.
     """
 
-    def __init__(self, broker: Broker, queues: tuple[str, ...], take: Callable[[Delivery], None], prefetch: int) -> None:
+    def __init__(
+        self, broker: Broker, queues: tuple[str, ...], take: Callable[[Delivery], None], prefetch: int
+    ) -> None:
         self.broker, self.queues, self.take, self.prefetch = broker, queues, take, prefetch
         self.unacked: dict[int, Delivery] = {}
         self.alive = True

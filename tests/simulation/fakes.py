@@ -290,7 +290,7 @@ def get_ident() -> int:
     return 0 if task is None else task.number
 
 
-class local:  # noqa: N801
+class local:
     """`threading.local`: it has another `__dict__` in each task."""
 
     __slots__ = ("__dict__", "_made_with")
@@ -409,7 +409,7 @@ def _getsignal(signum: int) -> Any:
 
 class _PythonApi:
     @staticmethod
-    def PyThreadState_SetAsyncExc(thread: Any, error: Any) -> int:  # noqa: N802
+    def PyThreadState_SetAsyncExc(thread: Any, error: Any) -> int:
         number = getattr(thread, "value", thread)
         for task in simulation().tasks:
             if task.number == number and not task.done:
@@ -636,9 +636,7 @@ MODULES: dict[str, ModuleType] = {
         urandom=_randbytes,
     ),
     "random": _module("random", random, SystemRandom=_Chance),
-    "secrets": _module(
-        "secrets", None, token_hex=lambda count=32: _randbytes(count).hex(), token_bytes=_randbytes
-    ),
+    "secrets": _module("secrets", None, token_hex=lambda count=32: _randbytes(count).hex(), token_bytes=_randbytes),
     "select": _module("select", select, poll=_Poll),
     "selectors": _module("selectors", selectors, DefaultSelector=_Selector),
     "signal": _module("signal", signal, signal=_signal, getsignal=_getsignal, pthread_kill=_pthread_kill),

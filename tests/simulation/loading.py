@@ -173,7 +173,7 @@ class _Loader:
             "__import__": _importer(own),
             "__point__": point,
         }
-        exec(source.code(self._spec.origin), module.__dict__)  # noqa: S102
+        exec(source.code(self._spec.origin), module.__dict__)
 
 
 class _Finder:
@@ -196,9 +196,7 @@ sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
 
 
 def _importer(own: str) -> Callable[..., ModuleType]:
-    def import_(
-        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0  # noqa: A002
-    ) -> ModuleType:
+    def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:
         if name == PACKAGE or name.startswith(PACKAGE + "."):
             module = importlib.import_module(own + name[len(PACKAGE) :])
             for part in fromlist or ():

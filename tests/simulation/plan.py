@@ -150,17 +150,29 @@ NOT_OF_PROGRAMS = frozenset(
 def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Plan:
     """The plan of a seed; of this kind, where one is given."""
     if kind is None:
-        kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]  # noqa: S311
+        kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]
     return {"tasks": _tasks, "locks": _locks, "beats": _beats}[kind](seed, nodes)
 
 
 def _tasks(seed: int, nodes: int | None) -> Plan:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 1, 3))
     ttl = rng.choice((3.0, 6.0, 6.0, 10.0))
     pool = rng.choice(("prefork", "prefork", "threads"))
     tasks = rng.choice(
-        (("shop.late",), ("shop.again",), ("shop.late", "shop.again"), ("shop.patient",), ("shop.patient",), ("shop.refuses",), ("shop.rests",), ("shop.two",), ("shop.retries",), ("shop.keeps",), ("shop.skip", "shop.late", "shop.again"))
+        (
+            ("shop.late",),
+            ("shop.again",),
+            ("shop.late", "shop.again"),
+            ("shop.patient",),
+            ("shop.patient",),
+            ("shop.refuses",),
+            ("shop.rests",),
+            ("shop.two",),
+            ("shop.retries",),
+            ("shop.keeps",),
+            ("shop.skip", "shop.late", "shop.again"),
+        )
     )
     until = rng.uniform(1.0, 2.5 * ttl)
     messages = tuple(
@@ -191,7 +203,7 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
 
 
 def _locks(seed: int, nodes: int | None) -> Plan:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 3))
     ttl = rng.choice((1.0, 3.0, 6.0, 10.0))
     programs, threads = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 2))
@@ -228,7 +240,7 @@ def _ways(rng: random.Random, nodes: int) -> frozenset[str]:
 
 
 def _beats(seed: int, nodes: int | None) -> Plan:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 3))
     ttl = rng.choice((3.0, 6.0, 10.0))
     until = rng.uniform(2.0, 2.5 * ttl)
@@ -240,9 +252,7 @@ def _beats(seed: int, nodes: int | None) -> Plan:
     faults = tuple(sorted(_faults(rng, until, ttl, nodes, kinds | OF_BEATS), key=lambda fault: fault.at))
     mode, beats = rng.choice(("leader", "leader", "leader", "shared")), rng.choice((1, 2, 2, 3))
     interval = rng.choice((15.0, 60.0, 200.0))
-    return Plan(
-        seed, "threads", nodes, beats, 2, ttl, 60.0, interval, (), faults, "beats", entries=entries, mode=mode
-    )
+    return Plan(seed, "threads", nodes, beats, 2, ttl, 60.0, interval, (), faults, "beats", entries=entries, mode=mode)
 
 
 def _words(rng: random.Random, ttl: float) -> str:

@@ -129,7 +129,7 @@ class Simulation:
 
     def __init__(self, seed: int, *, interval: float = 60.0) -> None:
         self.seed = seed
-        self.rng = random.Random(seed)  # noqa: S311
+        self.rng = random.Random(seed)
         self.now = 0.0
         self.interval = interval
         self.until_preempted = 0
@@ -168,7 +168,9 @@ class Simulation:
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]
-        self.fail(f"{task} died of {type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})")
+        self.fail(
+            f"{task} died of {type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        )
 
     # Time
 
@@ -382,7 +384,7 @@ class Simulation:
                         break
                     try:
                         task.greenlet.throw(Ended)
-                    except BaseException:  # noqa: S110
+                    except BaseException:
                         pass
         self.tasks.clear()
 

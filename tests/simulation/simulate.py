@@ -153,7 +153,12 @@ class Checker:
                 run.fail(f"message {number} ({message.task}) is lost: it has no end")
             if states.SUCCESS in ends and ends[-1] != states.SUCCESS:
                 run.fail(f"message {number} ends as {ends}")
-            if message.chained and ends and ends[-1] == states.SUCCESS and not world.bodies.followed[f"{task_id}-after"]:
+            if (
+                message.chained
+                and ends
+                and ends[-1] == states.SUCCESS
+                and not world.bodies.followed[f"{task_id}-after"]
+            ):
                 run.fail(f"message {number} has ended well, and what follows on it was not sent")
 
         self.invariants.look_at_the_end()

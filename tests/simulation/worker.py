@@ -114,7 +114,9 @@ class Worker:
         self._free_threads = self.concurrency
         channel = app.connection_for_read().channel()
         strategies = {name: self._strategy(app, task) for name, task in app.tasks.items() if name.startswith("shop.")}
-        strategies |= {name: self._strategy(app, app.tasks[name]) for name in ("celery.chord_unlock", "celery.backend_cleanup")}
+        strategies |= {
+            name: self._strategy(app, app.tasks[name]) for name in ("celery.chord_unlock", "celery.backend_cleanup")
+        }
 
         def take(delivery: Delivery) -> None:
             self._post(lambda: self._received(channel, strategies, delivery))
@@ -165,7 +167,7 @@ class Worker:
         self.run.after(seconds / self.host.rate, due)
 
     def _received(self, channel: Any, strategies: Any, delivery: Delivery) -> None:
-        payload = pickle.loads(pickle.dumps(delivery.message))  # noqa: S301
+        payload = pickle.loads(pickle.dumps(delivery.message))
         payload["properties"]["delivery_tag"] = delivery.tag
         if delivery.redelivered:
             payload["properties"]["delivery_info"]["redelivered"] = True
@@ -306,7 +308,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
 
 
 def _report(job: Job, failed: bool, value: Any) -> None:
-    value = value if not isinstance(value, bytes) else pickle.loads(value)  # noqa: S301
+    value = value if not isinstance(value, bytes) else pickle.loads(value)
     (job.failed if failed else job.done)(value)
 
 
@@ -332,5 +334,3 @@ class _Unpickler(pickle.Unpickler):
 def loads(data: bytes, process: Process) -> Any:
     """What another process has pickled, with the classes of this one's copy of the package."""
     return _Unpickler(data, process.package.name).load()
-
-

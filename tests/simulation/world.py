@@ -112,7 +112,9 @@ class Bodies:
         process = run.current.process  # type: ignore[union-attr]
         words = dict(word.partition("=")[::2] for word in plan.split())
         lock = f"{name}:{key}"
-        mine = Running(name, lock, number, task.request.retries or 0, process, lease.fence, task.lock_limit or 1, lease, run.now)
+        mine = Running(
+            name, lock, number, task.request.retries or 0, process, lease.fence, task.lock_limit or 1, lease, run.now
+        )
         self._begins(mine)
         leave = self._ends_with(mine)
         try:
