@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from tests.simulation.plan import Fault, Message, Plan
+from tests.simulation.plan import Fault, Message, Plan, Use
 
 FOLDER = Path(__file__).parent / "found"
 
@@ -25,4 +25,5 @@ def read(file: Path) -> Plan:
         raise ValueError(f"{file.name}: a plan has no {', '.join(sorted(unknown))}")
     content["messages"] = tuple(Message(**message) for message in content["messages"])
     content["faults"] = tuple(Fault(**fault) for fault in content["faults"])
+    content["uses"] = tuple(Use(**use) for use in content.get("uses", ()))
     return Plan(**content)

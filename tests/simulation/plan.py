@@ -48,7 +48,7 @@ class Use:
     number: int
     patience: float | None
     takes: float
-    ways: frozenset[str] = frozenset()
+    ways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,16 @@ OF_BEATS: dict[str, tuple[float, float]] = {"beat ended": (2, 0.5), "broker refu
 
 #: Those that only workers, children and consumers meet, and the clocks by which ticks are due.
 NOT_OF_PROGRAMS = frozenset(
-    {"child killed", "child stopped", "delivered again", "acknowledgement lost", "broker cut", "out of order"}
+    {
+        "child killed",
+        "child killed at an end",
+        "child stopped",
+        "delivered again",
+        "acknowledgement lost",
+        "broker cut",
+        "broker deaf",
+        "out of order",
+    }
 )
 
 
@@ -216,14 +225,14 @@ def _locks(seed: int, nodes: int | None) -> Plan:
     befall = (replace(fault, at=begins + fault.at) for fault in _faults(rng, until, ttl, nodes, kinds))
     faults = tuple(sorted(befall, key=lambda fault: fault.at))
     interval = rng.choice((15.0, 60.0, 200.0))
-    return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), faults, "locks", uses, limits)
+    return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, False, (), faults, "locks", uses, limits)
 
 
-def _ways(rng: random.Random, nodes: int) -> frozenset[str]:
+def _ways(rng: random.Random, nodes: int) -> tuple[str, ...]:
     often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2, "token": 0.1}
     # All locks of one key of a Redlock have one ttl.
     often["extend"] = 0.2 if nodes == 1 else 0.0
-    return frozenset(way for way, chance in often.items() if rng.random() < chance)
+    return tuple(way for way, chance in often.items() if rng.random() < chance)
 
 
 def _beats(seed: int, nodes: int | None) -> Plan:
@@ -240,7 +249,7 @@ def _beats(seed: int, nodes: int | None) -> Plan:
     mode, beats = rng.choice(("leader", "leader", "leader", "shared")), rng.choice((1, 2, 2, 3))
     interval = rng.choice((15.0, 60.0, 200.0))
     return Plan(
-        seed, "threads", nodes, beats, 2, ttl, 60.0, interval, (), faults, "beats", entries=entries, mode=mode
+        seed, "threads", nodes, beats, 2, ttl, 60.0, interval, False, (), faults, "beats", entries=entries, mode=mode
     )
 
 
