@@ -79,8 +79,6 @@ class Broker:
         self.lose_acks = 0
         self.deaf_until = 0.0
         self.shuffle = False
-        #: Called with the headers of each message that is sent: for the checker.
-        self.on_put: list[Callable[[dict[str, Any]], None]] = []
         #: How often messages of an id were sent.
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
@@ -96,8 +94,6 @@ class Broker:
             raise ConnectionRefusedError("the broker takes nothing")
         message = pickle.loads(pickle.dumps(message))
         headers = message.get("headers") or {}
-        for on_put in self.on_put:
-            on_put(headers)
         self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
         self._queue(queue).append((message, False))

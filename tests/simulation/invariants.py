@@ -67,9 +67,10 @@ class Invariants:
             if self.run.now - since > self._patience(it[0]) and not self._is_troubled(but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
 
-    def _put(self, headers: Mapping[str, Any]) -> None:
+    def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """A message is sent: not again, while its lock is kept for it."""
-        if PUT_BACK_HEADER not in headers or self._is_troubled(but=_BRIEF):
+        headers: Mapping[str, Any] = message.get("headers") or {}
+        if not is_taken or PUT_BACK_HEADER not in headers or self._is_troubled(but=_BRIEF):
             return
         runs = [run for server in self.world.servers for run in _runs(server)]
         kept = [json.loads(value[32:]) for key, value in runs if "shop.keeps" in key and b'"",0' in value]

@@ -30,7 +30,10 @@ HANDED_OVER = 0.3
 #: Seconds that a waiter may have waited less than the one that it is served before.
 OUT_OF_ORDER = 0.1
 
-#: Seconds by which a wait may be longer than its bound: three tries of three steps of a second, and as much to give up.
+#: Seconds by which a wait may be longer than its bound where nothing goes wrong.
+LATE = 0.5
+
+#: Seconds by which a wait may be longer than its bound otherwise: three tries of three steps of a second, and as much to give up.
 OVERDUE = 20.0
 
 
@@ -240,6 +243,8 @@ class LocksChecker:
             self.run.fail(f"{use.name}: use {use.number} waits for ever, and is refused after {waited:.3f} s")
         elif waited < use.patience * 0.99:
             self.run.fail(f"{use.name}: use {use.number} is refused after {waited:.3f} s of {use.patience}")
+        elif not self.plan.faults and waited > use.patience + LATE:
+            self.run.fail(f"{use.name}: use {use.number} was to wait for {use.patience} s, and did for {waited:.3f} s")
 
     def _unavailable(self, turn: Turn, error: Exception) -> None:
         self.waiting[turn.use.name].remove(turn)

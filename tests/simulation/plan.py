@@ -48,7 +48,7 @@ class Use:
     number: int
     patience: float | None
     takes: float
-    ways: frozenset[str] = frozenset()
+    ways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +232,11 @@ def _locks(seed: int, nodes: int | None) -> Plan:
     return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), faults, "locks", uses, limits)
 
 
-def _ways(rng: random.Random, nodes: int) -> frozenset[str]:
+def _ways(rng: random.Random, nodes: int) -> tuple[str, ...]:
     often = {"with": 0.3, "checks": 0.3, "fixed": 0.15, "reacquire": 0.2, "shared": 0.2, "token": 0.1}
     # All locks of one key of a Redlock have one ttl.
     often["extend"] = 0.2 if nodes == 1 else 0.0
-    return frozenset(way for way, chance in often.items() if rng.random() < chance)
+    return tuple(way for way, chance in often.items() if rng.random() < chance)
 
 
 def _beats(seed: int, nodes: int | None) -> Plan:
