@@ -1,5 +1,5 @@
-"""Copies of the package, of which each simulated process has one: what they import is `fakes`, and before each statement
-of a function stands a point at which the simulation may preempt it, or end it for good.
+"""Copies of the package, of which each simulated process has one: what they import is `fakes`, and before each
+statement of a function stands a point at which the simulation may preempt it, or end it for good.
 
 The code is compiled once, and each copy runs it anew: so each has its own classes and module-level state, as processes
 have. A process that ends leaves its copy to a later one, which begins with the state that it had when it was loaded,

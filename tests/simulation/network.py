@@ -72,8 +72,8 @@ class Network:
     def __init__(self, run: Simulation) -> None:
         self.run = run
         self._links: dict[tuple[str, str], Link] = {}
-        #: Makes the server's side of a connection, or raises OSError; by address.
-        self.listening: dict[tuple[str, int], Callable[[Way, Host], Peer]] = {}
+        #: Makes the server's side of a connection, None where it is down; by address.
+        self.listening: dict[tuple[str, int], Callable[[Way, Host], Peer | None]] = {}
 
     def link(self, client: str, server: str) -> Link:
         """The way between two hosts."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +112,7 @@ class Task:
             pass
         except SystemExit:
             pass
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever a thread ends with is to be seen
             self.simulation.broke(self, error)
         self.done = True
 
@@ -382,10 +383,8 @@ class Simulation:
                 for _ in range(100):  # Whatever catches it.
                     if task.greenlet.dead:
                         break
-                    try:
+                    with suppress(BaseException):
                         task.greenlet.throw(Ended)
-                    except BaseException:
-                        pass
         self.tasks.clear()
 
 

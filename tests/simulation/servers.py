@@ -142,10 +142,9 @@ class Server:
         if peer in self._peers:
             self._peers.remove(peer)
 
-    def _accept(self, way: Way, client: Host) -> _Peer:
+    def _accept(self, way: Way, client: Host) -> _Peer | None:
         if self.model is None:
-            raise_refused = None
-            return raise_refused  # type: ignore[return-value]
+            return None
         peer = _Peer(self, way, self.model, client)
         self._peers.append(peer)
         return peer

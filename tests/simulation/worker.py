@@ -270,7 +270,7 @@ class Worker:
                 continue
             job = child.inbox.popleft()
             pid = child.process.pid
-            self._tell(parent, lambda job=job: job.accepted(pid, 0.0) if not job.is_over else None)
+            self._tell(parent, lambda job=job, pid=pid: job.accepted(pid, 0.0) if not job.is_over else None)
             failed, value = _trace(child.process, job)
             self._tell(parent, lambda job=job, value=value, failed=failed: self._result(child, job, failed, value))
 
@@ -302,7 +302,7 @@ def _trace(process: Process, job: Job) -> tuple[bool, Any]:
     try:
         value = trace_task_ret(name, task_id, request, body, content_type, encoding, app=app)
         failed = False
-    except Exception:
+    except Exception:  # noqa: BLE001 - as billiard
         failed, value = True, ExceptionInfo()
     return failed, _dumps((value[0], value[1], value[2]) if not failed else value)
 

@@ -1,4 +1,4 @@
-"""Hosts, servers, a broker, workers, and what the checker knows of the bodies that run: everything of one simulation."""
+"""Hosts, servers, a broker, workers, and what the checker knows of the bodies that run: all of one simulation."""
 
 from __future__ import annotations
 
