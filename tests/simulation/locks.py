@@ -33,8 +33,8 @@ OUT_OF_ORDER = 0.1
 #: Seconds by which a wait may be longer than its bound where nothing goes wrong.
 LATE = 0.5
 
-#: Seconds by which a wait may be longer than its bound otherwise: three tries of three steps of a second, and as much to
-#: give up.
+#: Seconds by which a wait may be longer than its bound otherwise: three tries of three steps of a second each, and as
+#: much to give up.
 OVERDUE = 20.0
 
 
