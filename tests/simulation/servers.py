@@ -28,6 +28,8 @@ class Server:
         self.address = (host.name, port)
         self.model: RedisModel | None = None
         self.stalled = False
+        #: When it came back with nothing, for the last time.
+        self.forgot_at = float("-inf")
         self._peers: list[_Peer] = []
         #: What arrives while it is stalled.
         self._held_up: deque[Callable[[], None]] = deque()
@@ -66,6 +68,8 @@ class Server:
     def restart(self, having: str) -> None:
         """Come back: with "all" that it had, with what it had when it was "saved" last, or with "nothing"."""
         if self.model is None:
+            if having == "nothing":
+                self.forgot_at = self.run.now
             self.start({"all": self._data, "saved": self._saved, "nothing": None}[having])
 
     def stall(self) -> None:
