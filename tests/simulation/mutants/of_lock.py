@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     _lock(
         "a lost lock is given back well",
-        old="if not (begun is not None and begun.was_held if again else released):",
+        old="if not (begun is not None and begun.was_held and (again or released)):",
         new="if False:",
         breaks="who gives back a lost lock is told",
     ),
