@@ -84,7 +84,7 @@ class BeatsChecker:
         # A new node of a Redlock has no vote for one ttl.
         self._calm_from = max(self._calm_from, world.plan.ttl if world.plan.nodes > 1 else 0.0)
         self._ends = max(world.plan.calm_at, self._calm_from) + world.plan.ttl + FOLLOWS + CLAIMED + CALM
-        world.broker.on_try.append(self._is_sent)
+        world.broker.on_put.append(self._is_sent)
 
     def live(self, beat: Program) -> None:
         """The life of a beat's process."""

@@ -83,13 +83,13 @@ class Broker:
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
         self.refuses = False
-        #: Called with each message that somebody tries to send, and whether it is taken: for the checker.
-        self.on_try: list[Callable[[dict[str, Any], bool], None]] = []
+        #: Called with each message that is sent, and whether it is taken: for the checker.
+        self.on_put: list[Callable[[dict[str, Any], bool], None]] = []
 
     def put(self, queue: str, message: dict[str, Any]) -> None:
         """Somebody sends a message."""
-        for on_try in self.on_try:
-            on_try(message, not self.refuses)
+        for on_put in self.on_put:
+            on_put(message, not self.refuses)
         if self.refuses:
             raise ConnectionRefusedError("the broker takes nothing")
         message = pickle.loads(pickle.dumps(message))
