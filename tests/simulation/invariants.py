@@ -45,7 +45,7 @@ class Invariants:
         self._dead_since: dict[int, float] = {}
         #: Ends that came while a lock server may have been away: their records may be missing, or come last.
         self._unsure: set[tuple[str, str]] = set()
-        world.broker.on_try.append(self._put)
+        world.broker.on_put.append(self._put)
 
     def look(self) -> None:
         """As the time is about to go on."""
