@@ -94,7 +94,7 @@ class Invariants:
             is_safe = apps.TASKS[message.task].get("acks_late") or not any("killed" in kind for kind in kinds)
             if len(set(ends)) > 1 and is_safe and (task_id, states.FAILURE) not in self._unsure:
                 self.run.fail(f"message {number} has several ends: {ends}")
-            if states.SUCCESS in ends and not self.world.bodies.ended_well[number]:
+            if states.SUCCESS in ends and not self.world.bodies.succeeded[number]:
                 self.run.fail(f"message {number} ends as {ends}, and no body has ended well")
             if any("killed" in kind for kind in kinds):
                 continue
@@ -116,7 +116,8 @@ class Invariants:
 
     def _patience(self, what: str) -> float:
         # On a Redlock a copy that is woken, and finds that its message is done, wakes nobody else.
-        return LOOKED_FOR if what == "free" and len(self.world.servers) > 1 else AT_ONCE[what]
+        # And what is left on one node is no lock: it is freed there when that answers again.
+        return LOOKED_FOR if what in ("free", "ended") and len(self.world.servers) > 1 else AT_ONCE[what]
 
     def _missed(self, held: dict[str, bytes]) -> set[Any]:
         """Locks that are free while somebody waits to be woken."""
