@@ -204,8 +204,9 @@ class Lock:
                 lease.lose(_UNDER_WAY)
                 raise
         self.local.forget(held, token)
-        # What is gone when a release is repeated was released, and only the answer was lost; unless it was lost before.
-        if not (begun is not None and begun.was_held if again else released):
+        # What is gone when its release is repeated, here or by the store, was released, and only the answer was lost;
+        # unless it was lost before.
+        if not (begun is not None and begun.was_held and (again or released)):
             raise NotOwned(self.name, (lease and lease.reason) or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:

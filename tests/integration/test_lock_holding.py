@@ -267,6 +267,22 @@ class TestReleaseWithoutAnAnswer:
         with pytest.raises(NotOwned):
             lock.release()
 
+    def test_it_is_none_where_the_lock_was_lost_before_and_the_first_answer_too(
+        self, own_redis: RedisServer, client: Redis
+    ) -> None:
+        """The store says it again by itself, and finds it gone."""
+        lost = threading.Event()
+        with LossyProxy(own_redis.port) as proxy:
+            lock = Lock(Redis(port=proxy.port), NAME, timeout=0.5, on_lost=lambda lock: lost.set())
+            with lock:
+                lock.reacquire()  # The server knows the scripts from now on.
+            lock.acquire()
+            client.delete(NAME)
+            assert lost.wait(LIMIT)
+            proxy.lose(1)
+            with pytest.raises(NotOwned):
+                lock.release()
+
 
 class TestWithoutAnEnd:
     """Somebody has taken the key's time to live away (PERSIST)."""

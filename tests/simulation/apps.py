@@ -86,16 +86,13 @@ def app_of(package: Any, settings: dict[str, Any]) -> Celery:
         app = package.kept.get("app")
         if app is None:
             app = package.kept["app"] = _app(package)
-        if package.kept.get("settings") != settings:
-            _configure(app, settings)
-            package.kept["settings"] = settings
+            package.kept["settings"] = dict(app.conf.maps[0])
+        # As it was made: whatever another simulation has set is gone.
+        changes = app.conf.maps[0]
+        changes.clear()
+        changes.update(package.kept["settings"])
+        app.conf.update(settings)
     return app
-
-
-def _configure(app: Celery, settings: dict[str, Any]) -> None:
-    for name in [name for name in app.conf if name.startswith("singleton_lock_")]:
-        app.conf.pop(name, None)
-    app.conf.update(settings)
 
 
 def _app(package: Any) -> Celery:

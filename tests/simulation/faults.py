@@ -51,9 +51,10 @@ def _worker_killed(world: Any, fault: Fault) -> None:
 def _beat_ended(world: Any, fault: Fault) -> None:
     """In order, by SIGTERM."""
     beat = _worker(world, fault)
-    if beat.process is not None:
+    if beat.process is not None and beat.process.alive:
+        # It may take its time to end: to be started before that would be of no use.
+        beat.process.at_end.append(lambda: world.run.after(fault.seconds, beat.start))
         world.run.signal(beat.process, signal.SIGTERM)
-    world.run.after(fault.seconds, beat.start)
 
 
 def _freeze(world: Any, processes: list[Process], seconds: float) -> None:

@@ -28,6 +28,7 @@ class Server:
         self.address = (host.name, port)
         self.model: RedisModel | None = None
         self.stalled = False
+        #: When it came back with nothing, for the last time.
         self._peers: list[_Peer] = []
         #: What arrives while it is stalled.
         self._held_up: deque[Callable[[], None]] = deque()

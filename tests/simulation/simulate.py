@@ -110,6 +110,7 @@ class Checker:
     def _stored(self, task_id: str, state: str, result: Any) -> None:
         if state in states.READY_STATES:
             self.world.ends[task_id].append(state)
+            self.invariants.note_end(task_id, state)
 
     def look(self) -> None:
         """As the time is about to go on."""

@@ -16,9 +16,6 @@ from tests.simulation.servers import Server
 #: Seconds in which a process that was frozen has to notice that its lease is over.
 NOTICES = 0.5
 
-#: Seconds after the end of a body in which its end may be known to its process only.
-UNRECORDED = 60.0
-
 
 class World:
     """Everything of one simulation.
@@ -94,8 +91,6 @@ class Bodies:
     #: By number of the message: how often its body began, and ended well.
     begun: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
     succeeded: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
-    #: As `succeeded`, but that it counts also where nobody can know.
-    ended_well: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     #: Of locks that are kept for a retry: the message, its next attempt, and until when at least.
     kept: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     #: Of locks that are to rest: the message that had it last, and until when.
@@ -104,6 +99,8 @@ class Bodies:
     owners_ended: dict[str, Process] = field(default_factory=dict)
     #: How many processes are to be killed as a body ends in them.
     doomed: int = 0
+    #: Messages and attempts whose process was gone before a lock server knew that they were done.
+    unknown: set[tuple[int | str, int]] = field(default_factory=set)
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def run(self, task: Any, name: str, key: str, number: int | str, plan: str) -> None:
@@ -130,6 +127,7 @@ class Bodies:
         finally:
             leave()
             self._ends(process, lease)
+        process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
             if task.lock_retain_on_retry and lease.held:
                 self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
@@ -139,15 +137,13 @@ class Bodies:
         if words.get("fails"):
             raise ValueError(f"message {number} fails")
         self.succeeded[number] += 1
-        self.ended_well[number] += 1
-        process.at_end.append(partial(self._is_known, number, run.now))
         run.note("body ends well", f"{lock} message={number}")
 
     def _begins(self, mine: Running) -> None:
         run = self.world.run
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
-        if self.succeeded[mine.number]:
+        if self.succeeded[mine.number] and (mine.number, mine.attempt) not in self.unknown:
             run.fail(f"message {mine.number} runs again after its success")
         others = [other for other in self.running[mine.key] if not self._is_excused(other)]
         if any(other.number == mine.number for other in others):
@@ -187,12 +183,13 @@ class Bodies:
             if process.parent is None:
                 run.after(0.3, worker.start)
 
-    def _is_known(self, number: int, ended_at: float) -> None:
-        """The process ends in which a body has ended well: nobody else knows it, if that was not recorded yet."""
-        servers = self.world.servers
-        known = [1 for server in servers for key, _ in server.living_values() if f":done:m{number}:" in key]
-        if self.world.run.now < ended_at + UNRECORDED and len(known) * 2 <= len(servers):
-            self.succeeded[number] -= 1
+    def _is_known(self, ended: Running) -> None:
+        """The process ends in which a body has ended: nobody else knows it, if that was not recorded yet."""
+        servers, record = self.world.servers, f":done:m{ended.number}:"
+        keys = [key for server in servers for key, _ in server.living_values()]
+        known = [key for key in keys if record in key and key.endswith(f".{ended.attempt}")]
+        if len(known) * 2 <= len(servers):
+            self.unknown.add((ended.number, ended.attempt))
 
     def _ends_with(self, mine: Running) -> Any:
         def leave() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import of_protocol, of_redlock, of_scripts
+from tests.simulation.mutants import of_beat, of_lock, of_protocol, of_redlock, of_scripts
 from tests.simulation.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*of_scripts.MUTANTS, *of_redlock.MUTANTS, *of_protocol.MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (
+    *of_scripts.MUTANTS,
+    *of_redlock.MUTANTS,
+    *of_protocol.MUTANTS,
+    *of_lock.MUTANTS,
+    *of_beat.MUTANTS,
+)

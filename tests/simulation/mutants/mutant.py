@@ -15,6 +15,7 @@ class Mutant(NamedTuple):
         new: the fault.
         breaks: the promise that does not hold any more.
         nodes: of how many servers the plans are; None: as they are drawn.
+        kind: of the plans.
         unseen: why the simulator cannot see it; empty where it must.
     """
 
@@ -24,6 +25,7 @@ class Mutant(NamedTuple):
     new: str
     breaks: str
     nodes: int | None = None
+    kind: str = "tasks"
     unseen: str = ""
 
     @property

@@ -84,7 +84,7 @@ def _simulate(mutant: Mutant, first: int, seeds: int, pipe: int) -> None:
         prepare(processes=6, rounds=0)
         for count in range(1, seeds + 1):
             signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
-            failure = simulate(draw(first + count - 1, nodes=mutant.nodes, kind="tasks")).failure
+            failure = simulate(draw(first + count - 1, nodes=mutant.nodes, kind=mutant.kind)).failure
             if failure is not None:
                 say(count, failure)
         say(seeds, None)

@@ -1,0 +1,48 @@
+"""Faults of locks outside of tasks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.simulation.mutants.mutant import Mutant
+
+_lock = partial(Mutant, file="lock/lock.py", kind="locks")
+
+MUTANTS = (
+    Mutant(
+        "a lock outside of tasks wakes nobody",
+        "stores/redis/scripts/lock/free.lua",
+        "  redis.call('RPUSH', wake, 1)\n",
+        "",
+        "the end of a hold wakes the one that has waited longest",
+        kind="locks",
+    ),
+    Mutant(
+        "a semaphore lets one more in",
+        "lock/semaphore.py",
+        "self._limit = limit",
+        "self._limit = limit + 1",
+        "never more than the limit",
+        kind="locks",
+    ),
+    Mutant(
+        "nobody is called when a lock is lost",
+        "lock/holding.py",
+        "if not self._is_lost:",
+        "if False:",
+        "a holder is told of its loss",
+        kind="locks",
+    ),
+    _lock(
+        "a lost lock is given back well",
+        old="if not (begun is not None and begun.was_held and (again or released)):",
+        new="if False:",
+        breaks="who gives back a lost lock is told",
+    ),
+    _lock(
+        "a lock outside of tasks is not renewed",
+        old="if self._renews:",
+        new="if False:",
+        breaks="a lock is kept while it is held",
+    ),
+)
