@@ -204,7 +204,7 @@ def _go_away(it: Scene) -> None:
 
 def _is_free_again(it: Scene, run: Run, since: float, seconds: float) -> None:
     """Wait until the lock of a run is not its process's any more."""
-    free = it.until(lambda: not it.is_held_by(run.began.pid), seconds)
+    free = it.until(lambda: run.began.pid not in it.holders(), seconds)
     it.recovery = clock.now() - since
     it.expect(free, f"its lock was still held {seconds:g} s later")
 

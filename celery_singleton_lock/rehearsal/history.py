@@ -29,6 +29,7 @@ class Line(NamedTuple):
         task_id, retries: which attempt of which message.
         run: a name of the run, for its two lines.
         about: the conflict's policy, how a body ended, or the error.
+        key, fence: of a run's lock; empty and 0 where it has none.
     """
 
     what: What
@@ -39,6 +40,8 @@ class Line(NamedTuple):
     retries: int = 0
     run: str = ""
     about: str = ""
+    key: str = ""
+    fence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,16 @@ def overlaps(ran: Sequence[Run], limit: int, cut: Mapping[str, float]) -> int:
         before = [other for other in ran[:number] if _end(other, cut) > run.began.at]
         count += len(before) >= limit
     return count
+
+
+def fences_grow(ran: Iterable[Run]) -> bool:
+    """Whether of two runs of one lock the later one has the higher fencing token."""
+    last: dict[str, int] = {}
+    for line in (run.began for run in ran if run.began.fence):
+        if line.fence <= last.get(line.key, 0):
+            return False
+        last[line.key] = line.fence
+    return True
 
 
 def _end(run: Run, cut: Mapping[str, float]) -> float:

@@ -174,9 +174,11 @@ class Scene:
         """How many copies of a message have come to a worker, put-back ones too."""
         return sum(line.what == "met" and line.task_id == task_id for line in self.lines)
 
-    def is_held_by(self, pid: int) -> bool:
-        held = self.play.runtime.store.all_held(self.orders.prefix)
-        return any(lock.holder is not None and lock.holder.pid == pid for _, lock in held)
+    def holders(self) -> set[int]:
+        """The processes that hold a lock; not what is kept on purpose, where nobody runs."""
+        keys = {run.began.key for run in self.runs if run.began.key}
+        held = [lock for key in keys for lock in self.play.runtime.store.held(key, limit=self.play.options.limit)]
+        return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
 
     def until(self, true: Callable[[], object], seconds: float | None = None) -> bool:
         """Wait for something; whether it came."""
@@ -209,12 +211,15 @@ class Scene:
         """Let all go on to its end, and judge what every fault has in common."""
         self.let_end()
         if self.until(lambda: all(map(self.has_ended, self.sent))):
-            self.expect(self.until(self._nothing_held, self.play.options.ttl + 5.0), "a lock was left held")
+            self.expect(self.until(lambda: not self.holders(), self.play.options.ttl + 5.0), "a lock was left held")
         else:
             lost = sum(not self.has_ended(task_id) for task_id in self.sent)
             self.broken.append(f"{lost} of {len(self.sent)} calls reached no end within {self.play.patience:g} s")
         if over := self.overlaps:
             self.broken.append(f"{over} overlaps")
+        self.expect(
+            history.fences_grow(self.runs) or self.play.options.limit > 1, "a later run had a lower fencing token"
+        )
         for how, words in ((RAISED, "failed by an error of its own"), (RETRIED, "asked for a retry by itself")):
             if any(run.how == how for run in self.runs):
                 self.note(f"the task {words}")
@@ -229,11 +234,6 @@ class Scene:
             return True
         lines = [line for line in self.lines if line.task_id == task_id]
         return any(line.what == "failed" or (line.what == "refused" and line.about in REFUSALS) for line in lines)
-
-    def _nothing_held(self) -> bool:
-        """But what is kept on purpose, where nobody runs."""
-        held = self.play.runtime.store.all_held(self.orders.prefix)
-        return not any(lock.holder is None or lock.holder.pid for _, lock in held)
 
     @contextmanager
     def _keeping_message(self, task_id: str) -> Iterator[None]:
@@ -312,7 +312,11 @@ def _forget(play: Play, made: Scene) -> None:
             play.task.AsyncResult(task_id).forget()
     with app.connection_for_write() as connection:
         for worker in made.workers:
-            connection.default_channel.queue_delete(worker.queue)
+            queue = app.amqp.queues[worker.queue](connection.default_channel)
+            queue.declare()  # Brokers of kombu's delete bindings that this channel knows.
+            queue.delete()
+            if queue.exchange.name == queue.name:
+                queue.exchange.delete()
 
 
 def _is_limited(task: Any, name: str) -> bool:

@@ -79,6 +79,7 @@ class Witness:
         self._node = sender.hostname
         conf = sender.app.conf
         conf.singleton_lock_prefix = self._orders.prefix
+        conf.singleton_lock_journal = 0  # Which is kept for a month.
         if self._orders.backend is not None:
             conf.singleton_lock_backend = self._orders.backend
         task = sender.app.tasks[self._orders.task]
@@ -91,7 +92,7 @@ class Witness:
                 return run(*args, **kwargs)
             self._running.now = True
             about = (task.request.id, task.request.retries, secrets.token_hex(4))
-            self._note("began", *about)
+            self._note("began", *about, key=task.lock.key, fence=task.lock.fence)
             how = STOPPED
             try:
                 value = run(*args, **kwargs)
@@ -104,7 +105,7 @@ class Witness:
                 how = RETRIED if isinstance(error, Retry) else RAISED
                 raise
             finally:
-                self._note("ended", *about, how)
+                self._note("ended", *about, about=how)
                 self._running.now = False
             return value
 
@@ -131,9 +132,8 @@ class Witness:
         if sender.name == self._orders.task:
             self._note("refused", task_id, about=policy)
 
-    def _note(self, what: What, task_id: str = "", retries: int = 0, run: str = "", about: str = "") -> None:
-        line = Line(what, clock.now(), self._node, os.getpid(), task_id, retries, run, about)
-        append(self._orders.history, line)
+    def _note(self, what: What, *message: Any, **more: Any) -> None:
+        append(self._orders.history, Line(what, clock.now(), self._node, os.getpid(), *message, **more))
 
 
 if VARIABLE in os.environ:
