@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -61,11 +62,16 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
         play = _play(ctx, runtime, words, given)
         if not given["yes"]:
             click.confirm(_question(play, faults), abort=True, err=True)
+        signal.signal(signal.SIGTERM, _end)  # Its workers end with it.
         outcomes = _outcomes(play, faults, given["as_json"])
     if not given["as_json"]:
         _show(outcomes)
     if any(outcome.kept is False for outcome in outcomes):
         ctx.exit(1)
+
+
+def _end(*_: Any) -> None:
+    raise SystemExit(1)
 
 
 def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dict[str, Any]) -> Play:

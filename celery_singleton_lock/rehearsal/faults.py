@@ -15,6 +15,9 @@ from celery_singleton_lock.rehearsal.scene import Play, Scene, scene
 #: Seconds in which another worker would begin that must not.
 GRACE = 2.0
 
+#: Seconds until a worker looks which of its processes have ended, where nothing says so sooner.
+NOTICED_IN = 5.0
+
 #: Bodies that came to their own end.
 _BY_ITSELF = (DONE, RAISED, RETRIED)
 
@@ -99,7 +102,7 @@ def _kill_child(it: Scene) -> None:
     run = it.begun(first)
     os.kill(run.began.pid, signal.SIGKILL)
     at = it.cut[run.began.run] = it.let_end()
-    _is_free_again(it, run, at, it.play.options.ttl + GRACE)
+    _is_free_again(it, run, at, min(it.play.options.ttl, NOTICED_IN) + GRACE)
     if not _comes_again(it.play):
         it.excuse(first)
         it.note(

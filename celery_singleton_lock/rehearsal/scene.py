@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +28,6 @@ from celery_singleton_lock.runtime import Runtime
 
 #: Seconds between two looks at what has happened.
 LOOK_EVERY = 0.05
-
-#: Seconds that a worker gets to start.
-START = 60.0
 
 #: A time limit of a task that has one: its runs last until the fault is over.
 NO_LIMIT = 86_400
@@ -263,7 +261,7 @@ def scene(play: Play, *, cut_off: bool) -> Iterator[Scene]:
         directory = exits.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))
         detour = exits.enter_context(Detour(play.runtime.settings.backend.urls if cut_off else ()))
         prefix = f"{play.runtime.settings.prefix[:60]}:{name}"
-        orders = Orders(directory, play.task.name, prefix, detour.backend, play.longest)
+        orders = Orders(directory, play.task.name, prefix, detour.backend, play.longest, os.getpid())
         made = Scene(play, orders, detour)
         exits.callback(_forget, play, made)
         for number in range(2):
@@ -289,10 +287,10 @@ def _wait_until_ready(made: Scene) -> None:
     def ready() -> bool:
         return sum(line.what == "ready" for line in made.lines) == len(made.workers)
 
-    made.until(lambda: ready() or any(worker.has_ended for worker in made.workers), START)
+    made.until(lambda: ready() or any(worker.has_ended for worker in made.workers))
     if not ready():
         words = "\n".join(worker.last_words for worker in made.workers)
-        raise RehearsalFailed(f"the workers did not start within {START:g} s; their logs end:\n{words}")
+        raise RehearsalFailed(f"the workers did not start within {made.play.patience:g} s; their logs end:\n{words}")
 
 
 def _dismiss(made: Scene) -> None:

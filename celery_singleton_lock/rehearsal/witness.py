@@ -10,8 +10,10 @@ import functools
 import json
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ VARIABLE = "SINGLETON_LOCK_REHEARSAL"
 #: Seconds between two looks whether a run may end.
 LOOK_EVERY = 0.02
 
+#: Seconds between two looks whether the rehearsal is still there.
+LOOK_FOR_PARENT_EVERY = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Orders:
@@ -41,6 +46,7 @@ class Orders:
         prefix: of the locks' keys.
         backend: where the locks are; None: as the app says.
         longest: seconds that a run is kept going at most.
+        parent: the process that started the worker, which ends with it.
     """
 
     directory: str
@@ -48,6 +54,7 @@ class Orders:
     prefix: str
     backend: str | None
     longest: float
+    parent: int
 
     @property
     def history(self) -> Path:
@@ -117,8 +124,15 @@ class Witness:
         while not self._orders.end.exists() and clock.now() < deadline:
             clock.sleep(LOOK_EVERY)
 
-    def _ready(self, **_: Any) -> None:
+    def _ready(self, sender: Any, **_: Any) -> None:
         self._note("ready")
+        sender.timer.call_repeatedly(LOOK_FOR_PARENT_EVERY, self._end_without_parent)
+
+    def _end_without_parent(self) -> None:
+        if os.getppid() != self._orders.parent:
+            with suppress(FileNotFoundError):
+                self._orders.end.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _met(self, sender: Any, task_id: str, **_: Any) -> None:
         if sender.name == self._orders.task:

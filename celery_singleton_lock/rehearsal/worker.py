@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 #: Seconds that it gets to end by itself.
-ENDS_IN = 20.0
+ENDS_IN = 60.0
 
 
 class Worker:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
-from contextlib import closing
+import subprocess
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,26 +20,30 @@ from celery_singleton_lock.backend import Backend
 from celery_singleton_lock.rehearsal.faults import FAULTS
 from celery_singleton_lock.rehearsal.proxy import Detour, can_be_rerouted
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import Shop
-from tests.integration.operators import APP, EXCLUSIVE, ask, of_shop
+from tests.integration.conftest import Shop, is_alive, until
+from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, program
+from tests.patience import LIMIT
+from tests.programs import ROOT
 
 ALL = [fault.name for fault in FAULTS]
 
 
+def rehearsal(*options: str, task: str) -> list[str]:
+    return program("locks", "rehearse", "--yes", "--timeout", str(LIMIT), *options, f"{APP}.{task}", "report")
+
+
 def rehearsed(shop: Shop, task: str, *arguments: str, status: int = 0, **conf: Any) -> dict[str, dict[str, Any]]:
     """What came of each fault."""
-    shown = of_shop(shop, "rehearse", "--yes", "--json", *arguments, f"{APP}.{task}", "report", **conf)
+    command = rehearsal("--json", *arguments, task=task)
+    env = {**os.environ, **environment_of(shop, **{"singleton_lock_ttl": 5.0, **conf})}
+    shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert shown.returncode == status, shown.stdout + shown.stderr
     return {line["fault"]: line for line in map(json.loads, shown.stdout.splitlines())}
 
 
 def test_a_call_at_once_on_two_workers(shop: Shop) -> None:
-    outcomes = rehearsed(shop, "exclusive", "--fault", "together")
-    assert (outcomes["together"]["kept"], outcomes["together"]["runs"], outcomes["together"]["overlaps"]) == (
-        True,
-        1,
-        0,
-    )
+    outcome = rehearsed(shop, "exclusive", "--fault", "together")["together"]
+    assert (outcome["kept"], outcome["runs"], outcome["overlaps"]) == (True, 1, 0)
     with Redis.from_url(shop.conf["broker_url"]) as broker, Redis.from_url(shop.conf["result_backend"]) as results:
         assert [key for key in broker.scan_iter() if b"rehearsal-" in key] == []
         assert [*results.scan_iter()] == []
@@ -60,7 +68,7 @@ class TestFaults:
         assert "the frozen run was stopped" in frozen
 
     def test_of_a_task_that_comes_again(self, shop: Shop) -> None:
-        outcomes = rehearsed(shop, "certain", "0.05", "--fault", "killed", "--fault", "redelivered")
+        outcomes = rehearsed(shop, "rejected_when_lost", "--fault", "killed", "--fault", "redelivered")
         assert outcomes["killed"]["runs"] == 3, "the killed one, the same again, and the next call"
         assert outcomes["killed"]["notes"] == []
         assert outcomes["redelivered"]["runs"] == 1
@@ -68,10 +76,10 @@ class TestFaults:
 
     @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
     def test_on_each_pool(self, shop: Shop, pool: str) -> None:
-        outcomes = rehearsed(shop, "waiting", "--pool", pool)
+        faults = [word for name in ("killed", "frozen", "unreachable") for word in ("--fault", name)]
+        outcomes = rehearsed(shop, "waiting", "--pool", pool, *faults)
         kept = {name: outcome["kept"] for name, outcome in outcomes.items()}
-        assert kept == {**dict.fromkeys(ALL, True), "killed": None}
-        assert outcomes["together"]["runs"] == 2
+        assert kept == {"killed": None, "frozen": True, "unreachable": True}
 
     def test_waiters_and_semaphores(self, shop: Shop) -> None:
         outcome = rehearsed(shop, "paired", "--fault", "together")["together"]
@@ -98,6 +106,27 @@ class TestFaults:
         assert "the run was stopped" in outcome["broken"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_leaves_no_worker_behind(shop: Shop, number: int) -> None:
+    env = {**os.environ, **environment_of(shop)}
+    with subprocess.Popen(rehearsal("--fault", "shutdown", task="exclusive"), env=env, cwd=ROOT) as command:
+        shop.record.wait_for(starts=1)
+        workers = children(command.pid)
+        assert len(workers) == 2
+        command.send_signal(number)
+        until(lambda: not any(map(is_alive, workers)))
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(status.parent.name))
+    return found
+
+
 class TestBeforeAnythingRuns:
     def test_asks(self, shop: Shop) -> None:
         asked = ask(shop, "rehearse", EXCLUSIVE, "report", answer="n\n")
@@ -108,7 +137,7 @@ class TestBeforeAnythingRuns:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
-            ([f"{APP}.exclusiv", "report"], "did you mean"),
+            ([f"{EXCLUSIVE}s", "report"], "did you mean"),
             ([f"{APP}.plain", "report"], "is not exclusive"),
             ([EXCLUSIVE], "cannot be called like that"),
             (["--fault", "earthquake", EXCLUSIVE, "report"], "'earthquake' is not one of"),
