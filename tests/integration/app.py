@@ -299,7 +299,7 @@ def counting_threads(self: Any, job: str, seconds: float) -> int:
 
 
 @app.task(bind=True, base=Exclusive, on_lock_lost="warn")
-def warned(self: Any, job: str, seconds: float) -> str:
+def warned(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
