@@ -16,7 +16,7 @@ from celery_singleton_lock.diagnosis.audit import pool_name
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.options.task import check_accepted, check_call, options_for
 from celery_singleton_lock.rehearsal.faults import FAULTS, Fault, Outcome, rehearse
-from celery_singleton_lock.rehearsal.scene import Play
+from celery_singleton_lock.rehearsal.scene import Play, RehearsalFailed
 from celery_singleton_lock.runtime import Runtime
 
 _COLUMNS = ("FAULT", "RUNS", "OVERLAPS", "RECOVERY", "")
@@ -34,13 +34,13 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
 )
 @command.option(
     "--ttl",
-    type=click.FloatRange(MIN_TTL, MAX_TTL),
+    type=command.Number(MIN_TTL, MAX_TTL),
     help="Rehearse with this lock_ttl: a short one makes it quick. By default that of the task.",
 )
 @command.option("--pool", "-P", help="Of the workers; by default worker_pool of the app.")
 @command.option(
     "--timeout",
-    type=click.FloatRange(1, 86_400),
+    type=command.Number(1, 86_400),
     default=60.0,
     show_default=True,
     help="Seconds that the task itself may take, and whatever ought to happen: longer is never.",
@@ -63,7 +63,12 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
         if not given["yes"]:
             click.confirm(_question(play, faults), abort=True, err=True)
         signal.signal(signal.SIGTERM, _end)  # Its workers end with it.
-        outcomes = _outcomes(play, faults, given["as_json"])
+        try:
+            outcomes = _outcomes(play, faults, given["as_json"])
+        except RehearsalFailed as error:
+            for line in error.log.splitlines():
+                command.say(f"    {line}", err=True)
+            raise
     if not given["as_json"]:
         _show(outcomes)
     if any(outcome.kept is False for outcome in outcomes):

@@ -37,7 +37,15 @@ MOST_CALLS = 8
 
 
 class RehearsalFailed(SingletonLockError):
-    """No fault could be tried: the workers did not start, or the task did not run."""
+    """A fault could not be tried: the workers did not start, or the task did not run.
+
+    Attributes:
+        log: what a worker wrote last.
+    """
+
+    def __init__(self, why: str, workers: Sequence[Worker]) -> None:
+        super().__init__(f"{why}; above is what one of the workers wrote last")
+        self.log = next((worker for worker in workers if worker.has_ended), workers[0]).last_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +163,7 @@ class Scene:
             RehearsalFailed: it does not begin.
         """
         if not self.until(lambda: self.of(task_id)):
-            words = "\n".join(worker.last_words for worker in self.workers)
-            raise RehearsalFailed(
-                f"the task did not run within {self.play.patience:g} s; the workers' logs end:\n{words}"
-            )
+            raise RehearsalFailed(f"the task did not run within {self.play.patience:g} s", self.workers)
         return self.of(task_id)[-1]
 
     def of(self, task_id: str) -> list[Run]:
@@ -289,8 +294,7 @@ def _wait_until_ready(made: Scene) -> None:
 
     made.until(lambda: ready() or any(worker.has_ended for worker in made.workers))
     if not ready():
-        words = "\n".join(worker.last_words for worker in made.workers)
-        raise RehearsalFailed(f"the workers did not start within {made.play.patience:g} s; their logs end:\n{words}")
+        raise RehearsalFailed("the workers did not start", made.workers)
 
 
 def _dismiss(made: Scene) -> None:

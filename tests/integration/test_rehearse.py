@@ -55,6 +55,15 @@ def test_key_that_differs_from_call_to_call_is_found(shop: Shop) -> None:
     assert outcomes["together"]["broken"] == ["1 overlaps"]
 
 
+def test_worker_that_does_not_start_says_why(shop: Shop) -> None:
+    command = rehearsal("--pool", "nonsense", task="exclusive")
+    env = {**os.environ, **environment_of(shop)}
+    shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert shown.returncode == 1
+    assert "    Error: Invalid value for '-P' / '--pool': 'nonsense'" in shown.stderr
+    assert "Error: the workers did not start" in shown.stderr
+
+
 @pytest.mark.slow
 class TestFaults:
     def test_of_a_task_that_is_acknowledged_early(self, shop: Shop) -> None:
