@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import audit, doctor, explain, exporter, free, listing, show, stats, timeline
+from celery_singleton_lock.cli import audit, doctor, explain, exporter, free, listing, rehearse, show, stats, timeline
 
 __all__ = ["locks"]
 
@@ -27,3 +27,4 @@ locks.add_command(timeline.timeline)
 locks.add_command(audit.audit)
 locks.add_command(explain.explain)
 locks.add_command(doctor.doctor)
+locks.add_command(rehearse.rehearsal)

@@ -38,13 +38,24 @@ def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
         if rest:
             raise click.UsageError(f"a key takes no arguments, and there are: {' '.join(rest)}")
         return key
-    task = exclusive_task(app, first)
+    task, args, kwargs = call_of(app, words)
+    return task.lock_key_of(*args, **kwargs)
+
+
+def call_of(app: Any, words: Sequence[str]) -> tuple[SingletonTask, list[Any], dict[str, Any]]:
+    """The task and its arguments that the words of a command line stand for.
+
+    Raises:
+        UsageError: there is no such task, or it cannot be called like that.
+    """
+    name, *rest = words
+    task = exclusive_task(app, name)
     args, kwargs = arguments.parse(rest)
     try:
         inspect.signature(task.run).bind(*args, **kwargs)
     except TypeError as error:
-        raise click.UsageError(f"task {first} cannot be called like that: {error}") from None
-    return task.lock_key_of(*args, **kwargs)
+        raise click.UsageError(f"task {name} cannot be called like that: {error}") from None
+    return task, args, kwargs
 
 
 def exclusive_task(app: Any, name: str) -> SingletonTask:

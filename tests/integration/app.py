@@ -299,7 +299,7 @@ def counting_threads(self: Any, job: str, seconds: float) -> int:
 
 
 @app.task(bind=True, base=Exclusive, on_lock_lost="warn")
-def warned(self: Any, job: str, seconds: float) -> str:
+def warned(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
@@ -348,3 +348,9 @@ def slow_key(arguments: dict[str, Any]) -> str:
 @app.task(bind=True, base=SingletonTask, lock_key=slow_key, lock_name="slow-key")
 def slowly_keyed(self: Any, job: str, key_takes: float, seconds: float) -> str:
     return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=SingletonTask, lock_key=lambda _: os.urandom(8).hex(), lock_name="unstable")
+def unstably_keyed(self: Any, job: str) -> str:
+    """Each call has a lock of its own: nothing keeps two apart."""
+    return _work(self, job, 0.05)

@@ -1,0 +1,141 @@
+"""Whether a task keeps its promises where it is to run: under faults, on workers of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.cli import command, target
+from celery_singleton_lock.diagnosis.audit import pool_name
+from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
+from celery_singleton_lock.options.task import check_accepted, check_call, options_for
+from celery_singleton_lock.rehearsal.faults import FAULTS, Fault, Outcome, rehearse
+from celery_singleton_lock.rehearsal.scene import Play, RehearsalFailed
+from celery_singleton_lock.runtime import Runtime
+
+_COLUMNS = ("FAULT", "RUNS", "OVERLAPS", "RECOVERY", "")
+_VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), None: ("left out", "yellow")}
+
+
+# Options come before the task, as those of `explain`.
+@command.locks_command("rehearse", context_settings={"allow_interspersed_args": False})
+@command.option(
+    "--fault",
+    "names",
+    multiple=True,
+    type=click.Choice([fault.name for fault in FAULTS]),
+    help="Only this one; may be given again.",
+)
+@command.option(
+    "--ttl",
+    type=command.Number(MIN_TTL, MAX_TTL),
+    help="Rehearse with this lock_ttl: a short one makes it quick. By default that of the task.",
+)
+@command.option("--pool", "-P", help="Of the workers; by default worker_pool of the app.")
+@command.option(
+    "--timeout",
+    type=command.Number(1, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds that the task itself may take, and whatever ought to happen: longer is never.",
+)
+@command.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@command.as_json
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]...")
+def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
+    """Run a call of TASK under faults, and say what held: overlaps, runs, recovery. For a staging set-up.
+
+    The task really runs, several times for each fault. It does so on workers that are started for it, with queues and
+    keys of their own; it is these that are killed and frozen, and nothing else. Each run is kept going under its lock
+    until its fault is over.
+
+    The exit status is 1 if a promise was not kept, else 0.
+    """
+    faults = [fault for fault in FAULTS if fault.name in (given["names"] or [it.name for it in FAULTS])]
+    with command.runtime_of(ctx) as runtime:
+        play = _play(ctx, runtime, words, given)
+        if not given["yes"]:
+            click.confirm(_question(play, faults), abort=True, err=True)
+        signal.signal(signal.SIGTERM, _end)  # Its workers end with it.
+        try:
+            outcomes = _outcomes(play, faults, given["as_json"])
+        except RehearsalFailed as error:
+            for line in error.log.splitlines():
+                command.say(f"    {line}", err=True)
+            raise
+    if not given["as_json"]:
+        _show(outcomes)
+    if any(outcome.kept is False for outcome in outcomes):
+        ctx.exit(1)
+
+
+def _end(*_: Any) -> None:
+    raise SystemExit(1)
+
+
+def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dict[str, Any]) -> Play:
+    app, settings = ctx.obj.app, runtime.settings
+    task, args, kwargs = target.call_of(app, words)
+    if not settings.enabled:
+        raise click.ClickException("singleton_lock_enabled is False: there is no lock to rehearse")
+    if app.conf.task_always_eager:
+        raise click.ClickException("task_always_eager is True: no worker would run the task")
+    if not hasattr(os, "killpg"):
+        raise click.ClickException("processes cannot be frozen on this platform")
+    call = None if given["ttl"] is None else {"ttl": given["ttl"]}
+    check_accepted(check_call(call, task.name), settings.accept, task)
+    name = ctx.find_root().params.get("app")
+    return Play(
+        task=task,
+        args=args,
+        kwargs=kwargs,
+        call=call,
+        options=options_for(task, settings, call),
+        runtime=runtime,
+        celery=("-A", name) if isinstance(name, str) else (),
+        pool=given["pool"] or pool_name(app.conf.worker_pool),
+        patience=given["timeout"],
+    )
+
+
+def _question(play: Play, faults: Sequence[Fault]) -> str:
+    runs = play.calls + 2 * (len(faults) - 1)
+    return cleaned.line(
+        f"Run {play.task.name} about {runs} times, with all that it does, on workers of its own, which are killed and "
+        "frozen meanwhile?"
+    )
+
+
+def _outcomes(play: Play, faults: Sequence[Fault], as_json: bool) -> list[Outcome]:
+    outcomes = []
+    for fault, outcome in zip(faults, rehearse(play, faults), strict=True):
+        outcomes.append(outcome)
+        if as_json:
+            command.say_json(asdict(outcome))
+        else:
+            command.say(f"{fault.name}: {_VERDICTS[outcome.kept][0]}", err=True)
+    return outcomes
+
+
+def _show(outcomes: Sequence[Outcome]) -> None:
+    rows = [_COLUMNS, *map(_cells, outcomes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    click.echo("  ".join(map(str.ljust, rows[0], widths)).rstrip())
+    for outcome, row in zip(outcomes, rows[1:], strict=True):
+        *cells, verdict = map(str.ljust, row, widths)
+        click.echo("  ".join([*cells, click.style(verdict.rstrip(), fg=_VERDICTS[outcome.kept][1])]))
+        for text in (outcome.words, *outcome.broken, *outcome.notes):
+            command.say(f"    {text}")
+
+
+def _cells(outcome: Outcome) -> tuple[str, ...]:
+    if outcome.kept is None:
+        return outcome.fault, "-", "-", "-", _VERDICTS[None][0]
+    recovery = "-" if outcome.recovery is None else f"{outcome.recovery:.1f} s"
+    return outcome.fault, str(outcome.runs), str(outcome.overlaps), recovery, _VERDICTS[outcome.kept][0]

@@ -1,0 +1,275 @@
+"""The faults of a rehearsal: what each does, and what must hold then."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Run
+from celery_singleton_lock.rehearsal.proxy import can_be_rerouted
+from celery_singleton_lock.rehearsal.scene import Play, Scene, scene
+
+#: Seconds in which another worker would begin that must not.
+GRACE = 2.0
+
+#: Seconds until a worker looks which of its processes have ended, where nothing says so sooner.
+NOTICED_IN = 5.0
+
+#: Bodies that came to their own end.
+_BY_ITSELF = (DONE, RAISED, RETRIED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One of the faults.
+
+    Attributes:
+        name: for the command line.
+        words: what is done.
+        act: does it.
+        cuts_off: whether it is about the lock server.
+        needs: says why it cannot be done; None where it can.
+    """
+
+    name: str
+    words: str
+    act: Callable[[Scene], None]
+    cuts_off: bool = False
+    needs: Callable[[Play], str | None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a fault.
+
+    Attributes:
+        fault: its name.
+        words: what was done.
+        kept: whether all promises were; None where it was not done.
+        runs, overlaps: of the task's body.
+        recovery: seconds until the lock was free, or the task ran again; None where nothing had to recover.
+        broken: the promises that were not kept.
+        notes: what the options make impossible, and what else there is to know.
+    """
+
+    fault: str
+    words: str
+    kept: bool | None
+    runs: int = 0
+    overlaps: int = 0
+    recovery: float | None = None
+    broken: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def rehearse(play: Play, faults: Iterable[Fault]) -> Iterator[Outcome]:
+    """Do one after the other, each on workers of its own.
+
+    Raises:
+        RehearsalFailed: the workers do not start, or the task does not run.
+        LockUnavailable: the lock server does not answer.
+    """
+    for fault in faults:
+        if (why := fault.needs(play)) is not None:
+            yield Outcome(fault.name, fault.words, None, notes=(why,))
+            continue
+        with scene(play, cut_off=fault.cuts_off) as made:
+            fault.act(made)
+            made.close()
+            recovery = None if made.recovery is None else round(made.recovery, 3)
+            seen = (len(made.runs), made.overlaps, recovery, tuple(made.broken), tuple(made.notes))
+        yield Outcome(fault.name, fault.words, not made.broken, *seen)
+
+
+def _together(it: Scene) -> None:
+    sent = [it.send(number % 2) for number in range(it.play.calls)]
+    it.expect(it.until(lambda: it.runs), "none of the calls ran")
+    it.until(lambda: all(map(it.met, sent)), GRACE)
+    clock.sleep(GRACE)
+    let = it.let_end()
+    if it.play.options.limit >= len(sent):
+        it.note(f"lock_limit is {it.play.options.limit}: {len(sent)} calls do not fill it")
+    if it.play.options.wait or it.play.options.on_conflict == "retry":
+        it.until(lambda: all(map(it.has_ended, sent)))
+        it.recovery = next((run.began.at - let for run in it.runs if run.began.at > let), None)
+
+
+def _kill_child(it: Scene) -> None:
+    first = it.send(0)
+    run = it.begun(first)
+    os.kill(run.began.pid, signal.SIGKILL)
+    at = it.cut[run.began.run] = it.let_end()
+    _is_free_again(it, run, at, min(it.play.options.ttl, NOTICED_IN) + GRACE)
+    if not _comes_again(it.play):
+        it.excuse(first)
+        it.note(
+            "the call whose process was killed is lost, as Celery has it for this task; to have it run again, set "
+            "acks_late=True and reject_on_worker_lost=True"
+        )
+    it.send(1)
+    it.expect(it.until(lambda: it.runs[-1].began.at > at), "no call ran after it")
+
+
+def _stop_worker(it: Scene) -> None:
+    run = it.begun(it.send(0))
+    it.workers[0].stop()
+    at = it.cut[run.began.run] = clock.now()
+    _is_free_again(it, run, at, it.play.options.ttl + GRACE)
+    second = it.send(1)
+    it.expect(it.until(lambda: it.of(second)), "no other worker ran it while one was frozen")
+    it.workers[0].go_on()
+    woken = clock.now()
+    it.until(lambda: _is_over(it, run), it.play.options.ttl)
+    ended = it.now(run).ended
+    if ended is not None and ended.about == STOPPED:
+        it.note(
+            f"the frozen run was stopped {ended.at - woken:.2f} s after it woke; until then both ran, which no lock "
+            "can prevent: see what is not promised, and self.lock.fence"
+        )
+    elif it.play.options.on_lock_lost == "warn":
+        it.note("on_lock_lost is 'warn': the frozen run went on after it woke, beside the other one")
+    elif _is_interruptible(it.play):
+        it.expect(not _is_alive(run.began.pid), "the frozen run went on after it woke")
+    else:
+        it.note(f"the {it.play.pool} pool cannot interrupt a blocking call: the frozen run went on after it woke")
+
+
+def _shut_down(it: Scene) -> None:
+    first = it.send(0)
+    run = it.begun(first)
+    it.workers[0].shut_down()
+    it.send(1)
+    clock.sleep(1.2 * it.play.options.ttl)
+    it.expect(it.now(run).ended is None, "the run was stopped")
+    let = it.let_end()
+    it.expect(it.until(lambda: it.workers[0].has_ended), "the worker did not end")
+    it.recovery = clock.now() - let
+    it.expect(it.now(run).how in _BY_ITSELF, "the run did not come to its end")
+
+
+def _deliver_again(it: Scene) -> None:
+    first = it.send(0)
+    run = it.begun(first)
+    it.send_again(first, 1)
+    it.expect(it.until(lambda: it.met(first) > 1), "no worker took the copy")
+    clock.sleep(it.play.options.ttl + GRACE)
+    it.expect(len(it.of(first)) == 1, "a copy ran while the message was running")
+    it.let_end()
+    it.until(lambda: it.now(run).ended)
+    met = it.met(first)
+    it.send_again(first, 1)
+    it.expect(it.until(lambda: it.met(first) > met), "no worker took the second copy")
+    clock.sleep(GRACE)
+    again = sum(other.began.retries == run.began.retries for other in it.of(first)) - 1
+    if it.play.runtime.settings.done_ttl == 0:
+        it.note("singleton_lock_done_ttl is 0: a copy of a finished message runs again")
+    else:
+        it.expect(not again, "a copy ran though the message was finished")
+
+
+def _fall_silent(it: Scene) -> None:
+    run = it.begun(it.send(0))
+    it.detour.fall_silent()
+    it.send(1)
+    # A renewal may be due at once, and a third of the ttl later the lease is given up.
+    clock.sleep(it.play.options.ttl / 4)
+    it.detour.speak()
+    spoke = clock.now()
+    clock.sleep(it.play.options.ttl / 3)
+    it.expect(it.now(run).ended is None, "the run was stopped, though the server was back in time")
+    it.let_end()
+    _runs_again(it, spoke)
+
+
+def _go_away(it: Scene) -> None:
+    run = it.begun(it.send(0))
+    it.detour.go_away()
+    gone = clock.now()
+    it.until(lambda: _is_over(it, run), it.play.options.ttl)
+    if it.play.options.on_lock_lost == "warn":
+        it.note("on_lock_lost is 'warn': the run goes on without its lock")
+    elif _is_interruptible(it.play):
+        it.expect(_is_over(it, run), "the run went on when its lease was over")
+    second = it.send(1)
+    clock.sleep(max(it.play.options.ttl - (clock.now() - gone), 0.0))
+    it.let_end()
+    it.detour.come_back()
+    back = clock.now()
+    if it.play.options.on_unavailable == "retry":
+        it.expect(it.until(lambda: it.of(second)), "what was sent meanwhile did not run when the server was back")
+    else:
+        it.note(f"on_unavailable is {it.play.options.on_unavailable!r}, which decided about the call sent meanwhile")
+    _runs_again(it, back)
+
+
+def _is_free_again(it: Scene, run: Run, since: float, seconds: float) -> None:
+    """Wait until the lock of a run is not its process's any more."""
+    free = it.until(lambda: run.began.pid not in it.holders(), seconds)
+    it.recovery = clock.now() - since
+    it.expect(free, f"its lock was still held {seconds:g} s later")
+
+
+def _runs_again(it: Scene, since: float) -> None:
+    """Once all have ended: when the task ran again first, if it did."""
+    it.until(lambda: all(map(it.has_ended, it.sent)))
+    it.recovery = next((run.began.at - since for run in it.runs if run.began.at > since), None)
+
+
+def _is_over(it: Scene, run: Run) -> bool:
+    return it.now(run).ended is not None or not _is_alive(run.began.pid)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process is there; a pool takes away those of its own that have ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _comes_again(play: Play) -> bool:
+    late = play.task.acks_late and play.task.reject_on_worker_lost
+    return bool(late or getattr(play.task, "retry_on_worker_lost", False))
+
+
+def _is_interruptible(play: Play) -> bool:
+    return play.pool in ("prefork", "solo")
+
+
+def _children(play: Play) -> str | None:
+    return None if play.pool == "prefork" else f"the {play.pool} pool has no process for each task that could be killed"
+
+
+def _reroutable(play: Play) -> str | None:
+    settings = play.runtime.settings
+    encrypted = any("ssl" in name for name in settings.transport_options)
+    if can_be_rerouted(settings.backend, encrypted):
+        return None
+    return f"no proxy can be in front of {settings.backend.masked}: only of redis:// URLs, without TLS"
+
+
+FAULTS = (
+    Fault(name="together", words="called at once, on two workers", act=_together),
+    Fault(name="killed", words="its process is killed (SIGKILL)", act=_kill_child, needs=_children),
+    Fault(name="frozen", words="its worker is frozen for longer than the ttl", act=_stop_worker),
+    Fault(name="shutdown", words="its worker is shut down (SIGTERM), and waits", act=_shut_down),
+    Fault(name="redelivered", words="the broker delivers it again, before and after its end", act=_deliver_again),
+    Fault(
+        name="silent",
+        words="the lock server is silent for a quarter of the ttl",
+        act=_fall_silent,
+        cuts_off=True,
+        needs=_reroutable,
+    ),
+    Fault(
+        name="unreachable",
+        words="the lock server is away for longer than the ttl",
+        act=_go_away,
+        cuts_off=True,
+        needs=_reroutable,
+    ),
+)

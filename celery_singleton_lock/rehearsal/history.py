@@ -1,0 +1,116 @@
+"""What happened at a rehearsal: a file to which every process appends lines, and which runs they show.
+
+The body of a task is noted, and not its lock: what is judged is not asked about itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+#: A worker is ready; a message came to a process; it was refused; its body began, and ended; it has failed for good.
+What = Literal["ready", "met", "refused", "began", "ended", "failed"]
+
+#: How a body ended: by itself, by an exception of its own, by one of ours or of Celery's that stopped it.
+DONE, RAISED, RETRIED, STOPPED = "done", "raised", "retried", "stopped"
+
+
+class Line(NamedTuple):
+    """One line of the history.
+
+    Attributes:
+        what: has happened.
+        at: on this host's steady clock.
+        node, pid: where.
+        task_id, retries: which attempt of which message.
+        run: a name of the run, for its two lines.
+        about: the conflict's policy, how a body ended, or the error.
+        key, fence: of a run's lock; empty and 0 where it has none.
+    """
+
+    what: What
+    at: float
+    node: str
+    pid: int
+    task_id: str = ""
+    retries: int = 0
+    run: str = ""
+    about: str = ""
+    key: str = ""
+    fence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A body that ran.
+
+    Attributes:
+        began: the line that says so.
+        ended: the other one; None where it has not come, and after a SIGKILL never does.
+    """
+
+    began: Line
+    ended: Line | None
+
+    @property
+    def how(self) -> str | None:
+        return self.ended.about if self.ended else None
+
+
+def append(path: Path, line: Line) -> None:
+    """Write a line: one call of the system, so that lines of several processes do not mix."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def read(path: Path) -> list[Line]:
+    """The whole lines so far."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_text().rpartition("\n")
+    return [Line(*json.loads(text)) for text in whole.splitlines()]
+
+
+def runs(lines: Iterable[Line]) -> list[Run]:
+    """The runs, in the order in which they began."""
+    lines = list(lines)
+    ends = {line.run: line for line in lines if line.what == "ended"}
+    began = sorted((line for line in lines if line.what == "began"), key=lambda line: line.at)
+    return [Run(line, ends.get(line.run)) for line in began]
+
+
+def overlaps(ran: Sequence[Run], limit: int, cut: Mapping[str, float]) -> int:
+    """How many runs began while as many as the limit allows, or more, were running.
+
+    Args:
+        ran: in the order in which they began.
+        limit: of the lock.
+        cut: when a run was killed or stopped, by its name; it does not count as running any more.
+    """
+    count = 0
+    for number, run in enumerate(ran):
+        before = [other for other in ran[:number] if _end(other, cut) > run.began.at]
+        count += len(before) >= limit
+    return count
+
+
+def fences_grow(ran: Iterable[Run]) -> bool:
+    """Whether of two runs of one lock the later one has the higher fencing token."""
+    last: dict[str, int] = {}
+    for line in (run.began for run in ran if run.began.fence):
+        if line.fence <= last.get(line.key, 0):
+            return False
+        last[line.key] = line.fence
+    return True
+
+
+def _end(run: Run, cut: Mapping[str, float]) -> float:
+    ended = run.ended.at if run.ended else float("inf")
+    return min(ended, cut.get(run.began.run, float("inf")))

@@ -1,0 +1,325 @@
+"""The place of one fault: two workers with a queue each, the messages that are sent to them, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from celery import uuid
+from celery.signals import before_task_publish
+
+from celery_singleton_lock import clock
+from celery_singleton_lock._celery import keeps_results
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.journal_entry import REFUSALS
+from celery_singleton_lock.options.task import Options
+from celery_singleton_lock.rehearsal import history
+from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Line, Run
+from celery_singleton_lock.rehearsal.proxy import Detour
+from celery_singleton_lock.rehearsal.witness import VARIABLE, Orders
+from celery_singleton_lock.rehearsal.worker import Worker
+from celery_singleton_lock.runtime import Runtime
+
+#: Seconds between two looks at what has happened.
+LOOK_EVERY = 0.05
+
+#: A time limit of a task that has one: its runs last until the fault is over.
+NO_LIMIT = 86_400
+
+#: Calls at once, at most, to fill a lock that several may hold.
+MOST_CALLS = 8
+
+
+class RehearsalFailed(SingletonLockError):
+    """A fault could not be tried: the workers did not start, or the task did not run.
+
+    Attributes:
+        log: what a worker wrote last.
+    """
+
+    def __init__(self, why: str, workers: Sequence[Worker]) -> None:
+        super().__init__(f"{why}; above is what one of the workers wrote last")
+        self.log = next((worker for worker in workers if worker.has_ended), workers[0]).last_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """What is rehearsed.
+
+    Attributes:
+        task: the user's.
+        args, kwargs: of the calls.
+        call: the options of the lock for them.
+        options: those that result.
+        runtime: the app's locks.
+        celery: options of `celery` that name the app.
+        pool: of the workers.
+        patience: seconds that anything may take which ought to happen.
+    """
+
+    task: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    call: Mapping[str, Any] | None
+    options: Options
+    runtime: Runtime
+    celery: Sequence[str]
+    pool: str
+    patience: float
+
+    @property
+    def calls(self) -> int:
+        """As many calls as it takes for one to find no room."""
+        return min(self.options.limit + 1, MOST_CALLS)
+
+    @property
+    def longest(self) -> float:
+        """Seconds that a fault lasts at most, with all that follows."""
+        return 3 * self.options.ttl + 3 * self.patience
+
+
+class Message(NamedTuple):
+    """What it takes to send a message again."""
+
+    headers: Mapping[str, Any]
+    body: Any
+    properties: Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Scene:
+    """One fault's workers and messages.
+
+    Attributes:
+        play: what is rehearsed.
+        orders: of the workers.
+        detour: what is between the lock server and the workers.
+        workers: the two.
+        sent: the ids of the messages that have to reach an end.
+        cut: when runs were killed or frozen, by their names.
+        broken: promises that were, in words.
+        notes: what else there is to say.
+        recovery: seconds from the fault until the lock was free, or the task ran again.
+        messages: as they were sent, by their ids.
+    """
+
+    play: Play
+    orders: Orders
+    detour: Detour
+    workers: list[Worker] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+    cut: dict[str, float] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    recovery: float | None = None
+    messages: dict[str, Message] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[Line]:
+        return history.read(self.orders.history)
+
+    @property
+    def runs(self) -> list[Run]:
+        return history.runs(self.lines)
+
+    def send(self, worker: int) -> str:
+        """Call the task, on this worker; the id of the message."""
+        task, play = self.play.task, self.play
+        limits = {name: NO_LIMIT for name in ("time_limit", "soft_time_limit") if _is_limited(task, name)}
+        given: dict[str, Any] = {"queue": self.workers[worker].queue, **limits}
+        if play.call:
+            given["singleton_lock"] = dict(play.call)
+        with self._keeping_message(task_id := uuid()):
+            task.apply_async(list(play.args), dict(play.kwargs), task_id=task_id, **given)
+        self.sent.append(task_id)
+        return task_id
+
+    def send_again(self, task_id: str, worker: int) -> None:
+        """Deliver a message again, as brokers do; to this worker."""
+        message = self.messages[task_id]
+        app = self.play.task.app
+        with app.producer_pool.acquire(block=True) as producer:
+            queue = app.amqp.queues[self.workers[worker].queue]
+            producer.publish(
+                message.body,
+                exchange=queue.exchange,
+                routing_key=queue.routing_key,
+                serializer=self.play.task.serializer or app.conf.task_serializer,
+                headers=dict(message.headers),
+                declare=[queue],
+                **message.properties,
+            )
+
+    def begun(self, task_id: str) -> Run:
+        """The run of a message, as soon as it has begun.
+
+        Raises:
+            RehearsalFailed: it does not begin.
+        """
+        if not self.until(lambda: self.of(task_id)):
+            raise RehearsalFailed(f"the task did not run within {self.play.patience:g} s", self.workers)
+        return self.of(task_id)[-1]
+
+    def of(self, task_id: str) -> list[Run]:
+        return [run for run in self.runs if run.began.task_id == task_id]
+
+    def now(self, run: Run) -> Run:
+        """What is known of a run by now."""
+        return next(it for it in self.runs if it.began.run == run.began.run)
+
+    def met(self, task_id: str) -> int:
+        """How many copies of a message have come to a worker, put-back ones too."""
+        return sum(line.what == "met" and line.task_id == task_id for line in self.lines)
+
+    def holders(self) -> set[int]:
+        """The processes that hold a lock; not what is kept on purpose, where nobody runs."""
+        keys = {run.began.key for run in self.runs if run.began.key}
+        held = [lock for key in keys for lock in self.play.runtime.store.held(key, limit=self.play.options.limit)]
+        return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
+
+    def until(self, true: Callable[[], object], seconds: float | None = None) -> bool:
+        """Wait for something; whether it came."""
+        deadline = clock.now() + (self.play.patience if seconds is None else seconds)
+        while not true():
+            if clock.now() > deadline:
+                return False
+            clock.sleep(LOOK_EVERY)
+        return True
+
+    def expect(self, is_so: object, otherwise: str) -> None:
+        """A promise, and what to say if it was broken."""
+        if not is_so:
+            self.broken.append(otherwise)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def let_end(self) -> float:
+        """Runs may end from now on; when that is."""
+        self.orders.end.touch()
+        return clock.now()
+
+    def excuse(self, task_id: str) -> None:
+        """This message need not reach an end: its options, or those of Celery, say so."""
+        self.sent.remove(task_id)
+
+    def close(self) -> None:
+        """Let all go on to its end, and judge what every fault has in common."""
+        self.let_end()
+        if self.until(lambda: all(map(self.has_ended, self.sent))):
+            self.expect(self.until(lambda: not self.holders(), self.play.options.ttl + 5.0), "a lock was left held")
+        else:
+            lost = sum(not self.has_ended(task_id) for task_id in self.sent)
+            self.broken.append(f"{lost} of {len(self.sent)} calls reached no end within {self.play.patience:g} s")
+        if over := self.overlaps:
+            self.broken.append(f"{over} overlaps")
+        self.expect(
+            history.fences_grow(self.runs) or self.play.options.limit > 1, "a later run had a lower fencing token"
+        )
+        for how, words in ((RAISED, "failed by an error of its own"), (RETRIED, "asked for a retry by itself")):
+            if any(run.how == how for run in self.runs):
+                self.note(f"the task {words}")
+
+    @property
+    def overlaps(self) -> int:
+        return history.overlaps(self.runs, self.play.options.limit, self.cut)
+
+    def has_ended(self, task_id: str) -> bool:
+        """Whether a message ran to an end, was refused for good, or failed."""
+        if any(run.how in (DONE, RAISED, RETRIED, STOPPED) for run in self.of(task_id)):
+            return True
+        lines = [line for line in self.lines if line.task_id == task_id]
+        return any(line.what == "failed" or (line.what == "refused" and line.about in REFUSALS) for line in lines)
+
+    @contextmanager
+    def _keeping_message(self, task_id: str) -> Iterator[None]:
+        def keep(headers: Any, body: Any, properties: Any, **_: Any) -> None:
+            self.messages[task_id] = Message(dict(headers), body, dict(properties))
+
+        before_task_publish.connect(keep)
+        try:
+            yield
+        finally:
+            before_task_publish.disconnect(keep)
+
+
+@contextmanager
+def scene(play: Play, *, cut_off: bool) -> Iterator[Scene]:
+    """Two workers that are ready, and nothing of them afterwards.
+
+    Args:
+        play: what is rehearsed.
+        cut_off: whether the lock server is to be reached by way of a proxy.
+
+    Raises:
+        RehearsalFailed: a worker does not start.
+    """
+    name = f"rehearsal-{secrets.token_hex(4)}"
+    with ExitStack() as exits:
+        directory = exits.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))
+        detour = exits.enter_context(Detour(play.runtime.settings.backend.urls if cut_off else ()))
+        prefix = f"{play.runtime.settings.prefix[:60]}:{name}"
+        orders = Orders(directory, play.task.name, prefix, detour.backend, play.longest, os.getpid())
+        made = Scene(play, orders, detour)
+        exits.callback(_forget, play, made)
+        for number in range(2):
+            made.workers.append(exits.enter_context(_worker(play, orders, f"{name}-{number}")))
+        exits.callback(_dismiss, made)
+        _wait_until_ready(made)
+        yield made
+
+
+def _worker(play: Play, orders: Orders, name: str) -> Worker:
+    return Worker(
+        f"{name}@rehearsal",
+        name,
+        options=play.celery,
+        pool=play.pool,
+        concurrency=1 if play.pool == "solo" else play.calls,
+        environment={VARIABLE: orders.dumps()},
+        log=Path(orders.directory, f"{name}.log"),
+    )
+
+
+def _wait_until_ready(made: Scene) -> None:
+    def ready() -> bool:
+        return sum(line.what == "ready" for line in made.lines) == len(made.workers)
+
+    made.until(lambda: ready() or any(worker.has_ended for worker in made.workers))
+    if not ready():
+        raise RehearsalFailed("the workers did not start", made.workers)
+
+
+def _dismiss(made: Scene) -> None:
+    """Have the workers end, both at once: they give the broker back what they hold of its messages."""
+    made.let_end()
+    made.detour.come_back()
+    for worker in made.workers:
+        worker.go_on()
+        worker.shut_down()
+
+
+def _forget(play: Play, made: Scene) -> None:
+    """Leave nothing on the broker, nor in the result backend."""
+    app = play.task.app
+    if keeps_results(play.task.backend):
+        for task_id in made.messages:
+            play.task.AsyncResult(task_id).forget()
+    with app.connection_for_write() as connection:
+        for worker in made.workers:
+            queue = app.amqp.queues[worker.queue](connection.default_channel)
+            queue.declare()  # Brokers of kombu's delete bindings that this channel knows.
+            queue.delete()
+            if queue.exchange.name == queue.name:
+                queue.exchange.delete()
+
+
+def _is_limited(task: Any, name: str) -> bool:
+    return bool(getattr(task, name, None) or task.app.conf.get(f"task_{name}"))

@@ -1,0 +1,155 @@
+"""The rehearsal's part in its workers: notes when the task's body begins and ends, and keeps it going for a fault.
+
+A worker imports it (`celery worker -I`) and finds in the environment what it is to do. The user's code stays as it is:
+the task's `run` is wrapped in this process alone, outside of whatever it does and within its lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from celery.exceptions import Retry
+from celery.signals import task_failure, task_prerun, worker_init, worker_ready
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Line, What, append
+from celery_singleton_lock.signals import lock_conflict
+
+#: The environment variable with the orders, as JSON: a command line would show the lock server's password to everybody.
+VARIABLE = "SINGLETON_LOCK_REHEARSAL"
+
+#: Seconds between two looks whether a run may end.
+LOOK_EVERY = 0.02
+
+#: Seconds between two looks whether the rehearsal is still there.
+LOOK_FOR_PARENT_EVERY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker of a rehearsal is to do.
+
+    Attributes:
+        directory: where the history is, and a file `end` as soon as runs may end.
+        task: the task's name.
+        prefix: of the locks' keys.
+        backend: where the locks are; None: as the app says.
+        longest: seconds that a run is kept going at most.
+        parent: the process that started the worker, which ends with it.
+    """
+
+    directory: str
+    task: str
+    prefix: str
+    backend: str | None
+    longest: float
+    parent: int
+
+    @property
+    def history(self) -> Path:
+        return Path(self.directory, "history")
+
+    @property
+    def end(self) -> Path:
+        """The file that lets runs end."""
+        return Path(self.directory, "end")
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Witness:
+    """Notes what happens in this worker, from its start."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._running = threading.local()
+        worker_init.connect(self._begin)
+        worker_ready.connect(self._ready)
+        task_prerun.connect(self._met)
+        task_failure.connect(self._failed)
+        lock_conflict.connect(self._refused)
+
+    def _begin(self, sender: Any, **_: Any) -> None:
+        """Before the pool is made, whose processes inherit all this."""
+        self._node = sender.hostname
+        conf = sender.app.conf
+        conf.singleton_lock_prefix = self._orders.prefix
+        conf.singleton_lock_journal = 0  # Which is kept for a month.
+        if self._orders.backend is not None:
+            conf.singleton_lock_backend = self._orders.backend
+        task = sender.app.tasks[self._orders.task]
+        task.run = self._watched(task, task.run)
+
+    def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if task.request.called_directly or getattr(self._running, "now", False):
+                return run(*args, **kwargs)
+            self._running.now = True
+            about = (task.request.id, task.request.retries, secrets.token_hex(4))
+            self._note("began", *about, key=task.lock.key, fence=task.lock.fence)
+            how = STOPPED
+            try:
+                value = run(*args, **kwargs)
+                self._go_on()
+                how = DONE
+            except LockLost:
+                raise
+            except Exception as error:
+                self._go_on()
+                how = RETRIED if isinstance(error, Retry) else RAISED
+                raise
+            finally:
+                self._note("ended", *about, about=how)
+                self._running.now = False
+            return value
+
+        return watched
+
+    def _go_on(self) -> None:
+        """Have the run last until it may end: a fault is to meet it."""
+        deadline = clock.now() + self._orders.longest
+        while not self._orders.end.exists() and clock.now() < deadline:
+            clock.sleep(LOOK_EVERY)
+
+    def _ready(self, sender: Any, **_: Any) -> None:
+        self._note("ready")
+        sender.timer.call_repeatedly(LOOK_FOR_PARENT_EVERY, self._end_without_parent)
+
+    def _end_without_parent(self) -> None:
+        if os.getppid() != self._orders.parent:
+            with suppress(FileNotFoundError):
+                self._orders.end.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _met(self, sender: Any, task_id: str, **_: Any) -> None:
+        if sender.name == self._orders.task:
+            self._note("met", task_id, sender.request.retries)
+
+    def _failed(self, sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
+        if sender.name == self._orders.task:
+            self._note("failed", task_id, about=type(exception).__name__)
+
+    def _refused(self, sender: Any, task_id: str, policy: str, **_: Any) -> None:
+        if sender.name == self._orders.task:
+            self._note("refused", task_id, about=policy)
+
+    def _note(self, what: What, *message: Any, **more: Any) -> None:
+        append(self._orders.history, Line(what, clock.now(), self._node, os.getpid(), *message, **more))
+
+
+if VARIABLE in os.environ:
+    #: Kept, since signals refer to receivers weakly.
+    witness = Witness(Orders(**json.loads(os.environ[VARIABLE])))

@@ -1,0 +1,222 @@
+"""`celery locks rehearse`: an app's own task under faults, on workers that the command starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_singleton_lock.backend import Backend
+from celery_singleton_lock.rehearsal.faults import FAULTS
+from celery_singleton_lock.rehearsal.proxy import Detour, can_be_rerouted
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import Shop, is_alive, until
+from tests.integration.operators import APP, EXCLUSIVE, ask, environment_of, program
+from tests.patience import LIMIT
+from tests.programs import ROOT
+
+ALL = [fault.name for fault in FAULTS]
+
+
+def rehearsal(*options: str, task: str) -> list[str]:
+    return program("locks", "rehearse", "--yes", "--timeout", str(LIMIT), *options, f"{APP}.{task}", "report")
+
+
+def rehearsed(shop: Shop, task: str, *arguments: str, status: int = 0, **conf: Any) -> dict[str, dict[str, Any]]:
+    """What came of each fault."""
+    command = rehearsal("--json", *arguments, task=task)
+    env = {**os.environ, **environment_of(shop, **{"singleton_lock_ttl": 5.0, **conf})}
+    shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert shown.returncode == status, shown.stdout + shown.stderr
+    return {line["fault"]: line for line in map(json.loads, shown.stdout.splitlines())}
+
+
+def test_a_call_at_once_on_two_workers(shop: Shop) -> None:
+    outcome = rehearsed(shop, "exclusive", "--fault", "together")["together"]
+    assert (outcome["kept"], outcome["runs"], outcome["overlaps"]) == (True, 1, 0)
+    with Redis.from_url(shop.conf["broker_url"]) as broker, Redis.from_url(shop.conf["result_backend"]) as results:
+        assert [key for key in broker.scan_iter() if b"rehearsal-" in key] == []
+        assert [*results.scan_iter()] == []
+
+
+def test_key_that_differs_from_call_to_call_is_found(shop: Shop) -> None:
+    outcomes = rehearsed(shop, "unstably_keyed", "--fault", "together", status=1)
+    assert outcomes["together"]["kept"] is False
+    assert outcomes["together"]["broken"] == ["1 overlaps"]
+
+
+def test_worker_that_does_not_start_says_why(shop: Shop) -> None:
+    command = rehearsal("--pool", "nonsense", task="exclusive")
+    env = {**os.environ, **environment_of(shop)}
+    shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert shown.returncode == 1
+    assert "    Error: Invalid value for '-P' / '--pool': 'nonsense'" in shown.stderr
+    assert "Error: the workers did not start" in shown.stderr
+
+
+@pytest.mark.slow
+class TestFaults:
+    def test_of_a_task_that_is_acknowledged_early(self, shop: Shop) -> None:
+        outcomes = rehearsed(shop, "exclusive")
+        assert {name: outcome["kept"] for name, outcome in outcomes.items()} == dict.fromkeys(ALL, True)
+        assert [outcome["overlaps"] for outcome in outcomes.values()] == [0] * len(ALL)
+        (killed,) = outcomes["killed"]["notes"]
+        assert "is lost" in killed
+        assert "reject_on_worker_lost=True" in killed
+        (frozen,) = outcomes["frozen"]["notes"]
+        assert "the frozen run was stopped" in frozen
+
+    def test_of_a_task_that_comes_again(self, shop: Shop) -> None:
+        outcomes = rehearsed(shop, "rejected_when_lost", "--fault", "killed", "--fault", "redelivered")
+        assert outcomes["killed"]["runs"] == 3, "the killed one, the same again, and the next call"
+        assert outcomes["killed"]["notes"] == []
+        assert outcomes["redelivered"]["runs"] == 1
+        assert all(outcome["kept"] for outcome in outcomes.values())
+
+    @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+    def test_on_each_pool(self, shop: Shop, pool: str) -> None:
+        faults = [word for name in ("killed", "frozen", "unreachable") for word in ("--fault", name)]
+        outcomes = rehearsed(shop, "waiting", "--pool", pool, *faults)
+        kept = {name: outcome["kept"] for name, outcome in outcomes.items()}
+        assert kept == {"killed": None, "frozen": True, "unreachable": True}
+
+    def test_waiters_and_semaphores(self, shop: Shop) -> None:
+        outcome = rehearsed(shop, "paired", "--fault", "together")["together"]
+        assert (outcome["kept"], outcome["runs"], outcome["overlaps"]) == (True, 3, 0)
+
+    def test_with_a_ttl_of_its_own(self, shop: Shop) -> None:
+        outcome = rehearsed(shop, "exclusive", "--fault", "frozen", "--ttl", "1", singleton_lock_ttl=600)["frozen"]
+        assert outcome["kept"]
+
+    def test_task_that_goes_on_without_its_lock(self, shop: Shop) -> None:
+        outcome = rehearsed(shop, "warned", "--fault", "frozen")["frozen"]
+        assert outcome["kept"]
+        assert outcome["notes"] == [
+            "on_lock_lost is 'warn': the frozen run went on after it woke, beside the other one"
+        ]
+
+    def test_copy_that_has_another_key_is_found(self, shop: Shop) -> None:
+        outcome = rehearsed(shop, "unstably_keyed", "--fault", "redelivered", status=1)["redelivered"]
+        assert "a copy ran while the message was running" in outcome["broken"]
+
+    def test_worker_that_is_not_shut_down_warmly_is_found(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("REMAP_SIGTERM", "SIGQUIT")
+        outcome = rehearsed(shop, "exclusive", "--fault", "shutdown", status=1)["shutdown"]
+        assert "the run was stopped" in outcome["broken"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_leaves_no_worker_behind(shop: Shop, number: int) -> None:
+    env = {**os.environ, **environment_of(shop)}
+    with subprocess.Popen(rehearsal("--fault", "shutdown", task="exclusive"), env=env, cwd=ROOT) as command:
+        shop.record.wait_for(starts=1)
+        workers = children(command.pid)
+        assert len(workers) == 2
+        command.send_signal(number)
+        until(lambda: not any(map(is_alive, workers)))
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(status.parent.name))
+    return found
+
+
+class TestBeforeAnythingRuns:
+    def test_asks(self, shop: Shop) -> None:
+        asked = ask(shop, "rehearse", EXCLUSIVE, "report", answer="n\n")
+        assert asked.exit_code == 1
+        assert f"Run {EXCLUSIVE} about 14 times" in asked.stderr
+        assert "Aborted!" in asked.stderr
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ([f"{EXCLUSIVE}s", "report"], "did you mean"),
+            ([f"{APP}.plain", "report"], "is not exclusive"),
+            ([EXCLUSIVE], "cannot be called like that"),
+            (["--fault", "earthquake", EXCLUSIVE, "report"], "'earthquake' is not one of"),
+        ],
+    )
+    def test_refuses_a_wrong_command_line(self, shop: Shop, words: list[str], says: str) -> None:
+        refused = ask(shop, "rehearse", "--yes", *words)
+        assert refused.exit_code == 2
+        assert says in refused.stderr
+
+    @pytest.mark.parametrize(
+        ("conf", "says"),
+        [
+            ({"task_always_eager": True}, "task_always_eager"),
+            ({"singleton_lock_enabled": False}, "singleton_lock_enabled"),
+            ({"singleton_lock_backend": "memory://"}, "in each process of its own"),
+        ],
+    )
+    def test_refuses_settings_under_which_nothing_can_be_seen(
+        self, shop: Shop, conf: dict[str, Any], says: str
+    ) -> None:
+        refused = ask(shop, "rehearse", "--yes", EXCLUSIVE, "report", **conf)
+        assert refused.exit_code == 1
+        assert says in refused.stderr
+
+    def test_ttl_that_no_worker_takes_from_a_message(self, shop: Shop) -> None:
+        refused = ask(shop, "rehearse", "--yes", "--ttl", "1", EXCLUSIVE, "report", singleton_lock_accept="none")
+        assert refused.exit_code == 1
+        assert "singleton_lock_accept" in refused.stderr
+
+
+class TestDetour:
+    def test_silent_server_answers_late(self, redis_server: RedisServer) -> None:
+        with Detour([redis_server.url_of(2)]) as detour, Redis.from_url(detour.backend, socket_timeout=0.2) as client:
+            assert client.ping()
+            detour.fall_silent()
+            with pytest.raises(RedisTimeoutError):
+                client.ping()
+            detour.speak()
+            assert client.ping()
+
+    def test_server_that_is_away_is_back_at_the_same_place(self, redis_server: RedisServer) -> None:
+        with Detour([redis_server.url_of(2)]) as detour, Redis.from_url(detour.backend) as client:
+            assert client.ping()
+            detour.go_away()
+            with pytest.raises(RedisConnectionError):
+                client.ping()
+            detour.come_back()
+            assert client.ping()
+
+    def test_url_keeps_all_but_its_place(self) -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as server:
+            port = server.getsockname()[1]
+            with Detour([f"redis://me:p%40ss@127.0.0.1:{port}/3?protocol=3"]) as detour:
+                assert detour.backend is not None
+                before, _, after = detour.backend.partition("@127.0.0.1:")
+                assert (before, after.partition("/")[2]) == ("redis://me:p%40ss", "3?protocol=3")
+                assert after.partition("/")[0] != str(port)
+
+    @pytest.mark.parametrize(
+        ("url", "possible"),
+        [
+            ("redis://one", True),
+            ("redis://one;redis://two;redis://three", True),
+            ("rediss://one", False),
+            ("sentinel://one/service", False),
+            ("redis+cluster://one", False),
+            ("unix:///run/redis", False),
+        ],
+    )
+    def test_only_where_a_proxy_can_be(self, url: str, possible: bool) -> None:
+        assert can_be_rerouted(Backend.parse(url), False) is possible
+        assert not can_be_rerouted(Backend.parse(url), True)

@@ -1,0 +1,68 @@
+"""What a rehearsal's history shows, of which faults it must not miss one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from celery_singleton_lock.rehearsal.history import DONE, Line, Run, append, fences_grow, overlaps, read, runs
+
+
+def began(run: str, at: float, *, key: str = "k", fence: int = 0) -> Line:
+    return Line("began", at, "one@test", 1, "id", 0, run, key=key, fence=fence)
+
+
+def ended(run: str, at: float) -> Line:
+    return Line("ended", at, "one@test", 1, "id", 0, run, DONE)
+
+
+def of(*lines: Line) -> list[Run]:
+    return runs(lines)
+
+
+def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    assert read(history) == []
+    lines = [began("a", 1.5, fence=7), ended("a", 2.0)]
+    for line in lines:
+        append(history, line)
+    with history.open("a") as file:
+        file.write('["began", 3.0, "half a li')
+    assert read(history) == lines
+
+
+def test_runs_are_in_the_order_in_which_they_began() -> None:
+    first, second = of(began("b", 2.0), ended("b", 3.0), began("a", 1.0))
+    assert (first.began.run, first.how, second.began.run, second.how) == ("a", None, "b", DONE)
+
+
+class TestOverlaps:
+    def test_none_where_one_follows_the_other(self) -> None:
+        assert overlaps(of(began("a", 1.0), ended("a", 2.0), began("b", 2.0)), 1, {}) == 0
+
+    def test_one_that_begins_within_another(self) -> None:
+        assert overlaps(of(began("a", 1.0), began("b", 1.5), ended("b", 1.6), ended("a", 2.0)), 1, {}) == 1
+
+    def test_one_that_never_ends_runs_for_ever(self) -> None:
+        assert overlaps(of(began("a", 1.0), began("b", 1000.0)), 1, {}) == 1
+
+    def test_one_that_was_killed_does_not_run(self) -> None:
+        ran = of(began("a", 1.0), began("b", 2.0))
+        assert overlaps(ran, 1, {"a": 1.5}) == 0
+        assert overlaps(ran, 1, {"a": 2.5}) == 1
+
+    def test_as_many_as_the_limit_allows(self) -> None:
+        ran = of(began("a", 1.0), began("b", 1.1), began("c", 1.2), ended("a", 1.15))
+        assert overlaps(ran, 2, {}) == 0
+        assert overlaps(ran, 1, {}) == 2
+
+
+class TestFences:
+    def test_grow(self) -> None:
+        assert fences_grow(of(began("a", 1.0, fence=1), began("b", 2.0, fence=2)))
+
+    def test_do_not(self) -> None:
+        assert not fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, fence=2)))
+        assert not fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, fence=1)))
+
+    def test_are_those_of_one_lock(self) -> None:
+        assert fences_grow(of(began("a", 1.0, fence=2), began("b", 2.0, key="other", fence=1), began("c", 3.0)))
