@@ -30,13 +30,16 @@ class Bell(Protocol):
     ) -> None: ...
 
     def wait(self, timeout: float) -> object:
-        """Return when the lock may be free: woken, or after `timeout` seconds, or now and then.
+        """Return when the lock may be free: woken, or after `timeout` seconds, or now and then; true if it was woken.
 
         The place in the queue is kept until this waiter was woken.
 
         Raises:
             LockUnavailable: no answer, or an error.
         """
+
+    def pass_on(self) -> None:
+        """Wake another one in its place: it has not taken what it was woken for."""
 
 
 class AskingWaiter:
@@ -53,6 +56,8 @@ class AskingWaiter:
         self._ask = ask
         self._leave = leave
         self._found: Lease | Held | Record | None = None
+        #: Whether it was woken, and has not looked since; or has found that it wants no lock any more.
+        self._rang = False
         #: Whether its connection has broken, and how long it waits after the next time.
         self._was_cut = False
         self._pause = PAUSE
@@ -64,6 +69,8 @@ class AskingWaiter:
         if error is not None or self._may_be_given_more():
             # Interrupted between reading and returning, the lock may be ours, and nobody knows.
             self._leave(error is not None or not isinstance(self._found, Lease))
+        if self._rang:
+            self._bell.pass_on()
         self._bell.__exit__(kind, error, tb)
 
     def wait(self, timeout: float) -> Lease | Held | Record:
@@ -83,11 +90,13 @@ class AskingWaiter:
         """See `Waiter.ask`."""
         self._found = None
         self._found = self._ask()
+        if not isinstance(self._found, Record):
+            self._rang = False  # It has the lock, or whoever has it wakes the next one.
         return self._found
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
         """What was brought along by who woke it; None if that is nothing."""
-        self._bell.wait(timeout)
+        self._rang |= bool(self._bell.wait(timeout))
         return None
 
     def _may_be_given_more(self) -> bool:
@@ -119,3 +128,5 @@ class _Clock:
 
     def wait(self, timeout: float) -> None:
         clock.sleep(min(timeout, chance.spread(self._every)))
+
+    def pass_on(self) -> None: ...

@@ -16,7 +16,7 @@ from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Waiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
@@ -50,6 +50,8 @@ def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) 
     class Broken:
         def __exit__(self, *_: object) -> None: ...
 
+        def pass_on(self) -> None: ...
+
         def wait(self, timeout: float) -> None:
             raise LockUnavailable("server", "cut")
 
@@ -58,6 +60,38 @@ def test_what_was_found_after_a_break_is_kept(found: Lease | None, frees: bool) 
     with AskingWaiter(Broken(), lambda: found or held, left.append) as waiter:  # type: ignore[arg-type]
         waiter.wait(0.0)
     assert left == [frees]
+
+
+@pytest.mark.parametrize(
+    ("found", "passes_on"),
+    [
+        (Lease(KEY, "o", ttl=TTL, fence=1, sent_at=0.0), False),
+        (Held(None, "other", 1.0), False),
+        (Record("its message", b"", 60.0), True),
+        (LockUnavailable("server", "no majority"), True),
+    ],
+)
+def test_wake_up_that_was_not_used_is_passed_on(found: object, passes_on: bool) -> None:
+    """A copy that is woken, and finds that its message is done, does not need the lock: the next one does."""
+    passed: list[bool] = []
+
+    class Rings:
+        def __exit__(self, *_: object) -> None: ...
+
+        def pass_on(self) -> None:
+            passed.append(True)
+
+        def wait(self, timeout: float) -> bool:
+            return True
+
+    def ask() -> Lease | Held | Record:
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[return-value]
+
+    with suppress(LockUnavailable), AskingWaiter(Rings(), ask) as waiter:
+        waiter.wait(1.0)
+    assert passed == [True] * passes_on
 
 
 @pytest.fixture

@@ -676,11 +676,11 @@ class TestSemaphore:
 
 
 class TestWaiting:
-    def wait_for(self, store: RedlockStore) -> tuple[threading.Thread, list[float]]:
+    def wait_for(self, store: RedlockStore, holder: Holder = ME) -> tuple[threading.Thread, list[float]]:
         got: list[float] = []
 
         def wait() -> None:
-            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=holder)
             with store.waiter(request) as waiter:
                 found = store.acquire(replace(request, waiting=True))
                 while isinstance(found, Held):
@@ -704,6 +704,32 @@ class TestWaiting:
         store.free(lease)
         thread.join(30)
         assert got[0] - released_at < 3.0, "not by the end of a slice"
+
+    def test_copy_that_is_done_wakes_the_next_one(
+        self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was woken for a lock that it does not take."""
+        monkeypatch.setattr("celery_singleton_lock.stores.redis.waiter.SLICE", 60.0)
+        lease = taken(store, ttl=60, holder=ME)
+        copy = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True, once=True)
+        assert isinstance(store.acquire(copy), Held)
+        found: list[object] = []
+
+        def wait() -> None:
+            with store.waiter(copy) as waiter:
+                found.append(waiter.wait(60))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: blocked(nodes) == 1, "the copy waits")
+        other = open_url(nodes.url, BELIEVED)
+        behind, _ = self.wait_for(other, holder=Holder("another"))
+        until(lambda: blocked(nodes) == 2, "and another task behind it")
+        store.free(lease, record=Record(ME.message, b"", 60.0))
+        thread.join(30)
+        assert isinstance(found[0], Record)
+        behind.join(30)
+        assert not behind.is_alive()
 
     def test_nothing_is_left_of_waiters(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store)

@@ -243,7 +243,11 @@ class _MemoryBell:
     def __exit__(self, *_: object) -> None:
         self._store.leave(self)
 
-    def wait(self, timeout: float) -> None:
+    def pass_on(self) -> None:
+        self.woken.set()  # As one that leaves before it has looked.
+
+    def wait(self, timeout: float) -> bool:
         self._store.queue(self)
-        if self.woken.wait(timeout):
+        if woken := self.woken.wait(timeout):
             self.woken.clear()
+        return woken

@@ -93,19 +93,23 @@ class RedisBell:
         connection, self._connection = self._connection, None
         with suppress(RedisError, OSError), self._exits:
             if self._behind is None and connection is not None and connection.unanswered and _answered(connection):
-                # Woken while it left: somebody else may need that.
-                self._server_of().run(lock_commands.wake(self._key))
+                self.pass_on()  # Woken while it left: somebody else may need that.
 
     @property
     def is_open(self) -> bool:
         """Whether the server still has something to do for it."""
         return self._connection is not None and self._connection.unanswered > 0
 
+    def pass_on(self) -> None:
+        """See `Bell.pass_on`."""
+        with suppress(RedisError, OSError):
+            self._server_of().run(lock_commands.wake(self._key))
+
     def wait(self, timeout: float) -> Any:
         """See `Bell.wait`.
 
         Returns:
-            The answer to what stood behind; None if there is none.
+            The answer to what stood behind, or True where nothing did; None if it was not woken.
         """
         try:
             connection = self._queued()
@@ -123,11 +127,11 @@ class RedisBell:
             raise LockUnavailable(self._server, words_of(error)) from error
 
     def _heard(self, connection: Connection) -> Any:
-        """The last answer that is still to come."""
+        """The last answer that is still to come; True where that is the one which wakes it."""
         answer = None
         while connection.unanswered:
             answer = connection.read()
-        return None if self._behind is None else self._behind.understood(answer)
+        return True if self._behind is None else self._behind.understood(answer)
 
     def _queued(self) -> Connection:
         """The connection on which the command is open."""

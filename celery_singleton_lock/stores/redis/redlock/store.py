@@ -327,14 +327,15 @@ class _NodesBell(RedisBell):
         first = zlib.crc32(key.encode()) % len(nodes)
         self._order = [*nodes[first:], *nodes[:first]]
 
-    def wait(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> Any:
         node = self._node()
         try:
-            super().wait(timeout)
+            return super().wait(timeout)
         except LockUnavailable as error:
             # The next question finds another node, or that there is no majority.
             node.failed(error)
             clock.sleep(min(timeout, MIN_ANSWER))
+            return None
 
     def _node(self) -> Node:
         return next((node for node in self._order if not node.is_avoided), self._order[0])
