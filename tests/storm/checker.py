@@ -71,6 +71,8 @@ class Fault:
     pids: frozenset[int]
     #: The lock server that has forgotten something by it; empty for none.
     forgot: str
+    #: Whether lock servers did not answer meanwhile.
+    silent: bool
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class _History:
 
     def _sent(self, line: Line) -> None:
         self.sent[line["message"]] = line
+        if not line.get("after"):
+            self.broker.setdefault(line["message"], "queued")
 
     def _unsure(self, line: Line) -> None:
         self.unsure.add(line["message"])
@@ -160,7 +164,9 @@ class _History:
 
     def _fault(self, line: Line) -> None:
         pids = frozenset(line.get("pids", ()))
-        self.faults.append(Fault(line["kind"], line["begin"], line["at"], pids, line.get("forgot", "")))
+        self.faults.append(
+            Fault(line["kind"], line["begin"], line["at"], pids, line.get("forgot", ""), line.get("silent", False))
+        )
 
     def by_key(self) -> Iterator[list[Attempt]]:
         """The attempts of each key, in the order of their starts."""
@@ -168,6 +174,10 @@ class _History:
         for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.start):
             keys[attempt.key, attempt.limit].append(attempt)
         yield from keys.values()
+
+    def silent(self, begin: float, end: float) -> bool:
+        """Whether a lock server did not answer at some time between."""
+        return any(one.silent and one.end >= begin and one.begin <= end for one in self.faults)
 
     def forgot(self, begin: float, end: float, at_least: int) -> bool:
         """Whether so many lock servers have forgotten something in that time."""
@@ -270,6 +280,8 @@ class Checker:
         died = [one for one in history.faults if first.pid in one.pids and first.end <= one.end < second.start]
         if died and not told:
             return "killed before it was recorded"
+        if not told and history.silent(first.end, second.start):
+            return "done while the lock server was silent"
         if history.forgot(first.end - self._ttl, second.start, self._quorum):
             return "lock server forgot"
         return ""

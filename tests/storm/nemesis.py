@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from redis import Redis
@@ -20,7 +20,7 @@ from tests.storm import history
 from tests.storm.scene import TTL, Durable, Host, Scene, children_of, end, group_of
 
 #: Seconds from one fault to the next of one nemesis.
-PAUSE = 0.3, 3.0
+PAUSE = 0.1, 1.5
 
 #: Seconds for which a server or a way to it is silent.
 SILENCE = 0.3, 2.5 * TTL
@@ -36,10 +36,12 @@ class Struck:
     Attributes:
         pids: of processes that were concerned; none where all are.
         forgot: the server that has forgotten something.
+        silent: lock servers did not answer.
     """
 
     pids: list[int] = field(default_factory=list)
     forgot: str = ""
+    silent: bool = False
 
 
 Strike = Callable[["Nemesis"], Struck | None]
@@ -114,16 +116,26 @@ class Nemesis:
     def _run(self) -> None:
         try:
             while not self._stopped.wait(self.chance.uniform(*PAUSE)):
-                self._strike(self.chance.choice(sorted(self._kinds)))
+                if self._host:
+                    self._revive(self._host)
+                if self._kinds:
+                    self._strike(self.chance.choice(sorted(self._kinds)))
         except BaseException as error:  # noqa: BLE001 - the storm raises it
             self.error = error
+
+    def _revive(self, host: Host) -> None:
+        for what in self.scene.revive(host):
+            self._note(f"{what}: ended by itself", clock.now(), Struck())
 
     def _strike(self, name: str) -> None:
         begin = clock.now()
         struck = self._kinds[name](self)
         if struck is not None:
-            line = {"event": "fault", "kind": name, "begin": begin, "at": clock.now()}
-            history.append(self.scene.history, {**line, "pids": struck.pids, "forgot": struck.forgot})
+            self._note(name, begin, struck)
+
+    def _note(self, name: str, begin: float, struck: Struck) -> None:
+        line = {"event": "fault", "kind": name, "begin": begin, "at": clock.now(), **asdict(struck)}
+        history.append(self.scene.history, line)
 
 
 # Processes
@@ -138,7 +150,8 @@ def _worker(nemesis: Nemesis) -> tuple[Host, str, list[int]]:
 
 def _restart(nemesis: Nemesis, host: Host, pool: str, *arguments: str) -> None:
     host.workers[pool] = nemesis.scene.worker(host, pool, *arguments)
-    host.workers[pool].wait_until_ready()
+    with suppress(AssertionError):  # It has ended: something else struck, and it is started again.
+        host.workers[pool].wait_until_ready()
 
 
 def _child(nemesis: Nemesis) -> int | None:
@@ -299,13 +312,13 @@ def stall(nemesis: Nemesis) -> Struck:
         nemesis.silence()
     finally:
         server.resume()
-    return Struck()
+    return Struck(silent=True)
 
 
 @kind(LOCKS, "lock server: DEBUG SLEEP")
 def debug_sleep(nemesis: Nemesis) -> Struck:
     _ask(nemesis.server, "DEBUG", "SLEEP", nemesis.chance.uniform(0.2, TTL / 2))
-    return Struck()
+    return Struck(silent=True)
 
 
 @kind(LOCKS, "lock server: restarts with its data")
@@ -314,7 +327,7 @@ def restart(nemesis: Nemesis) -> Struck:
     server.kill()
     nemesis.wait(nemesis.chance.uniform(0.0, TTL))
     server.start()
-    return Struck()
+    return Struck(silent=True)
 
 
 @kind(LOCKS, "lock server: restarts empty")
@@ -346,7 +359,7 @@ def client_pause(nemesis: Nemesis) -> Struck:
     seconds = nemesis.chance.uniform(0.1, TTL)
     _ask(nemesis.server, "CLIENT", "PAUSE", round(seconds * 1000))
     nemesis.wait(seconds)
-    return Struck()
+    return Struck(silent=True)
 
 
 @kind(LOCKS, "lock server: SCRIPT FLUSH")
@@ -374,7 +387,7 @@ def _partition(name: str, **held: bool) -> None:
             nemesis.silence()
         finally:
             way.let_through()
-        return Struck()
+        return Struck(silent=True)
 
 
 for _name, _held in (
@@ -393,20 +406,20 @@ def slow(nemesis: Nemesis) -> Struck:
         nemesis.wait(nemesis.chance.uniform(0.5, 2 * TTL))
     finally:
         way.delay(0.0)
-    return Struck()
+    return Struck(silent=True)
 
 
 @kind(LOCKS, "network: replies lost")
 def lose(nemesis: Nemesis) -> Struck:
     _way(nemesis).lose(nemesis.chance.randint(1, 8))
     nemesis.wait(0.5)
-    return Struck()
+    return Struck(silent=True)
 
 
 @kind(LOCKS, "network: connections half open")
 def half_open(nemesis: Nemesis) -> Struck:
     _way(nemesis).forsake()
-    return Struck()
+    return Struck(silent=True)
 
 
 @kind(LOCKS, "network: connections cut")

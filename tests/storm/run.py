@@ -79,6 +79,8 @@ def _calm(made: Scene, load: Load) -> None:
     """Wait for all that is to end, and write down what does not."""
     began = clock.now()
     while (pending := load.look()) and clock.now() < began + CALM:
+        for host in made.hosts.values():
+            made.revive(host)
         clock.sleep(0.2)
     waiting = _in_broker(made) & pending
     for message in waiting:

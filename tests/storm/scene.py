@@ -23,8 +23,14 @@ from tests.storm import history
 #: Seconds of each lock.
 TTL = 4.0
 
-#: Of a broker that takes a message which was not acknowledged for so many seconds for lost.
-FORGETFUL = {"visibility_timeout": 8, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+#: Of a broker that takes a message which was not acknowledged for eight seconds for lost. Who looks for these locks the
+#: others out meanwhile: for five minutes, unless told otherwise, if it is killed while it looks.
+FORGETFUL = {
+    "visibility_timeout": 8,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 4,
+}
 
 #: Each host's workers: a name and a pool, and which number of bodies at once.
 WORKERS = {
@@ -45,32 +51,25 @@ class Durable(RedisServer):
     def forget(self) -> None:
         """Die, and come back empty."""
         self.kill()
-        self._remove(self._directory)
+        self._remove()
         self.start()
 
     def go_back(self, seconds: float) -> None:
         """Die, and come back with the data of so many seconds ago."""
         older = self._directory.with_name(f"{self._directory.name}.older")
-        shutil.copytree(self._directory, older, ignore=lambda folder, names: [_SOCKET, "log"])
+        shutil.copytree(self._directory, older, ignore=shutil.ignore_patterns("redis.sock", "log"))
         try:
             clock.sleep(seconds)
             self.kill()
-            self._remove(self._directory)
+            self._remove()
             shutil.copytree(older, self._directory, dirs_exist_ok=True)
         finally:
             shutil.rmtree(older)
         self.start()
 
-    def _remove(self, directory: Path) -> None:
-        for entry in directory.iterdir():
+    def _remove(self) -> None:
+        for entry in self._directory.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-    def start(self) -> None:
-        # One that was killed in the middle of a line leaves that line out.
-        super().start()
-
-
-_SOCKET = "redis.sock"
 
 
 class Host:
@@ -135,6 +134,17 @@ class Scene:
                 arguments=arguments,
             )
         )
+
+    def revive(self, host: Host) -> list[str]:
+        """Start again what has ended by itself on a host, as a supervisor does; what that was."""
+        ended = [pool for pool, worker in host.workers.items() if worker.process.poll() is not None]
+        for pool in ended:
+            host.workers[pool].kill()
+            host.workers[pool] = self.worker(host, pool)
+        if host.beat and host.beat.process.poll() is not None:
+            host.beat = self.start_beat(host)
+            ended.append("beat")
+        return ended
 
     def start_beat(self, host: Host) -> Process:
         self._starts += 1

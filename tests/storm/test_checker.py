@@ -10,6 +10,9 @@ from tests.storm.checker import Checker, Verdict
 
 TTL = 4.0
 
+#: A message that was put back, and taken off the list by nobody who lived to note it.
+QUEUED_AGAIN = (1, "taken"), (2, "queued")
+
 Lines = list[dict[str, Any]]
 
 
@@ -140,6 +143,16 @@ def test_a_worker_that_was_killed_when_it_was_told_is_no_exception() -> None:
     assert found(judge(*lines)) == [("again", "")]
 
 
+def test_a_body_whose_end_no_lock_server_could_be_told_is_an_exception() -> None:
+    lines = body("a", 1, 2), fault("partition", 1.9, 8, silent=True), body("a", 6, 7, pid=2), end_of("a", 9, "SUCCESS")
+    assert found(judge(*lines)) == [("again", "done while the lock server was silent")]
+
+
+def test_a_silence_that_was_over_is_no_exception() -> None:
+    lines = body("a", 1, 2), fault("partition", 0, 1.9, silent=True), body("a", 6, 7, pid=2)
+    assert found(judge(*lines)) == [("again", "")]
+
+
 def test_attempts_that_retry_are_none_after_the_success() -> None:
     assert found(judge(body("a", 1, 2, last=False), body("a", 3, 4, told="SUCCESS"))) == []
 
@@ -171,7 +184,12 @@ def test_an_end_that_was_told_by_two_copies() -> None:
 
 
 def test_a_message_without_an_end_is_lost() -> None:
-    assert found(judge(sent("a"), body("a", 1, 2, how=""))) == [("lost", "")]
+    taken = {"at": 0.5, "event": "taken", "message": "a"}
+    assert found(judge(sent("a"), taken, body("a", 1, 2, how=""))) == [("lost", "")]
+
+
+def test_a_next_step_that_was_never_sent_is_lost() -> None:
+    assert found(judge(end_of("a", 1, "SUCCESS"), sent("b", after=("a",)))) == [("lost", "")]
 
 
 def test_a_message_that_was_perhaps_not_sent_is_not() -> None:
@@ -179,8 +197,8 @@ def test_a_message_that_was_perhaps_not_sent_is_not() -> None:
 
 
 def test_what_the_broker_lost_is_counted_by_itself() -> None:
-    verdict = judge(sent("a"), {"at": 1, "event": "queued", "message": "a"})
-    assert (found(verdict), verdict.lost_by_broker) == ([], 1)
+    verdict = judge(sent("a"), sent("b"), [{"at": at, "event": event, "message": "b"} for at, event in QUEUED_AGAIN])
+    assert (found(verdict), verdict.lost_by_broker) == ([], 2)
 
 
 def test_what_was_taken_is_not_the_brokers_to_lose() -> None:
@@ -190,7 +208,8 @@ def test_what_was_taken_is_not_the_brokers_to_lose() -> None:
 
 @pytest.mark.parametrize(("before", "wrong"), [("SUCCESS", 1), ("REVOKED", 1), ("FAILURE", 0)])
 def test_the_next_step_of_a_chain_gets_an_end(before: str, wrong: int) -> None:
-    assert found(judge(sent("a"), sent("b", after=("a",)), end_of("a", 1, before))) == [("lost", "")] * wrong
+    first = {"at": 0.5, "event": "taken", "message": "a"}
+    assert found(judge(sent("a"), first, sent("b", after=("a",)), end_of("a", 1, before))) == [("lost", "")] * wrong
 
 
 @pytest.mark.parametrize(("what", "broken"), [("message", "stuck"), ("lock", "left"), ("key", "left")])
