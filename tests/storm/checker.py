@@ -25,7 +25,7 @@ BROKEN: Sequence[Broken] = ("overlap", "again", "fence", "told twice", "lost", "
 
 #: Shares of the ttl: a body that writes nothing for so long stands still; and for which one that goes on after that may
 #: write before it is stopped.
-STANDS_STILL, GOES_ON = 0.2, 0.25
+STANDS_STILL, GOES_ON = 0.2, 0.5
 
 #: Shares of the ttl after which whoever lost a lock that the server forgot is stopped at the latest: a renewal, and a
 #: child that has to be killed.
@@ -234,7 +234,8 @@ class Checker:
         earlier, _ = first.gap_at(before)
         for begin, end in ((before, after), (earlier, before)):
             stood_still = end - begin >= STANDS_STILL * self._ttl
-            if stood_still and begin <= second.start <= end + GOES_ON * self._ttl:
+            stopped_soon = first.end <= end + GOES_ON * self._ttl
+            if stood_still and stopped_soon and begin <= second.start:
                 return "stood still"
         end = first.start + FORGOTTEN * self._ttl
         forgotten = [one for one in history.faults if one.forgot and first.start <= one.end and one.begin <= first.end]

@@ -102,6 +102,12 @@ def test_a_body_that_stood_still_while_the_other_began_is_an_exception() -> None
     assert found(judge(first, body("b", 8, 12))) == [("overlap", "stood still")]
 
 
+def test_a_body_that_stood_still_and_was_not_stopped_then_is_no_exception() -> None:
+    first = [{**line, "run": "one"} for line in [*body("a", 1, 3, how=""), *body("a", 9, 14)]]
+    first = [line if line["at"] != 9 else {**line, "event": "beat"} for line in first]
+    assert found(judge(first, body("b", 8, 9.5))) == [("overlap", "")]
+
+
 def test_a_body_that_stood_still_long_before_is_no_exception() -> None:
     first = [{**line, "run": "one"} for line in [*body("a", 1, 3, how=""), *body("a", 9, 14)]]
     first = [line if line["at"] != 9 else {**line, "event": "beat"} for line in first]
