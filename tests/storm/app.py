@@ -140,18 +140,22 @@ def _report_queue() -> None:
 
     def taken(self: Any, message: Any, delivery_tag: str) -> None:
         append(self, message, delivery_tag)
-        history.write("taken", message=message.headers.get("id"))
+        _note("taken", message.headers)
 
     def queued(self: Any, queue: str, message: Any, **kwargs: Any) -> None:
         put(self, queue, message, **kwargs)
-        history.write("queued", message=message["headers"].get("id"))
+        _note("queued", message["headers"])
 
     def restored(self: Any, payload: Any, *args: Any, **kwargs: Any) -> None:
         restore(self, payload, *args, **kwargs)
-        history.write("queued", message=payload["headers"].get("id"))
+        _note("queued", payload["headers"])
 
     transport.QoS.append, transport.Channel._put = taken, queued
     transport.Channel._do_restore_message = restored
+
+
+def _note(event: str, headers: Mapping[str, Any]) -> None:
+    history.write(event, message=headers.get("id"), retries=headers.get("retries", 0))
 
 
 @worker_ready.connect

@@ -32,6 +32,11 @@ STANDS_STILL, GOES_ON = 0.2, 0.5
 FORGOTTEN = 1.0
 
 
+#: As what Celery fails a next step, or the body of a chord, that it could not send, as far as it knows: the broker had
+#: it, and was cut off before it said so. No task of the storm fails like this.
+UNSENT = ("ChordError", "ConnectionError", "OperationalError", "TimeoutError")
+
+
 @dataclass
 class Attempt:
     """A body that ran."""
@@ -117,7 +122,8 @@ class _History:
         self.told: dict[str, list[Line]] = defaultdict(list)
         self.sent: dict[str, Line] = {}
         self.unsure: set[str] = set()
-        self.broker: dict[str, str] = {}
+        #: By message and attempt: what was last heard of it from the broker.
+        self.broker: dict[tuple[str, int], str] = {}
         self.faults: list[Fault] = []
         self.left: list[Line] = []
         for line in sorted(lines, key=lambda line: line["at"]):
@@ -148,16 +154,16 @@ class _History:
     def _sent(self, line: Line) -> None:
         self.sent[line["message"]] = line
         if not line.get("after"):
-            self.broker.setdefault(line["message"], "queued")
+            self.broker.setdefault((line["message"], 0), "queued")
 
     def _unsure(self, line: Line) -> None:
         self.unsure.add(line["message"])
 
     def _queued(self, line: Line) -> None:
-        self.broker[line["message"]] = "queued"
+        self.broker[line["message"], line.get("retries", 0)] = "queued"
 
     def _taken(self, line: Line) -> None:
-        self.broker[line["message"]] = "taken"
+        self.broker[line["message"], line.get("retries", 0)] = "taken"
 
     def _left(self, line: Line) -> None:
         self.left.append(line)
@@ -198,7 +204,8 @@ class Checker:
         self._ttl = ttl
         self._quorum = quorum
 
-    def judge(self, lines: Iterable[Line]) -> Verdict:
+    def judge(self, lines: Iterable[Line], *, is_over: bool = True) -> Verdict:
+        """What is found; of a storm that is not over, but for what has no end yet."""
         history = _History(lines)
         verdict = Verdict(faults=history.faults, messages=len(history.sent), bodies=len(history.attempts))
         for attempts in history.by_key():
@@ -207,7 +214,8 @@ class Checker:
         verdict.findings += self._again(history)
         verdict.findings += self._ticks(history)
         verdict.findings += self._told_twice(history)
-        self._missing(history, verdict)
+        if is_over:
+            self._missing(history, verdict)
         for line in history.left:
             broken: Broken = "stuck" if line["what"] == "message" else "left"
             verdict.findings.append(Finding(broken, line["name"], line["at"], f"{line['what']} {line['text']}"))
@@ -273,7 +281,7 @@ class Checker:
                     yield Finding("again", message, second.start, text, excuse)
                 elif earlier := next((line for line in told if line["at"] < second.start), None):
                     text = f"{_name(second)} started {second.start - earlier['at']:.2f} s after {_end_of(earlier)}"
-                    excuse = self._excuse_of_stopped(earlier, second, history)
+                    excuse = self._excuse_of_stopped(earlier, second.start, history)
                     yield Finding("again", message, second.start, text, excuse)
 
     def _excuse_of_again(self, first: Attempt, second: Attempt, history: _History) -> str:
@@ -287,10 +295,13 @@ class Checker:
             return "lock server forgot"
         return ""
 
-    def _excuse_of_stopped(self, end: Line, second: Attempt, history: _History) -> str:
+    def _excuse_of_stopped(self, end: Line, at: float, history: _History) -> str:
+        """Why a message could go on after this end."""
         if end.get("error") == "LockLost":
             return "stopped while the lock server was silent"
-        if history.forgot(end["at"] - self._ttl, second.start, self._quorum):
+        if end.get("error") in UNSENT:
+            return "sent, but not as far as Celery knows"
+        if history.forgot(end["at"] - self._ttl, at, self._quorum):
             return "lock server forgot"
         return ""
 
@@ -310,11 +321,7 @@ class Checker:
         for message, lines in history.told.items():
             other = next((line for line in lines if line["state"] != lines[0]["state"]), None)
             if other:
-                excuse = ""
-                if lines[0].get("error") == "LockLost":
-                    excuse = "stopped while the lock server was silent"
-                elif history.forgot(lines[0]["at"] - self._ttl, other["at"], self._quorum):
-                    excuse = "lock server forgot"
+                excuse = self._excuse_of_stopped(lines[0], other["at"], history)
                 text = f"told {_end_of(lines[0])}, and {other['at'] - lines[0]['at']:.2f} s later {_end_of(other)}"
                 yield Finding("told twice", message, other["at"], text, excuse)
 
@@ -329,7 +336,8 @@ class Checker:
             if any(not _goes_on(history, one) or one in lost for one in before):
                 continue
             lost.add(message)
-            if history.broker.get(message) == "queued":
+            latest = max((place for place in history.broker if place[0] == message), default=None)
+            if latest and history.broker[latest] == "queued":
                 verdict.lost_by_broker += 1
                 continue
             text = f"{line.get('task')} of {line.get('key')} has no end"

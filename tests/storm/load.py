@@ -10,6 +10,7 @@ import uuid
 from typing import Any
 
 from celery import Signature, chain, chord, states
+from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
@@ -34,6 +35,13 @@ CALLS: list[dict[str, Any]] = [
 
 #: Messages that may have no end yet, when more are sent.
 PENDING = 40
+
+
+def _forget(result: AsyncResult) -> None:
+    """Nothing: to unsubscribe takes a server, which may have gone, and a garbage collector that may wait for it."""
+
+
+AsyncResult.__del__ = _forget
 
 
 class Ends:

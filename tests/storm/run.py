@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from celery import states
 from redis import Redis
 
 from celery_singleton_lock import clock
@@ -18,6 +19,9 @@ from tests.storm.scene import TTL, Scene, scene
 
 #: Seconds in which everything ends when the faults have: copies wait for leases, and are put back for some seconds.
 CALM = 120.0
+
+#: Seconds for which none of the messages without an end is in the broker: they are lost.
+UNSEEN = 5.0
 
 #: Seconds after which a lock that is held by nobody has to be gone.
 FREE = 2 * TTL
@@ -54,7 +58,7 @@ def storm(
         with _going_on(load, nemeses(made, seed, kinds)):
             while clock.now() < deadline:
                 clock.sleep(1)
-                if enough and enough(verdict := checker.judge(history.read(made.history))):
+                if enough and enough(verdict := checker.judge(history.read(made.history), is_over=False)):
                     return verdict
         _calm(made, load)
         return checker.judge(history.read(made.history))
@@ -77,25 +81,40 @@ def _going_on(load: Load, angry: list[Nemesis]) -> Iterator[None]:
 
 def _calm(made: Scene, load: Load) -> None:
     """Wait for all that is to end, and write down what does not."""
-    began = clock.now()
-    while (pending := load.look()) and clock.now() < began + CALM:
+    deadline, seen_at = clock.now() + CALM, clock.now()
+    while (pending := load.look()) and clock.now() < min(deadline, seen_at + UNSEEN):
         for host in made.hosts.values():
             made.revive(host)
-        clock.sleep(0.2)
-    waiting = _in_broker(made) & pending
-    for message in waiting:
+        _ask_backend(made, pending)
+        if pending & _in_broker(made):
+            seen_at = clock.now()
+        clock.sleep(0.5)
+    for message in pending & _in_broker(made):
         _left(made, "message", message, "is still in the broker")
     for server in made.locks:
         with Redis(port=server.port, decode_responses=True) as client:
             for key in client.scan_iter("singleton_lock*"):
                 if client.pttl(key) == -1:
                     _left(made, "key", key, "has no time to live")
-    if not pending:
-        _wait_for_locks(made)
+    _wait_for_locks(made)
+
+
+def _ask_backend(made: Scene, pending: set[str]) -> None:
+    """Write down the ends that it knows: a worker that was killed as it told one did not come to write that down."""
+    for message in pending:
+        meta = made.app.backend.get_task_meta(message, cache=False)
+        if meta["status"] in states.READY_STATES:
+            line = {
+                "event": "told",
+                "message": message,
+                "state": meta["status"],
+                "error": type(meta["result"]).__name__,
+            }
+            history.append(made.history, {"at": clock.now(), "host": "backend", "pid": 0, **line})
 
 
 def _wait_for_locks(made: Scene) -> None:
-    """Until nobody holds any but beat, which goes on."""
+    """Until nobody holds any but for beat, which goes on."""
     deadline = clock.now() + FREE
     while held := _held(made):
         if clock.now() > deadline:

@@ -168,6 +168,24 @@ def test_a_body_after_another_end() -> None:
     assert found(judge(*lines)) == [("again", "")]
 
 
+@pytest.mark.parametrize("error", ["ChordError", "ConnectionError"])
+def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(error: str) -> None:
+    lines = end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS")
+    excuse = "sent, but not as far as Celery knows"
+    assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
+
+
+def test_a_run_that_was_stopped_and_could_not_be_recorded_is_an_exception() -> None:
+    lines = end_of("a", 1, "FAILURE", error="LockLost"), body("a", 2, 3, told="SUCCESS")
+    excuse = "stopped while the lock server was silent"
+    assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
+
+
+def test_what_has_no_end_yet_is_not_lost_before_the_storm_is_over() -> None:
+    taken = {"at": 0.5, "event": "taken", "message": "a"}
+    assert Checker(TTL).judge([sent("a"), taken], is_over=False).findings == []
+
+
 def test_a_tick_that_two_beats_sent() -> None:
     lines = body("a", 1, 2, due="10:00"), body("b", 3, 4, due="10:00"), body("c", 5, 6, due="10:01")
     assert found(judge(*lines)) == [("again", "")]
@@ -205,6 +223,12 @@ def test_a_message_that_was_perhaps_not_sent_is_not() -> None:
 def test_what_the_broker_lost_is_counted_by_itself() -> None:
     verdict = judge(sent("a"), sent("b"), [{"at": at, "event": event, "message": "b"} for at, event in QUEUED_AGAIN])
     assert (found(verdict), verdict.lost_by_broker) == ([], 2)
+
+
+def test_an_attempt_that_the_broker_lost_counts_though_an_earlier_one_came_again() -> None:
+    retry = {"at": 1, "event": "queued", "message": "a", "retries": 1}
+    again = {"at": 2, "event": "taken", "message": "a", "retries": 0}
+    assert judge(sent("a"), retry, again).lost_by_broker == 1
 
 
 def test_what_was_taken_is_not_the_brokers_to_lose() -> None:
