@@ -12,7 +12,7 @@ from tests.storm.run import storm
 from tests.storm.scene import TTL
 
 #: Lock servers, by the name of where the locks are.
-PLACES = {"server": 1, "redlock": 3}
+PLACES = {"server": 1, "redlock": 5}
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -27,6 +27,10 @@ SILENCE = 0.3, 2.5 * TTL
 
 #: Seconds between two faults by which a lock server forgets: what is held now is on all nodes again by then.
 APART = 3 * TTL
+
+
+#: Nodes of a Redlock that may be struck at the same time: a majority of five.
+AT_ONCE = 3
 
 
 @dataclass
@@ -68,13 +72,22 @@ class Nemesis:
         kinds: of faults.
         seed: says which comes when; what comes of it is up to the machine.
         host: whose processes; None where no processes are concerned.
+        servers: which of the lock servers, by their numbers; no two nemeses have the same.
     """
 
-    def __init__(self, scene: Scene, kinds: Mapping[str, Strike], seed: str, host: Host | None = None) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        kinds: Mapping[str, Strike],
+        seed: str,
+        *,
+        host: Host | None = None,
+        servers: Sequence[int] = (),
+    ) -> None:
         self.scene, self.chance = scene, random.Random(seed)
         self._host = host
+        self._servers = servers
         self._kinds = kinds
-        self._forgot_at = -APART
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nemesis {seed}", daemon=True)
         self.error: BaseException | None = None
@@ -97,7 +110,12 @@ class Nemesis:
 
     @property
     def server(self) -> Durable:
-        return self.chance.choice(self.scene.locks)
+        return self.scene.locks[self.chance.choice(self._servers)]
+
+    @property
+    def way(self) -> LossyProxy:
+        """From a host to a lock server."""
+        return self.host.to_locks[self.chance.choice(self._servers)]
 
     def silence(self) -> None:
         """For as long as a server is stalled, or a partition lasts; most are short."""
@@ -105,13 +123,6 @@ class Nemesis:
 
     def wait(self, seconds: float) -> None:
         self._stopped.wait(seconds)
-
-    def may_forget(self) -> bool:
-        """Whether the last time is long enough ago."""
-        if clock.now() - self._forgot_at < APART:
-            return False
-        self._forgot_at = clock.now()
-        return True
 
     def _run(self) -> None:
         try:
@@ -332,7 +343,7 @@ def restart(nemesis: Nemesis) -> Struck:
 
 @kind(LOCKS, "lock server: restarts empty")
 def forget(nemesis: Nemesis) -> Struck | None:
-    if not nemesis.may_forget():
+    if not nemesis.scene.may_forget(APART):
         return None
     server = nemesis.server
     server.forget()
@@ -341,7 +352,7 @@ def forget(nemesis: Nemesis) -> Struck | None:
 
 @kind(LOCKS, "lock server: restarts with older data")
 def go_back(nemesis: Nemesis) -> Struck | None:
-    if not nemesis.may_forget():
+    if not nemesis.scene.may_forget(APART):
         return None
     server = nemesis.server
     server.go_back(nemesis.chance.uniform(0.2, TTL / 2))
@@ -373,15 +384,10 @@ def _ask(server: Durable, *command: Any) -> None:
         client.execute_command(*command)
 
 
-def _way(nemesis: Nemesis) -> LossyProxy:
-    """From a host to a lock server."""
-    return nemesis.chance.choice(nemesis.host.to_locks)
-
-
 def _partition(name: str, **held: bool) -> None:
     @kind(LOCKS, name)
     def strike(nemesis: Nemesis) -> Struck:
-        way = _way(nemesis)
+        way = nemesis.way
         way.hold(**held)
         try:
             nemesis.silence()
@@ -400,7 +406,7 @@ for _name, _held in (
 
 @kind(LOCKS, "network: slow")
 def slow(nemesis: Nemesis) -> Struck:
-    way = _way(nemesis)
+    way = nemesis.way
     way.delay(nemesis.chance.uniform(0.01, TTL / 16))
     try:
         nemesis.wait(nemesis.chance.uniform(0.5, 2 * TTL))
@@ -411,20 +417,20 @@ def slow(nemesis: Nemesis) -> Struck:
 
 @kind(LOCKS, "network: replies lost")
 def lose(nemesis: Nemesis) -> Struck:
-    _way(nemesis).lose(nemesis.chance.randint(1, 8))
+    nemesis.way.lose(nemesis.chance.randint(1, 8))
     nemesis.wait(0.5)
     return Struck(silent=True)
 
 
 @kind(LOCKS, "network: connections half open")
 def half_open(nemesis: Nemesis) -> Struck:
-    _way(nemesis).forsake()
+    nemesis.way.forsake()
     return Struck(silent=True)
 
 
 @kind(LOCKS, "network: connections cut")
 def cut(nemesis: Nemesis) -> Struck:
-    _way(nemesis).cut()
+    nemesis.way.cut()
     return Struck()
 
 
@@ -467,10 +473,13 @@ def part_broker(nemesis: Nemesis) -> Struck:
 
 
 def nemeses(scene: Scene, seed: int, kinds: Callable[[str], bool]) -> list[Nemesis]:
-    """One for the processes of each host, one for the lock servers, and one for the broker."""
+    """One for the processes of each host, one for the lock server or some for the nodes, one for the broker."""
 
     def chosen(of: Mapping[str, Strike]) -> dict[str, Strike]:
         return {name: strike for name, strike in of.items() if kinds(name)}
 
-    made = [Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", host) for name, host in scene.hosts.items()]
-    return [*made, Nemesis(scene, chosen(LOCKS), f"{seed} locks"), Nemesis(scene, chosen(BROKER), f"{seed} broker")]
+    made = [Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", host=host) for name, host in scene.hosts.items()]
+    for number in range(min(AT_ONCE, len(scene.locks))):
+        servers = range(len(scene.locks))[number::AT_ONCE]
+        made.append(Nemesis(scene, chosen(LOCKS), f"{seed} locks {number}", servers=servers))
+    return [*made, Nemesis(scene, chosen(BROKER), f"{seed} broker")]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -34,7 +36,7 @@ FORGETFUL = {
 
 #: Each host's workers: a name and a pool, and which number of bodies at once.
 WORKERS = {
-    "east": (("prefork", 3), ("threads", 3)),
+    "east": (("prefork", 3), ("threads", 3), ("eventlet", 2)),
     "west": (("prefork", 3), ("gevent", 4), ("solo", 1)),
 }
 
@@ -106,6 +108,7 @@ class Scene:
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
         self.hosts = {name: Host(name, self.broker, self.locks, exits) for name in WORKERS}
         self._starts = 0
+        self._forgot_at, self._mutex = -math.inf, threading.Lock()
         self.app: Celery = tasks.make(self._conf(self.broker.port, [server.port for server in self.locks]), package)
 
     def start(self) -> None:
@@ -118,6 +121,14 @@ class Scene:
         for host in self.hosts.values():
             for worker in host.workers.values():
                 worker.wait_until_ready()
+
+    def may_forget(self, apart: float) -> bool:
+        """Whether the last time that a lock server forgot something is so many seconds ago; then this is one."""
+        with self._mutex:
+            if clock.now() < self._forgot_at + apart:
+                return False
+            self._forgot_at = clock.now()
+            return True
 
     def worker(self, host: Host, pool: str, *arguments: str) -> Worker:
         """Start one; it is not ready yet."""
