@@ -299,6 +299,8 @@ class Checker:
         """Why a message could go on after this end."""
         if end.get("error") == "LockLost":
             return "stopped while the lock server was silent"
+        if end.get("error") == "Reject":
+            return "rejected, of which there is no record"
         if end.get("error") in UNSENT:
             return "sent, but not as far as Celery knows"
         if history.forgot(end["at"] - self._ttl, at, self._quorum):

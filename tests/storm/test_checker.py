@@ -168,6 +168,11 @@ def test_a_body_after_another_end() -> None:
     assert found(judge(*lines)) == [("again", "")]
 
 
+def test_a_message_that_was_rejected_and_came_again_is_an_exception() -> None:
+    lines = end_of("a", 1, "FAILURE", error="Reject"), body("a", 2, 3, told="FAILURE")
+    assert found(judge(*lines)) == [("again", "rejected, of which there is no record")]
+
+
 @pytest.mark.parametrize("error", ["ChordError", "ConnectionError"])
 def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(error: str) -> None:
     lines = end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS")
