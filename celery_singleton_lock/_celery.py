@@ -296,6 +296,15 @@ def keeps_results(backend: Any) -> bool:
     return not isinstance(backend, DisabledBackend)
 
 
+def counts_part_once(backend: Any) -> bool:
+    """Whether a part of a chord that is told to the result backend once more is counted no second time.
+
+    Promise: a chord goes on, also where the worker died when it had stored the result of a part and not counted it.
+    Touches: celery.backends.redis.RedisBackend._chord_zset
+    """
+    return bool(getattr(backend, "_chord_zset", False))
+
+
 def is_prefork(pool: type[Any]) -> bool:
     """Whether a worker's pool is one of processes, which it forks.
 

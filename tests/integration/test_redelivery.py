@@ -147,6 +147,16 @@ class TestFinishedMessage:
         assert result.get(timeout=LIMIT) == [1, "report"]
         assert len(two.record.runs("report")) == 1
 
+    @pytest.mark.parametrize(("task", "arguments"), [("late", []), ("large", [100_000])])
+    def test_chord_is_completed_whose_part_was_stored_and_not_counted(
+        self, two: Shop, task: str, arguments: list[int]
+    ) -> None:
+        """Celery stores the result of a part before it counts the part."""
+        step = two.sign(task, "report", *arguments).set(task_id="dies-uncounted")
+        result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
+        assert result.get(timeout=LIMIT) == [1, "x" * arguments[0] if arguments else "report"]
+        assert len(two.record.runs("report")) == 1
+
     @pytest.mark.slow
     def test_failure_is_told_again(self, two: Shop) -> None:
         result = two.send("late_failing", "report", task_id="dies-unstored", link_error=two.sign("mark"))
