@@ -154,6 +154,17 @@ def test_a_body_whose_end_no_lock_server_could_be_told_is_an_exception() -> None
     assert found(judge(*lines)) == [("again", "done while the lock server was silent")]
 
 
+def test_a_worker_that_was_killed_before_any_lock_server_could_be_told_is_an_exception() -> None:
+    silence, death = fault("partition", 1.9, 8, silent=True), fault("kill", 4, 4.1, pids=[1])
+    lines = body("a", 1, 2, told="SUCCESS"), silence, death, body("a", 6, 7, pid=2)
+    assert found(judge(*lines)) == [("again", "done while the lock server was silent")]
+
+
+def test_an_end_of_one_that_was_stopped_after_a_success_is_an_exception() -> None:
+    lines = end_of("a", 1, "SUCCESS"), end_of("a", 2, "FAILURE", error="LockLost")
+    assert found(judge(*lines)) == [("told twice", "stopped while the lock server was silent")]
+
+
 def test_a_silence_that_was_over_is_no_exception() -> None:
     lines = body("a", 1, 2), fault("partition", 0, 1.9, silent=True), body("a", 6, 7, pid=2)
     assert found(judge(*lines)) == [("again", "")]
