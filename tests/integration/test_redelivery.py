@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,6 +83,18 @@ class TestRunningMessage:
         until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
         assert len(forgetful.record.runs("report")) == 1
         assert forgetful.state_of(result) == "SUCCESS"
+
+    @pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.slow)])
+    def test_comes_again_when_its_greenlet_is_ended_by_a_cold_shutdown(self, forgetful: Shop, pool: str) -> None:
+        (one,) = forgetful.start("one", pool=pool)
+        result = forgetful.send("late", "report", LONG)
+        forgetful.record.wait_for(starts=1)
+        one.process.send_signal(signal.SIGQUIT)
+        forgetful.record.wait_for(ends=1)
+        one.kill()
+        forgetful.record.let_end("report")
+        forgetful.start("two")
+        assert result.get(timeout=LIMIT) == "report"
 
     def test_copy_of_a_message_that_is_acknowledged_early_is_dropped(self, shop: Shop) -> None:
         shop.start("one", "two")  # With a slot that is free beside the first: a busy worker would keep the copy.

@@ -255,11 +255,8 @@ def freeze_long(nemesis: Nemesis) -> Struck:
 
 
 @kind(PROCESSES, "worker: SIGQUIT")
-def quit_worker(nemesis: Nemesis) -> Struck | None:
+def quit_worker(nemesis: Nemesis) -> Struck:
     host, pool, pids = _worker(nemesis)
-    if pool in ("gevent", "eventlet"):
-        # Celery waits for its pool within the signal's handler, which greenlets cannot (BlockingSwitchOutError).
-        return None
     end(host.workers[pool], signal.SIGQUIT)
     _restart(nemesis, host, pool)
     return Struck(pids)
