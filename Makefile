@@ -10,7 +10,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke celery-suite versions docs bench model fuzz coverage clean mutants
+.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos soak celery-suite versions docs bench model fuzz coverage clean mutants
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -20,6 +20,8 @@ help:
 	@echo "make test-all  both"
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
+	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
+	@echo "make soak      a storm of an hour"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 5 min)"
 	@echo "make mutants   faults put into the package, and how soon the simulator finds each (SEEDS=400; about 15 min)"
@@ -66,6 +68,13 @@ simulate: .venv/.dev
 
 smoke: .venv/.smoke
 	$(PYTEST) tests/smoke
+
+# SEED=…: what is sent and what goes wrong is the same again; what comes of it is up to the machine.
+chaos: .venv/.dev
+	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)
+
+soak: .venv/.dev
+	$(MAKE) chaos MINUTES=$(or $(MINUTES),60)
 
 # Slow, and so not in CI: what came of it is in tests/celery_suite/README.md.
 celery-suite: .venv/.dev

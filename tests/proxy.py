@@ -1,4 +1,7 @@
-"""A TCP proxy that can lose replies: the command arrives and is carried out, and nobody hears of it."""
+"""A TCP proxy that can lose replies: the command arrives and is carried out, and nobody hears of it.
+
+And whatever else a network does: it keeps back what goes one way, or both, is slow, cuts, and forgets connections.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,10 @@ class LossyProxy:
         self._to_lose = 0
         self._delay = 0.0
         self.lost = 0
+        #: Open where what goes that way is let through: commands, replies.
+        self._open = {False: threading.Event(), True: threading.Event()}
+        self.let_through()
+        self._forsaken: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._threads: list[threading.Thread] = []
@@ -32,6 +39,7 @@ class LossyProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.let_through()
         for one in self._sockets:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -50,6 +58,20 @@ class LossyProxy:
         for one in self._sockets[1:]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def hold(self, *, commands: bool = False, replies: bool = False) -> None:
+        """Keep back what goes these ways, and deliver it at `let_through`: as TCP does in a partition."""
+        for way, held in ((False, commands), (True, replies)):
+            if held:
+                self._open[way].clear()
+
+    def let_through(self) -> None:
+        for way in self._open.values():
+            way.set()
+
+    def forsake(self) -> None:
+        """Forget the connections that there are, and say so to nobody: half open, they take all and answer nothing."""
+        self._forsaken = {*self._sockets[1:]}
 
     def _go(self, target: object, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
@@ -83,7 +105,9 @@ class LossyProxy:
                     break
                 if is_reply and self._delay:
                     clock.sleep(self._delay)
-                sink.sendall(data)
+                self._open[is_reply].wait()
+                if source not in self._forsaken:
+                    sink.sendall(data)
         for one in (source, sink):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -13,6 +13,7 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601
 
 from celery_singleton_lock import clock
+from celery_singleton_lock._celery import counts_part_once
 from celery_singleton_lock.errors import ResultLost
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling, value_codec
@@ -96,22 +97,30 @@ def answer(task: TaskLike, record: Record) -> End:
         Skipped: the first one was revoked, which was recorded again.
     """
     recorded, age = outcome.read(record)
-    is_over = recorded.settled or recorded.state in _SILENT
-    if is_over or not outcome.is_awaited(task, task.request) or _is_stored(task, age):
+    is_over = recorded.settled or recorded.state in _SILENT or not outcome.is_awaited(task, task.request)
+    is_stored = not is_over and _is_stored(task, age)
+    # Celery counts a part when it has stored it; the worker may have died in between.
+    is_part = task.request.chord is not None and counts_part_once(task.backend)
+    if is_over or (is_stored and not is_part):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
         raise Ignore("already done")
     if age < SETTLING:
         logger.info("%s is already done; a copy looks later whether that was stored", named(task))
         requeue.put_back(task, reason="copy", delay=SETTLING - age)
+    missing = "nobody knows whether its chord counted it" if is_stored else "its result was not stored"
     logger.warning(
-        "%s is already done (%s), but its result was not stored; its recorded end is told again",
-        named(task),
-        recorded.state,
+        "%s is already done (%s), but %s; its recorded end is told again", named(task), recorded.state, missing
     )
     if recorded.state == states.REVOKED:
         on_conflict.revoke(task, on_conflict.Skipped("revoked or skipped before"))
-    return _recorded_end(task, recorded)
+    return _stored_end(task) if is_stored else _recorded_end(task, recorded)
+
+
+def _stored_end(task: TaskLike) -> End:
+    """The end as the result backend has it."""
+    meta = task.backend.get_task_meta(task.request.id)
+    return End(error=meta["result"]) if meta["status"] in states.EXCEPTION_STATES else End(meta["result"])
 
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:

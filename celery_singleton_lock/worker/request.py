@@ -59,6 +59,7 @@ class SingletonRequest(WorkerRequest):
         self._reported = key_report.expect(self._owner)
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False
+        self._is_cancelled = False
         delivery.give(message, self.request_dict, self._owner)
         if self.delivery_info["redelivered"]:
             # It may be running: to record that it has expired would overwrite its state. The child asks first.
@@ -119,6 +120,15 @@ class SingletonRequest(WorkerRequest):
             return result
         finally:
             self._record(error, settled=settled)
+
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
+        self._is_cancelled = True  # Before its greenlet is killed, which may end at once.
+        super().cancel(*args, **kwargs)
+
+    def acknowledge(self) -> None:
+        """Not what is to run elsewhere: Celery takes a greenlet that was killed for a success."""
+        if not (self._is_cancelled and self.task.acks_late):
+            super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
         self._goes_on = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.backends.redis import RedisBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun, task_success, worker_ready
@@ -76,6 +77,21 @@ def _stored(sender: Any, **_: Any) -> None:
     """The whole worker goes when the result is stored, before the message is acknowledged."""
     if sender.request.id.startswith("dies-stored"):
         os.killpg(0, signal.SIGKILL)
+
+
+_count_part = RedisBackend.on_chord_part_return
+
+
+def _die_uncounted(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    """The whole worker goes, once, when the result of a part of a chord is stored, before the part counts."""
+    before = recording.Record(Path(os.environ[recording.VARIABLE])).runs("uncounted")
+    if request.id.startswith("dies-uncounted") and not before:
+        recording.mark("uncounted", request.id)
+        os.killpg(0, signal.SIGKILL)
+    return _count_part(self, request, *args, **kwargs)
+
+
+RedisBackend.on_chord_part_return = _die_uncounted
 
 
 @task_postrun.connect

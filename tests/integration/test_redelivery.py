@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,6 +84,18 @@ class TestRunningMessage:
         assert len(forgetful.record.runs("report")) == 1
         assert forgetful.state_of(result) == "SUCCESS"
 
+    @pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.slow)])
+    def test_comes_again_when_its_greenlet_is_ended_by_a_cold_shutdown(self, forgetful: Shop, pool: str) -> None:
+        (one,) = forgetful.start("one", pool=pool)
+        result = forgetful.send("late", "report", LONG)
+        forgetful.record.wait_for(starts=1)
+        one.process.send_signal(signal.SIGQUIT)
+        forgetful.record.wait_for(ends=1)
+        one.kill()
+        forgetful.record.let_end("report")
+        forgetful.start("two")
+        assert result.get(timeout=LIMIT) == "report"
+
     def test_copy_of_a_message_that_is_acknowledged_early_is_dropped(self, shop: Shop) -> None:
         shop.start("one", "two")  # With a slot that is free beside the first: a busy worker would keep the copy.
         result = shop.send("exclusive", "report", LONG)
@@ -145,6 +158,16 @@ class TestFinishedMessage:
         step = two.sign("late", "report").set(task_id="dies-unstored")
         result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
         assert result.get(timeout=LIMIT) == [1, "report"]
+        assert len(two.record.runs("report")) == 1
+
+    @pytest.mark.parametrize(("task", "arguments"), [("late", []), ("large", [100_000])])
+    def test_chord_is_completed_whose_part_was_stored_and_not_counted(
+        self, two: Shop, task: str, arguments: list[int]
+    ) -> None:
+        """Celery stores the result of a part before it counts the part."""
+        step = two.sign(task, "report", *arguments).set(task_id="dies-uncounted")
+        result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
+        assert result.get(timeout=LIMIT) == [1, "x" * arguments[0] if arguments else "report"]
         assert len(two.record.runs("report")) == 1
 
     @pytest.mark.slow

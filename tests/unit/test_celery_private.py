@@ -382,6 +382,11 @@ class TestWorkers:
     def test_pool_is_known_by_its_class(self, name: str, forks: bool) -> None:
         assert _celery.is_prefork(get_implementation(name)) is forks
 
+    @pytest.mark.parametrize(("url", "once"), [("redis://", True), ("cache+memory://", False), ("disabled://", False)])
+    def test_parts_of_a_chord_are_counted_once_on_redis(self, url: str, once: bool) -> None:
+        app = Celery(set_as_current=False, backend=url)
+        assert _celery.counts_part_once(app.backend) is once
+
     def test_main_process_is_no_child(self) -> None:
         assert _celery.is_child_of_a_pool() is False
         assert current_process().daemon is False

@@ -1,0 +1,175 @@
+"""The app of the storm: tasks of every kind that write their history, and a broker that says what it has."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from celery import Celery, states
+from celery.backends.redis import RedisBackend
+from celery.concurrency.asynpool import AsynPool
+from celery.signals import worker_ready
+from kombu.transport import redis as transport
+from redis import Redis
+
+from celery_singleton_lock import LockConflict
+from tests.storm import history, mutants
+
+#: Seconds between two lines of a body.
+BEAT = 0.1
+
+#: Names the mutant of the package that a worker runs, and the package by which its tasks lock.
+MUTANT, PACKAGE = "STORM_MUTANT", "STORM_PACKAGE"
+
+#: What makes a message come back, whoever dies: without it Celery itself would lose some.
+SURE = {"bind": True, "shared": False, "acks_late": True, "reject_on_worker_lost": True}
+
+
+def make(conf: Mapping[str, Any], package: str = "") -> Celery:
+    """An app to work for, or to send from."""
+    app = Celery("storm", set_as_current=False)
+    app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True, **conf)
+    if package:
+        _add_tasks(app, _way_of(package))
+    else:
+        from celery_singleton_lock import SingletonTask
+
+        _add_tasks(app, {"base": SingletonTask, "lock_key": ["key"], "lock_name": "storm"})
+        _add_exclusive(app, {"base": SingletonTask, "lock_key": ["key"], "lock_name": "storm"})
+    return app
+
+
+def _way_of(package: str) -> Mapping[str, Any]:
+    from benchmarks.tasks import WAYS
+    from tests.storm.scene import TTL
+
+    return WAYS[package](round(TTL))
+
+
+def _add_tasks(app: Celery, way: Mapping[str, Any]) -> None:
+    """Those that every package can have."""
+
+    @app.task(name="work", **SURE, **way)
+    def work(self: Any, key: str, seconds: float) -> str:
+        return _work(self, key, seconds)
+
+
+def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
+    @app.task(name="patient", on_conflict="retry", **SURE, **way)
+    def patient(self: Any, key: str, seconds: float) -> str:
+        return _work(self, key, seconds)
+
+    @app.task(name="deciding", on_conflict=_decide, **SURE, **way)
+    def deciding(self: Any, key: str, seconds: float) -> str:
+        return _work(self, key, seconds)
+
+    @app.task(name="paired", **SURE, **{**way, "lock_name": "pair"}, lock_limit=2, on_conflict="retry")
+    def paired(self: Any, key: str, seconds: float) -> str:
+        return _work(self, key, seconds, limit=2)
+
+    @app.task(name="retrying", on_conflict="retry", max_retries=2, **SURE, **way)
+    def retrying(self: Any, key: str, seconds: float) -> str:
+        _work(self, key, seconds, last=self.request.retries == 1)
+        if self.request.retries == 0:
+            raise self.retry(countdown=0.5)
+        return key
+
+    @app.task(name="retaining", on_conflict="retry", max_retries=2, lock_retain_on_retry=True, **SURE, **way)
+    def retaining(self: Any, key: str, seconds: float) -> str:
+        _work(self, key, seconds, last=self.request.retries == 1)
+        if self.request.retries == 0:
+            raise self.retry(countdown=0.5)
+        return key
+
+    @app.task(name="hogging", on_conflict="retry", **SURE, **way)
+    def hogging(self: Any, key: str, seconds: int) -> str:
+        """C code that lets no other thread of its process run."""
+        with _attempt(self, key):
+            ctypes.PyDLL(None).sleep(seconds)
+        return key
+
+    @app.task(name="tick", **SURE, **way)
+    def tick(self: Any, key: str) -> None:
+        with _attempt(self, key, due=(self.request.headers or {}).get("singleton_lock_due")):
+            pass
+
+
+def _decide(task: Any, conflict: LockConflict) -> str:
+    return "raise"
+
+
+def _work(task: Any, key: str, seconds: float, *, limit: int = 1, last: bool = True) -> str:
+    with _attempt(task, key, limit=limit, last=last) as beat:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, BEAT))
+            beat()
+    return key
+
+
+def _attempt(task: Any, key: str, *, limit: int = 1, last: bool = True, **fields: object) -> Any:
+    fence = task.lock.fence if hasattr(task, "lock") else 0
+    return history.attempt(key, task.request.id, fence=fence, limit=limit, last=last, **fields)
+
+
+def _report_ends() -> None:
+    """Have the result backend write down each end that it is told."""
+    store = RedisBackend.store_result
+
+    def told(self: Any, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        found = store(self, task_id, result, state, *args, **kwargs)
+        if state in states.READY_STATES:
+            history.write("told", message=task_id, state=state, error=type(result).__name__)
+        return found
+
+    RedisBackend.store_result = told
+
+
+def _report_queue() -> None:
+    """Have kombu write down what is put into a queue, and what a worker has taken and noted.
+
+    It takes a message off the list before it notes that: whoever is killed or cut off in between loses it.
+    """
+    append, put, restore = transport.QoS.append, transport.Channel._put, transport.Channel._do_restore_message
+
+    def taken(self: Any, message: Any, delivery_tag: str) -> None:
+        append(self, message, delivery_tag)
+        _note("taken", message.headers)
+
+    def queued(self: Any, queue: str, message: Any, **kwargs: Any) -> None:
+        put(self, queue, message, **kwargs)
+        _note("queued", message["headers"])
+
+    def restored(self: Any, payload: Any, *args: Any, **kwargs: Any) -> None:
+        restore(self, payload, *args, **kwargs)
+        _note("queued", payload["headers"])
+
+    transport.QoS.append, transport.Channel._put = taken, queued
+    transport.Channel._do_restore_message = restored
+
+
+def _note(event: str, headers: Mapping[str, Any]) -> None:
+    history.write(event, message=headers.get("id"), retries=headers.get("retries", 0))
+
+
+@worker_ready.connect
+def _ready(sender: Any, **_: Any) -> None:
+    """Tell the storm, which waits at this list."""
+    with Redis.from_url(os.environ["TEST_EVENTS"]) as client:
+        client.lpush(f"ready:{sender.hostname}", 1)
+
+
+if history.HOST in os.environ:
+    socket.gethostname = partial(os.environ.__getitem__, history.HOST)
+    # Celery looks every five seconds for tasks whose process has ended.
+    AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})
+    mutants.apply(os.environ.get(MUTANT, ""))
+    _report_ends()
+    _report_queue()
+    app = make(json.loads(os.environ["TEST_CONF"]), os.environ.get(PACKAGE, ""))

@@ -1,0 +1,52 @@
+"""Builds of the package that are broken: the storm has to find each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis.script import Script
+
+
+def apply(name: str) -> None:
+    """Break this process' copy of the package; an empty name leaves it whole."""
+    if name:
+        MUTANTS[name]()
+
+
+def _change(old: bytes, new: bytes) -> None:
+    """Put another text into each script that has this one."""
+    scripts = [script for script in vars(lock_commands).values() if isinstance(script, Script) and old in script.text]
+    assert scripts, f"no script has {old!r} any more"
+    for script in scripts:
+        script.text = script.text.replace(old, new)
+        script.sha = hashlib.sha1(script.text, usedforsecurity=False).hexdigest()
+
+
+def _free_without_owner() -> None:
+    _change(b"type(value) == 'string' and string.sub(value, 1, #owner) == owner then\nours", b"value then\nours")
+
+
+def _no_heartbeat() -> None:
+    def start(self: Heartbeat, *_: object, **__: object) -> None:
+        """Renew nothing."""
+
+    Heartbeat.start = start  # type: ignore[method-assign]
+
+
+def _nothing_remembered() -> None:
+    _change(b"if record_ms ~= '0' then", b"if false then")
+
+
+def _take_what_is_held() -> None:
+    _change(b"if not slot then", b"slot = slot or 0\nif false then")
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "free without owner": _free_without_owner,
+    "no heartbeat": _no_heartbeat,
+    "nothing remembered": _nothing_remembered,
+    "take what is held": _take_what_is_held,
+}

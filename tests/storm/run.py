@@ -1,0 +1,145 @@
+"""One storm: load and nemeses for some minutes, then calm, and what the checker says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from celery import states
+from redis import Redis
+
+from celery_singleton_lock import clock
+from tests.storm import history
+from tests.storm.checker import Checker, Verdict
+from tests.storm.load import Load
+from tests.storm.nemesis import Nemesis, nemeses
+from tests.storm.scene import TTL, Scene, scene
+
+#: Seconds in which everything ends when the faults have: copies wait for leases, and are put back for some seconds.
+CALM = 120.0
+
+#: Seconds for which none of the messages without an end is in the broker: they are lost.
+UNSEEN = 5.0
+
+#: Seconds after which a lock that is held by nobody has to be gone.
+FREE = 2 * TTL
+
+
+def storm(
+    directory: Path,
+    seed: int,
+    minutes: float,
+    *,
+    nodes: int = 1,
+    package: str = "",
+    mutant: str = "",
+    kinds: Callable[[str], bool] = lambda name: True,
+    enough: Callable[[Verdict], bool] | None = None,
+) -> Verdict:
+    """Run one.
+
+    Args:
+        directory: for the history, and the logs of all processes.
+        seed: decides what is sent and what goes wrong.
+        minutes: until the calm.
+        nodes: lock servers; several are a Redlock.
+        package: by which the tasks lock; ours by default.
+        mutant: of ours, that the workers run.
+        kinds: which faults are among it.
+        enough: ends the storm, without a calm, once this is true of what was found so far; asked now and then.
+    """
+    checker = Checker(TTL, quorum=nodes // 2 + 1)
+    with scene(directory, nodes=nodes, package=package, mutant=mutant) as made, contextlib.ExitStack() as exits:
+        load = Load(made, seed)
+        exits.callback(load.close)
+        deadline = clock.now() + 60 * minutes
+        with _going_on(load, nemeses(made, seed, kinds)):
+            while clock.now() < deadline:
+                clock.sleep(1)
+                if enough and enough(verdict := checker.judge(history.read(made.history), is_over=False)):
+                    return verdict
+        _calm(made, load)
+        return checker.judge(history.read(made.history))
+
+
+@contextlib.contextmanager
+def _going_on(load: Load, angry: list[Nemesis]) -> Iterator[None]:
+    load.start()
+    for nemesis in angry:
+        nemesis.start()
+    try:
+        yield
+    finally:
+        load.stop()
+        for nemesis in angry:
+            nemesis.stop()
+        for nemesis in angry:
+            nemesis.join()
+
+
+def _calm(made: Scene, load: Load) -> None:
+    """Wait for all that is to end, and write down what does not."""
+    deadline, seen_at = clock.now() + CALM, clock.now()
+    while (pending := load.look()) and clock.now() < min(deadline, seen_at + UNSEEN):
+        for host in made.hosts.values():
+            made.revive(host)
+        _ask_backend(made, pending)
+        if pending & _in_broker(made):
+            seen_at = clock.now()
+        clock.sleep(0.5)
+    for message in pending & _in_broker(made):
+        _left(made, "message", message, "is still in the broker")
+    for server in made.locks:
+        with Redis(port=server.port, decode_responses=True) as client:
+            for key in client.scan_iter("singleton_lock*"):
+                if client.pttl(key) == -1:
+                    _left(made, "key", key, "has no time to live")
+    _wait_for_locks(made)
+
+
+def _ask_backend(made: Scene, pending: set[str]) -> None:
+    """Write down the ends that it knows: a worker that was killed as it told one did not come to write that down."""
+    for message in pending:
+        meta = made.app.backend.get_task_meta(message, cache=False)
+        if meta["status"] in states.READY_STATES:
+            line = {
+                "event": "told",
+                "message": message,
+                "state": meta["status"],
+                "error": type(meta["result"]).__name__,
+            }
+            history.append(made.history, {"at": clock.now(), "host": "backend", "pid": 0, **line})
+
+
+def _wait_for_locks(made: Scene) -> None:
+    """Until nobody holds any but for beat, which goes on."""
+    deadline = clock.now() + FREE
+    while held := _held(made):
+        if clock.now() > deadline:
+            for key in held:
+                _left(made, "lock", key, "is held, and no message is under way")
+            return
+        clock.sleep(0.2)
+
+
+def _held(made: Scene) -> list[str]:
+    found = []
+    for server in made.locks:
+        with Redis(port=server.port, decode_responses=True) as client:
+            found += [key for key in client.scan_iter("*:run*") if "tick" not in key and "beat" not in key]
+    return found
+
+
+def _in_broker(made: Scene) -> set[str]:
+    """Ids of the messages that wait in the queue, or in a worker."""
+    with Redis(port=made.broker.port, decode_responses=True) as client:
+        raw = [json.loads(line) for line in client.lrange("celery", 0, -1)]
+        raw += [json.loads(line)[0] for line in client.hvals("unacked")]
+    return {message["headers"]["id"] for message in raw}
+
+
+def _left(made: Scene, what: str, name: str, text: str) -> None:
+    line = {"at": clock.now(), "event": "left", "what": what, "name": name, "text": text}
+    history.append(made.history, line)

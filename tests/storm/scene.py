@@ -1,0 +1,230 @@
+"""Where a storm takes place: servers, two hosts with a way to each server of their own, their workers and beats."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.workers import Process, Worker
+from tests.proxy import LossyProxy
+from tests.storm import app as tasks
+from tests.storm import history
+
+#: Seconds of each lock.
+TTL = 4.0
+
+#: Of a broker that takes a message which was not acknowledged for eight seconds for lost. Who looks for these locks the
+#: others out meanwhile: for five minutes, unless told otherwise, if it is killed while it looks.
+FORGETFUL = {
+    "visibility_timeout": 8,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 4,
+}
+
+#: Each host's workers: a name and a pool, and which number of bodies at once.
+WORKERS = {
+    "east": (("prefork", 3), ("threads", 3), ("eventlet", 2)),
+    "west": (("prefork", 3), ("gevent", 4), ("solo", 1)),
+}
+
+#: Seconds that a process gets to end in order.
+ENDING = 20.0
+
+
+class Durable(RedisServer):
+    """A server that writes down each change before it answers: killed and started, it has all its data."""
+
+    def __init__(self) -> None:
+        super().__init__(["--appendonly", "yes", "--appendfsync", "always"])
+
+    def forget(self) -> None:
+        """Die, and come back empty."""
+        self.kill()
+        self._remove()
+        self.start()
+
+    def go_back(self, seconds: float) -> None:
+        """Die, and come back with the data of so many seconds ago."""
+        older = self._directory.with_name(f"{self._directory.name}.older")
+        shutil.copytree(self._directory, older, ignore=shutil.ignore_patterns("redis.sock", "log"))
+        try:
+            clock.sleep(seconds)
+            self.kill()
+            self._remove()
+            shutil.copytree(older, self._directory, dirs_exist_ok=True)
+        finally:
+            shutil.rmtree(older)
+        self.start()
+
+    def _remove(self) -> None:
+        for entry in self._directory.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+class Host:
+    """What runs on it, and the proxies by which it reaches the servers."""
+
+    def __init__(self, name: str, broker: RedisServer, locks: list[Durable], exits: ExitStack) -> None:
+        self.name = name
+        self.to_broker = exits.enter_context(LossyProxy(broker.port))
+        self.to_locks = [exits.enter_context(LossyProxy(server.port)) for server in locks]
+        self.workers: dict[str, Worker] = {}
+        self.beat: Process | None = None
+
+
+class Scene:
+    """All of it; `exits` ends it.
+
+    Args:
+        directory: for the logs, and the history.
+        nodes: lock servers; several are a Redlock.
+        package: by which the tasks lock; ours by default.
+        mutant: of our package, that the workers run.
+    """
+
+    def __init__(self, directory: Path, exits: ExitStack, *, nodes: int, package: str = "", mutant: str = "") -> None:
+        self._directory, self._exits = directory, exits
+        self._package, self._mutant = package, mutant
+        self.history = directory / "history"
+        self.history.touch()
+        self.broker = exits.enter_context(Durable())
+        self._events = exits.enter_context(RedisServer())
+        self.locks = [exits.enter_context(Durable()) for _ in range(nodes)]
+        for server in self.locks:
+            # Nodes that are new have no vote for a while: these count as old.
+            server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
+        self.hosts = {name: Host(name, self.broker, self.locks, exits) for name in WORKERS}
+        self._starts = 0
+        self._forgot_at, self._mutex = -math.inf, threading.Lock()
+        self.app: Celery = tasks.make(self._conf(self.broker.port, [server.port for server in self.locks]), package)
+
+    def start(self) -> None:
+        """All workers, and the beats of our package."""
+        for host in self.hosts.values():
+            for pool, _ in WORKERS[host.name]:
+                host.workers[pool] = self.worker(host, pool)
+            if not self._package:
+                host.beat = self.start_beat(host)
+        for host in self.hosts.values():
+            for worker in host.workers.values():
+                worker.wait_until_ready()
+
+    def may_forget(self, apart: float) -> bool:
+        """Whether the last time that a lock server forgot something is so many seconds ago; then this is one."""
+        with self._mutex:
+            if clock.now() < self._forgot_at + apart:
+                return False
+            self._forgot_at = clock.now()
+            return True
+
+    def worker(self, host: Host, pool: str, *arguments: str) -> Worker:
+        """Start one; it is not ready yet."""
+        concurrency = dict(WORKERS[host.name])[pool]
+        self._starts += 1
+        return self._exits.enter_context(
+            Worker(
+                f"{host.name}-{pool}-{self._starts}",
+                directory=self._directory,
+                environment=self._environment(host),
+                pool=pool,
+                concurrency=concurrency,
+                app="tests.storm.app",
+                arguments=arguments,
+            )
+        )
+
+    def revive(self, host: Host) -> list[str]:
+        """Start again what has ended by itself on a host, as a supervisor does; what that was."""
+        ended = [pool for pool, worker in host.workers.items() if worker.process.poll() is not None]
+        for pool in ended:
+            host.workers[pool].kill()
+            host.workers[pool] = self.worker(host, pool)
+        if host.beat and host.beat.process.poll() is not None:
+            host.beat = self.start_beat(host)
+            ended.append("beat")
+        return ended
+
+    def start_beat(self, host: Host) -> Process:
+        self._starts += 1
+        name = f"{host.name}-beat-{self._starts}"
+        command = ["beat", "-S", "exclusive", "-s", str(self._directory / f"{name}.schedule")]
+        environment = self._environment(host)
+        return self._exits.enter_context(
+            Process(name, "tests.storm.app", command, directory=self._directory, environment=environment)
+        )
+
+    def _environment(self, host: Host) -> dict[str, str]:
+        conf = self._conf(host.to_broker.port, [proxy.port for proxy in host.to_locks])
+        return {
+            "TEST_CONF": json.dumps(conf),
+            "TEST_EVENTS": self._events.url,
+            history.HISTORY: str(self.history),
+            history.HOST: host.name,
+            tasks.MUTANT: self._mutant,
+            tasks.PACKAGE: self._package,
+        }
+
+    def _conf(self, broker: int, locks: list[int]) -> Mapping[str, Any]:
+        at = "redis://127.0.0.1:{}/{}"
+        conf: dict[str, Any] = {
+            "broker_url": at.format(broker, 0),
+            "result_backend": at.format(broker, 1),
+            "broker_transport_options": FORGETFUL,
+            "beat_schedule": {"tick": {"task": "tick", "schedule": 1.0, "args": ["tick"]}},
+        }
+        if self._package:
+            from benchmarks.tasks import settings
+
+            return {**conf, **settings(at.format(locks[0], 0), round(TTL))}
+        backend = ";".join(at.format(port, 0) for port in locks)
+        # A record outlives the storm.
+        return {**conf, "singleton_lock_backend": backend, "singleton_lock_ttl": TTL, "singleton_lock_beat_ttl": TTL}
+
+
+@contextmanager
+def scene(directory: Path, **options: Any) -> Iterator[Scene]:
+    with ExitStack() as exits:
+        made = Scene(directory, exits, **options)
+        made.start()
+        yield made
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that it has started, and that run or wait to be reaped."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def group_of(pid: int) -> list[int]:
+    """Processes of a program that `programs.start` has started: each has a group of its own."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(entry.name)) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def end(process: Process, how: signal.Signals) -> None:
+    """Have one end by a signal to its main process, and whatever is left of it afterwards by force."""
+    process.process.send_signal(how)
+    deadline = clock.now() + ENDING
+    while group_of(process.process.pid) and process.process.poll() is None and clock.now() < deadline:
+        clock.sleep(0.05)
+    process.kill()

@@ -1,0 +1,281 @@
+"""Histories with known faults: the checker finds each, and nothing where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.storm.checker import Checker, Verdict
+
+TTL = 4.0
+
+#: A message that was put back, and taken off the list by nobody who lived to note it.
+QUEUED_AGAIN = (1, "taken"), (2, "queued")
+
+Lines = list[dict[str, Any]]
+
+
+def body(
+    message: str,
+    start: float,
+    end: float,
+    *,
+    key: str = "k",
+    pid: int = 1,
+    fence: int = 0,
+    how: str = "done",
+    every: float = 0.1,
+    told: str = "",
+    **fields: Any,
+) -> Lines:
+    """A body that writes all the time; `how=""` for one that was killed, `told` for what its end was stored as."""
+    run, about = f"{message}-{pid}-{start}", {"host": "east", "pid": pid}
+    begun = {"at": start, "event": "start", "run": run, "key": key, "message": message, "fence": fence, **fields}
+    beats = [start + number * every for number in range(1, int((end - start) / every))]
+    lines = [{**begun, **about}, *({"at": at, "event": "beat", "run": run, **about} for at in beats)]
+    if how:
+        lines.append({"at": end, "event": "end", "run": run, "how": how, **about})
+    if told:
+        lines.append(end_of(message, end + 0.01, told, pid=pid))
+    return lines
+
+
+def end_of(message: str, at: float, state: str, *, error: str = "", pid: int = 1) -> dict[str, Any]:
+    return {"at": at, "event": "told", "message": message, "state": state, "error": error, "pid": pid}
+
+
+def sent(message: str, *, at: float = 0.0, after: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"at": at, "event": "sent", "message": message, "task": "work", "key": "k", "after": list(after)}
+
+
+def fault(kind: str, begin: float, end: float, **fields: Any) -> dict[str, Any]:
+    return {"event": "fault", "kind": kind, "begin": begin, "at": end, **fields}
+
+
+def judge(*lines: Any, quorum: int = 1) -> Verdict:
+    flat: Lines = []
+    for one in lines:
+        flat += one if isinstance(one, list) else [one]
+    return Checker(TTL, quorum=quorum).judge(flat)
+
+
+def found(verdict: Verdict) -> list[tuple[str, str]]:
+    return [(finding.broken, finding.excuse) for finding in verdict.findings]
+
+
+def test_bodies_one_after_another_are_well() -> None:
+    lines = body("a", 1, 3, fence=1, told="SUCCESS"), body("b", 3, 4, fence=2, told="SUCCESS")
+    verdict = judge(sent("a"), sent("b"), *lines)
+    assert found(verdict) == []
+    assert (verdict.messages, verdict.bodies) == (2, 2)
+
+
+def test_two_bodies_of_one_key_at_once() -> None:
+    assert found(judge(body("a", 1, 3), body("b", 2, 4))) == [("overlap", "")]
+
+
+def test_two_keys_do_not_meet() -> None:
+    assert found(judge(body("a", 1, 3), body("b", 2, 4, key="other"))) == []
+
+
+def test_one_that_began_long_ago_is_still_there_after_others() -> None:
+    assert found(judge(body("a", 1, 9), body("b", 2, 3), body("c", 8, 8.5))) == [("overlap", "")] * 2
+
+
+def test_a_body_that_was_killed_ends_with_its_last_line() -> None:
+    assert found(judge(body("a", 1, 3, how=""), body("b", 3, 4))) == []
+
+
+@pytest.mark.parametrize(("bodies", "wrong"), [(2, 0), (3, 1)])
+def test_as_many_as_the_limit_and_no_more(bodies: int, wrong: int) -> None:
+    lines = [body(f"m{number}", 1 + number / 10, 3, limit=2) for number in range(bodies)]
+    assert found(judge(*lines)) == [("overlap", "")] * wrong
+
+
+def test_a_body_that_stood_still_while_the_other_began_is_an_exception() -> None:
+    first = [*body("a", 1, 3, how=""), *body("a", 9, 9.5)]
+    for line in first:
+        line["run"] = "one"
+    assert [line["event"] for line in first].count("start") == 2
+    first = [line if line["at"] != 9 else {**line, "event": "beat"} for line in first]
+    assert found(judge(first, body("b", 8, 12))) == [("overlap", "stood still")]
+
+
+def test_a_body_that_stood_still_and_was_not_stopped_then_is_no_exception() -> None:
+    first = [{**line, "run": "one"} for line in [*body("a", 1, 3, how=""), *body("a", 9, 14)]]
+    first = [line if line["at"] != 9 else {**line, "event": "beat"} for line in first]
+    assert found(judge(first, body("b", 8, 9.5))) == [("overlap", "")]
+
+
+def test_a_body_that_stood_still_long_before_is_no_exception() -> None:
+    first = [{**line, "run": "one"} for line in [*body("a", 1, 3, how=""), *body("a", 9, 14)]]
+    first = [line if line["at"] != 9 else {**line, "event": "beat"} for line in first]
+    assert found(judge(first, body("b", 12, 13))) == [("overlap", "")]
+
+
+def test_a_gap_as_between_any_two_lines_is_no_exception() -> None:
+    assert found(judge(body("a", 1, 3, every=0.5), body("b", 2.2, 4))) == [("overlap", "")]
+
+
+class TestALockServerThatForgot:
+    empty = fault("restarts empty", 2, 2.1, forgot="7000")
+
+    def test_excuses_until_the_next_renewal(self) -> None:
+        assert found(judge(body("a", 1, 4), self.empty, body("b", 3, 5))) == [("overlap", "lock server forgot")]
+
+    def test_excuses_nobody_who_goes_on(self) -> None:
+        assert found(judge(body("a", 1, 9), self.empty, body("b", 3, 5))) == [("overlap", "")]
+
+    def test_excuses_nothing_where_a_majority_remembers(self) -> None:
+        assert found(judge(body("a", 1, 4), self.empty, body("b", 3, 5), quorum=2)) == [("overlap", "")]
+
+    def test_excuses_no_overlap_before_it(self) -> None:
+        late = fault("restarts empty", 6, 6.1, forgot="7000")
+        assert found(judge(body("a", 1, 4), body("b", 3, 5), late)) == [("overlap", "")]
+
+
+def test_a_body_after_the_success_of_its_message() -> None:
+    assert found(judge(body("a", 1, 2, told="SUCCESS"), body("a", 3, 4, pid=2))) == [("again", "")]
+
+
+def test_a_worker_that_was_killed_before_anybody_knew_is_an_exception() -> None:
+    lines = body("a", 1, 2), fault("kill", 1.9, 2.1, pids=[1]), body("a", 3, 4, pid=2)
+    assert found(judge(*lines)) == [("again", "killed before it was recorded")]
+
+
+def test_a_worker_that_was_killed_when_it_was_told_is_no_exception() -> None:
+    lines = body("a", 1, 2, told="SUCCESS"), fault("kill", 1.9, 2.1, pids=[1]), body("a", 3, 4, pid=2)
+    assert found(judge(*lines)) == [("again", "")]
+
+
+def test_a_body_whose_end_no_lock_server_could_be_told_is_an_exception() -> None:
+    lines = body("a", 1, 2), fault("partition", 1.9, 8, silent=True), body("a", 6, 7, pid=2), end_of("a", 9, "SUCCESS")
+    assert found(judge(*lines)) == [("again", "done while the lock server was silent")]
+
+
+def test_a_worker_that_was_killed_before_any_lock_server_could_be_told_is_an_exception() -> None:
+    silence, death = fault("partition", 1.9, 8, silent=True), fault("kill", 4, 4.1, pids=[1])
+    lines = body("a", 1, 2, told="SUCCESS"), silence, death, body("a", 6, 7, pid=2)
+    assert found(judge(*lines)) == [("again", "done while the lock server was silent")]
+
+
+def test_an_end_of_one_that_was_stopped_after_a_success_is_an_exception() -> None:
+    lines = end_of("a", 1, "SUCCESS"), end_of("a", 2, "FAILURE", error="LockLost")
+    assert found(judge(*lines)) == [("told twice", "stopped while the lock server was silent")]
+
+
+def test_a_silence_that_was_over_is_no_exception() -> None:
+    lines = body("a", 1, 2), fault("partition", 0, 1.9, silent=True), body("a", 6, 7, pid=2)
+    assert found(judge(*lines)) == [("again", "")]
+
+
+def test_attempts_that_retry_are_none_after_the_success() -> None:
+    assert found(judge(body("a", 1, 2, last=False), body("a", 3, 4, told="SUCCESS"))) == []
+
+
+def test_a_body_after_another_end() -> None:
+    lines = end_of("a", 1, "REVOKED"), body("a", 2, 3)
+    assert found(judge(*lines)) == [("again", "")]
+
+
+def test_a_message_that_was_rejected_and_came_again_is_an_exception() -> None:
+    lines = end_of("a", 1, "FAILURE", error="Reject"), body("a", 2, 3, told="FAILURE")
+    assert found(judge(*lines)) == [("again", "rejected, of which there is no record")]
+
+
+@pytest.mark.parametrize("error", ["ChordError", "ConnectionError"])
+def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(error: str) -> None:
+    lines = end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS")
+    excuse = "sent, but not as far as Celery knows"
+    assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
+
+
+def test_a_run_that_was_stopped_and_could_not_be_recorded_is_an_exception() -> None:
+    lines = end_of("a", 1, "FAILURE", error="LockLost"), body("a", 2, 3, told="SUCCESS")
+    excuse = "stopped while the lock server was silent"
+    assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
+
+
+def test_what_has_no_end_yet_is_not_lost_before_the_storm_is_over() -> None:
+    taken = {"at": 0.5, "event": "taken", "message": "a"}
+    assert Checker(TTL).judge([sent("a"), taken], is_over=False).findings == []
+
+
+def test_a_tick_that_two_beats_sent() -> None:
+    lines = body("a", 1, 2, due="10:00"), body("b", 3, 4, due="10:00"), body("c", 5, 6, due="10:01")
+    assert found(judge(*lines)) == [("again", "")]
+
+
+def test_a_fence_that_went_back() -> None:
+    assert found(judge(body("a", 1, 2, fence=8), body("b", 3, 4, fence=7))) == [("fence", "")]
+
+
+def test_a_fence_that_stayed() -> None:
+    assert found(judge(body("a", 1, 2, fence=8), body("b", 3, 4, fence=8))) == [("fence", "")]
+
+
+def test_an_end_that_changed() -> None:
+    assert found(judge(end_of("a", 1, "REVOKED"), end_of("a", 2, "SUCCESS"))) == [("told twice", "")]
+
+
+def test_an_end_that_was_told_by_two_copies() -> None:
+    assert found(judge(end_of("a", 1, "SUCCESS"), end_of("a", 2, "SUCCESS"))) == []
+
+
+def test_a_message_without_an_end_is_lost() -> None:
+    taken = {"at": 0.5, "event": "taken", "message": "a"}
+    assert found(judge(sent("a"), taken, body("a", 1, 2, how=""))) == [("lost", "")]
+
+
+def test_a_next_step_that_was_never_sent_is_lost() -> None:
+    assert found(judge(end_of("a", 1, "SUCCESS"), sent("b", after=("a",)))) == [("lost", "")]
+
+
+def test_a_message_that_was_perhaps_not_sent_is_not() -> None:
+    assert found(judge(sent("a"), {"at": 1, "event": "unsure", "message": "a"})) == []
+
+
+def test_what_the_broker_lost_is_counted_by_itself() -> None:
+    verdict = judge(sent("a"), sent("b"), [{"at": at, "event": event, "message": "b"} for at, event in QUEUED_AGAIN])
+    assert (found(verdict), verdict.lost_by_broker) == ([], 2)
+
+
+def test_an_attempt_that_the_broker_lost_counts_though_an_earlier_one_came_again() -> None:
+    retry = {"at": 1, "event": "queued", "message": "a", "retries": 1}
+    again = {"at": 2, "event": "taken", "message": "a", "retries": 0}
+    assert judge(sent("a"), retry, again).lost_by_broker == 1
+
+
+def test_what_was_taken_is_not_the_brokers_to_lose() -> None:
+    queue = [{"at": at, "event": event, "message": "a"} for at, event in ((1, "queued"), (2, "taken"))]
+    assert found(judge(sent("a"), queue)) == [("lost", "")]
+
+
+@pytest.mark.parametrize(("before", "wrong"), [("SUCCESS", 1), ("REVOKED", 1), ("FAILURE", 0)])
+def test_the_next_step_of_a_chain_gets_an_end(before: str, wrong: int) -> None:
+    first = {"at": 0.5, "event": "taken", "message": "a"}
+    assert found(judge(sent("a"), first, sent("b", after=("a",)), end_of("a", 1, before))) == [("lost", "")] * wrong
+
+
+@pytest.mark.parametrize(("what", "broken"), [("message", "stuck"), ("lock", "left"), ("key", "left")])
+def test_what_is_left_behind(what: str, broken: str) -> None:
+    left = {"at": 9, "event": "left", "what": what, "name": "a", "text": "is there"}
+    assert found(judge(left)) == [(broken, "")]
+
+
+def test_a_message_that_waits_is_not_lost_as_well() -> None:
+    left = {"at": 9, "event": "left", "what": "message", "name": "a", "text": "is there"}
+    assert found(judge(sent("a"), left)) == [("stuck", "")]
+
+
+def test_recovery_is_the_time_to_the_next_body_of_a_key_that_was_running() -> None:
+    other = body("c", 1, 1.5, key="other"), body("d", 9, 9.5, key="other")
+    verdict = judge(body("a", 1, 2, how=""), fault("kill", 2, 2.5, pids=[1]), body("b", 4, 5, pid=2), *other)
+    assert verdict.recovery == {"kill": [1.5]}
+
+
+def test_a_finding_counts_with_the_faults_before_it() -> None:
+    lines = fault("slow", 1, 2), body("a", 3, 5), body("b", 4, 6), fault("kill", 50, 51)
+    verdict = judge(*lines)
+    assert [verdict.of(kind, "overlap", TTL) for kind in ("slow", "kill")] == [1, 0]

@@ -1,0 +1,47 @@
+"""A short storm breaks no promise, and a broken build is found by one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock import clock
+from tests.storm.mutants import MUTANTS
+from tests.storm.report import summary, table
+from tests.storm.run import storm
+from tests.storm.scene import TTL
+
+#: Minutes after which a mutant that was not found counts as none that a storm finds.
+AT_MOST = 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("nodes", [1, 5], ids=["server", "redlock"])
+def test_no_promise_is_broken(tmp_path: Path, nodes: int) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    verdict = storm(tmp_path, seed, 1.0, nodes=nodes)
+    print(summary(verdict), table(verdict, TTL), sep="\n\n")
+    assert verdict.broken == []
+    assert len({fault.kind for fault in verdict.faults}) > 5
+    assert verdict.bodies > verdict.messages / 2 > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_broken_build_is_found(tmp_path: Path, mutant: str) -> None:
+    """By faults that leave the lock server and the broker well: nothing that they forgot can excuse what is found."""
+    began = clock.now()
+    kinds = ("worker: frozen", "child: SIGKILL")
+    verdict = storm(
+        *(tmp_path, 1, AT_MOST),
+        mutant=mutant,
+        kinds=lambda name: name.startswith(kinds),
+        enough=lambda found: bool(found.broken),
+    )
+    print(f"{mutant}: found after {clock.now() - began:.0f} s: {summary(verdict)}")
+    assert verdict.broken
