@@ -25,7 +25,7 @@ def read(file: Path) -> Plan:
         raise ValueError(f"{file.name}: a plan has no {', '.join(sorted(unknown))}")
     content["messages"] = tuple(Message(**message) for message in content["messages"])
     content["faults"] = tuple(Fault(**fault) for fault in content["faults"])
-    content["uses"] = tuple(Use(**{**use, "ways": frozenset(use["ways"])}) for use in content.get("uses", ()))
+    content["uses"] = tuple(Use(**{**use, "ways": tuple(use["ways"])}) for use in content.get("uses", ()))
     for pairs in ("limits", "entries"):
         content[pairs] = tuple(tuple(pair) for pair in content.get(pairs, ()))
     return Plan(**content)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 from celery_singleton_lock.contrib.fencing.redis import _SCRIPT as FENCED
-from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.journal_entry import Entry, Place, Run, Times
+from celery_singleton_lock.holder import Holder, stem
+from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import (
-    journal_commands,
-    keyspace,
-    ledger_commands,
-    lock_commands,
-    vote_commands,
-)
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.journal import RedisJournal
+from celery_singleton_lock.stores.redis.ledger import RedisLedger
+from celery_singleton_lock.stores.redis.redlock import commands as vote_commands
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 PREFIX = "model"
@@ -97,10 +94,9 @@ def _refusals(draw: Any) -> Call:
     holder = draw(HOLDERS)
     record = _of(holder, draw(RECORDS))
     assert record is not None
-    refuse = draw(st.sampled_from([lock_commands.refuse, vote_commands.refuse]))
-    return draw(
-        st.sampled_from([refuse(LOCK, holder, record, slots=draw(LIMITS)), vote_commands.take_back(LOCK, record)])
-    )
+    named = draw(st.sampled_from([str, stem]))
+    refuse = lock_commands.refuse(LOCK, holder, record, slots=draw(LIMITS), named=named)
+    return draw(st.sampled_from([refuse, vote_commands.take_back(LOCK, record)]))
 
 
 @st.composite
@@ -110,8 +106,8 @@ def _votes(draw: Any) -> Call:
 
 
 def _entry(kind: str, key: str, began: float, lasted: float, limit: int, fence: int) -> Entry:
-    times, run = Times(began, began + lasted), Run("SUCCESS", fence)
-    return Entry(kind, "task", key, "t0", Place("w", 1), times, run, limit)  # type: ignore[arg-type]
+    ended = began + lasted
+    return Entry(kind, "task", key, "t0", "w", 1, began, ended, outcome="SUCCESS", fence=fence, limit=limit)  # type: ignore[arg-type]
 
 
 LASTS = st.dictionaries(st.sampled_from(["e0", "e1", "e2:run"]), st.sampled_from([0, 5, 10, 10**15]), min_size=1)
@@ -130,7 +126,7 @@ LOCK_CALLS = st.one_of(
     _refusals(),
     _votes(),
     st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
-    st.builds(vote_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
+    st.lists(HOLDS, min_size=1, max_size=3).map(lambda holds: lock_commands.renew(holds, named=stem)),
     st.builds(vote_commands.put_back, st.lists(TAKEN, min_size=1, max_size=3)),
     st.builds(
         lambda owner, slot, fence, ttl: vote_commands.raise_fence(LOCK, owner, slot=slot, fence=fence, ttl=ttl),
@@ -146,32 +142,60 @@ LOCK_CALLS = st.one_of(
 )
 
 
+class _Asked(Exception):
+    """In the place of a server: the call that it would have got."""
+
+
+def _ask(call: Call) -> Any:
+    raise _Asked(call)
+
+
+def _first_call(use: Callable[[], object]) -> Call:
+    """What is asked first in a use of the ledger, or of the journal."""
+    try:
+        use()
+    except _Asked as asked:
+        call: Call = asked.args[0]
+        return call
+    raise AssertionError("nothing was asked")
+
+
+def _of_ledger(use: Callable[[RedisLedger], object], known: Sequence[str] = ()) -> Call:
+    ledger = RedisLedger(BEAT, _ask, lambda: [entry.encode() for entry in known])
+    return _first_call(lambda: use(ledger))
+
+
+def _write(counts: dict[str, int], entries: Sequence[Entry], coarse: dict[str, str]) -> Call:
+    journal = RedisJournal(PREFIX, 3, _ask, lambda _: ())
+    return _first_call(lambda: journal.write(counts, entries, slack=0.5, coarse=coarse))
+
+
 BEAT_CALLS = st.one_of(
-    st.builds(lambda lasts, ceiling: ledger_commands.align(BEAT, lasts, ceiling=ceiling), LASTS, CEILINGS),
+    st.builds(lambda lasts, ceiling: _of_ledger(lambda it: it.align(lasts, ceiling=ceiling)), LASTS, CEILINGS),
     st.builds(
-        lambda lasts, owner, ttl, ceiling: ledger_commands.claim(BEAT, lasts, owner, ttl=ttl, ceiling=ceiling),
+        lambda lasts, owner, ttl, ceiling: _of_ledger(lambda it: it.claim(lasts, owner, ttl=ttl, ceiling=ceiling)),
         LASTS,
         OWNERS,
         TTLS,
         CEILINGS,
     ),
     st.builds(
-        lambda lasts, owner, ceiling: ledger_commands.record(BEAT, lasts, owner, ceiling=ceiling),
+        lambda lasts, owner, ceiling: _of_ledger(lambda it: it.record(lasts, owner, ceiling=ceiling)),
         LASTS,
         OWNERS,
         CEILINGS,
     ),
-    st.builds(lambda lasts, owner: ledger_commands.unclaim(BEAT, list(lasts), owner), LASTS, OWNERS),
-    LASTS.map(lambda lasts: ledger_commands.forget(BEAT, [entry.encode() for entry in lasts])),
+    st.builds(lambda lasts, owner: _of_ledger(lambda it: it.unclaim(list(lasts), owner)), LASTS, OWNERS),
+    LASTS.map(lambda lasts: _of_ledger(lambda it: it.align({}, ceiling=0), known=list(lasts))),
     st.builds(
-        lambda value, at_least: ledger_commands.secret(BEAT, value, at_least=at_least),
+        lambda value, at_least: _of_ledger(lambda it: it._secrets(value, at_least=at_least)),
         st.sampled_from(["", "aa", "bb"]),
         st.booleans(),
     ),
 )
 
 JOURNAL_CALLS = st.builds(
-    lambda counts, entries, coarse: journal_commands.write(PREFIX, 3, counts, entries, 0.5, coarse),
+    _write,
     st.dictionaries(st.sampled_from(["runs:t", "runs:u", "skips"]), st.integers(1, 3), max_size=2),
     st.lists(
         st.builds(
@@ -395,7 +419,7 @@ HAND_OVERS = st.lists(
                 WAITS,
                 st.sampled_from([[("BLPOP", "l{1}", 0), ("GET", "k{1}")], [("BLPOP", "q{1}", "l{1}", 0)]]),
                 st.sampled_from([[("RPUSH", "l{1}", 1)], [("RPUSH", "l{1}", 1, 2, 3)], [("INCR", "k{1}")]]),
-                st.builds(_asked, st.builds(lock_commands.wake_another, st.just(LOCK)), st.just(0)),
+                st.builds(_asked, st.builds(lock_commands.wake, st.just(LOCK)), st.just(0)),
                 st.builds(_asked, st.builds(lock_commands.free, HOLDS), st.just(0)),
                 st.builds(_asked, st.builds(lock_commands.acquire, REQUESTS, NAMES), st.just(0)),
                 st.just(
