@@ -53,7 +53,7 @@ test: .venv/.dev
 	$(PYTEST) $(PARALLEL) -m "not slow"
 
 test-slow: .venv/.dev
-	$(PYTEST) $(PARALLEL) -m "slow and not smoke"
+	$(PYTEST) $(PARALLEL) -m "slow and not smoke and not storm"
 
 test-all: test test-slow
 
@@ -70,6 +70,7 @@ smoke: .venv/.smoke
 	$(PYTEST) tests/smoke
 
 # SEED=…: what is sent and what goes wrong is the same again; what comes of it is up to the machine.
+# Its own tests, with broken builds that a storm has to find: pytest tests/storm
 chaos: .venv/.dev
 	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)
 

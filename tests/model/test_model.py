@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,15 @@ with_spin = pytest.mark.skipif(not is_here(), reason="Spin is not here: apt-get 
 by_name = {"ids": lambda check: check.name}
 
 
+def measured(checks: Iterable[Check]) -> list[Check]:
+    """Those of which the page has the figures: `make model` tries the others as well."""
+    rows = [line for line in PAGE.splitlines() if "–" not in line]
+    return [check for check in checks if any(f"| {check.model} | {check.about} |" in row for row in rows)]
+
+
 @with_spin
 @pytest.mark.slow
-@pytest.mark.parametrize("check", SOUND, **by_name)
+@pytest.mark.parametrize("check", measured(SOUND), **by_name)
 def test_model_holds(check: Check) -> None:
     found = run(check)
     assert found.errors == 0, "\n".join(found.trace)
@@ -27,7 +34,7 @@ def test_model_holds(check: Check) -> None:
 
 @with_spin
 @pytest.mark.slow
-@pytest.mark.parametrize("check", BROKEN, **by_name)
+@pytest.mark.parametrize("check", measured(BROKEN), **by_name)
 def test_what_is_left_out_is_missed(check: Check) -> None:
     found = run(check)
     assert found.errors == 1

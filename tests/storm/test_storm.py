@@ -18,6 +18,7 @@ AT_MOST = 3.0
 
 
 @pytest.mark.slow
+@pytest.mark.storm
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("nodes", [1, 5], ids=["server", "redlock"])
 def test_no_promise_is_broken(tmp_path: Path, nodes: int) -> None:
@@ -31,6 +32,7 @@ def test_no_promise_is_broken(tmp_path: Path, nodes: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.storm
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_build_is_found(tmp_path: Path, mutant: str) -> None:
