@@ -83,7 +83,9 @@ def _run(check: Check, place: Path) -> Found:
     mode = ["-DNFAIR=3"] if check.liveness else ["-DSAFETY", "-DNOCLAIM"]
     if check.broken and check.shortest and not check.liveness:
         mode.append("-DBFS")
-    _call(place, "gcc", "-w", "-O2", f"-DMEMLIM={MEMORY}", *mode, "-o", "pan", "pan.c")
+    built = _run_in(place, "gcc", "-w", "-O2", f"-DMEMLIM={MEMORY}", *mode, "-o", "pan", "pan.c")
+    if built.returncode:
+        raise NotChecked(f"it could not be built: {built.stderr[-1000:]}")
     began = time.monotonic()
     said = _call(place, "./pan", *(["-a", "-f"] if check.liveness else []), f"-m{check.depth}")
     errors = int(_number(r"errors: (\d+)", said))
@@ -102,7 +104,11 @@ def _run(check: Check, place: Path) -> Found:
 
 
 def _call(place: Path, *command: str) -> str:
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False).stdout
+    return _run_in(place, *command).stdout
+
+
+def _run_in(place: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
 
 
 def _number(pattern: str, said: str) -> float:
