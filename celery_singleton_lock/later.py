@@ -45,7 +45,7 @@ class Later:
         """There is something to do."""
         with self._mutex:
             self._is_wanted = True
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 with suppress(RuntimeError):  # No thread is to be had: what comes next tries again.
                     thread.start()

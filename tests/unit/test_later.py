@@ -80,6 +80,20 @@ def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: 
     assert work.calls == 2
 
 
+def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gevent kills a greenlet: nothing in the thread can prevent it."""
+
+    class Killed(BaseException): ...
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    work = Counting(Killed())
+    it = Later("a", work)
+    it.want()
+    until(lambda: work.calls == 1 and not it._thread.is_alive(), "the thread is gone")
+    it.want()
+    until(lambda: work.calls == 2, "another one works")
+
+
 def test_many_threads_lose_nothing() -> None:
     noted: list[int] = []
     done: list[int] = []
