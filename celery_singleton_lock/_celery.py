@@ -301,10 +301,12 @@ def keeps_results(backend: Any) -> bool:
 def counts_part_once(backend: Any) -> bool:
     """Whether a part of a chord that is told to the result backend once more is counted no second time.
 
+    Redis counts different members of a sorted set. Pickle may write the same value in another way in another process.
+
     Promise: a chord goes on, also where the worker died when it had stored the result of a part and not counted it.
     Touches: celery.backends.redis.RedisBackend._chord_zset
     """
-    return bool(getattr(backend, "_chord_zset", False))
+    return bool(getattr(backend, "_chord_zset", False)) and backend.serializer == "json"
 
 
 def is_prefork(pool: type[Any]) -> bool:

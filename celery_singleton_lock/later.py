@@ -47,9 +47,9 @@ class Later:
             self._is_wanted = True
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = thread  # First: an interruption of the start must not lead to two.
                 with suppress(RuntimeError):  # No thread is to be had: what comes next tries again.
                     thread.start()
-                    self._thread = thread
 
     def _run(self) -> None:
         pause: float | None = self._after

@@ -38,6 +38,8 @@ class Acquisition:
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
         self.given_up = requeue.given_up(execution.request)
+        #: Since when it waits for the lock; an item of a map, which stays here, does not count its server's silence.
+        self._asks_since = execution.began
         self._report()
 
     def found(self) -> Lease | Held | Record | None:
@@ -69,6 +71,8 @@ class Acquisition:
             # lost.
             self._ask_as_another()
             clock.sleep(requeue.back_off(failures, at_most=requeue.MAX_DELAY["unavailable"]))
+            if policy == "wait":
+                self._asks_since = clock.now()
             failures += 1
 
     def abandon(self) -> None:
@@ -103,7 +107,7 @@ class Acquisition:
             while isinstance(found, Held) and found.owner not in this_thread.owners:
                 if not self._free_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait
-                    left = it.began + patience - clock.now()
+                    left = self._asks_since + patience - clock.now()
                     if left <= 0:
                         break
                     it.progress.gives_up = self._owner

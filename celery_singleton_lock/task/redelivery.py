@@ -5,6 +5,7 @@ Protocol: `docs/protocol.md`, section 8.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from celery import states
@@ -98,29 +99,32 @@ def answer(task: TaskLike, record: Record) -> End:
     """
     recorded, age = outcome.read(record)
     is_over = recorded.settled or recorded.state in _SILENT or not outcome.is_awaited(task, task.request)
-    is_stored = not is_over and _is_stored(task, age)
+    stored = None if is_over else _stored(task, age)
     # Celery counts a part when it has stored it; the worker may have died in between.
     is_part = task.request.chord is not None and counts_part_once(task.backend)
-    if is_over or (is_stored and not is_part):
+    if is_over or (stored is not None and not is_part):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
         raise Ignore("already done")
     if age < SETTLING:
         logger.info("%s is already done; a copy looks later whether that was stored", named(task))
         requeue.put_back(task, reason="copy", delay=SETTLING - age)
-    missing = "nobody knows whether its chord counted it" if is_stored else "its result was not stored"
+    missing = "nobody knows whether its chord counted it" if stored else "its result was not stored"
     logger.warning(
         "%s is already done (%s), but %s; its recorded end is told again", named(task), recorded.state, missing
     )
     if recorded.state == states.REVOKED:
         on_conflict.revoke(task, on_conflict.Skipped("revoked or skipped before"))
-    return _stored_end(task) if is_stored else _recorded_end(task, recorded)
+    return _recorded_end(task, recorded) if stored is None else _stored_end(task, stored)
 
 
-def _stored_end(task: TaskLike) -> End:
-    """The end as the result backend has it."""
-    meta = task.backend.get_task_meta(task.request.id)
-    return End(error=meta["result"]) if meta["status"] in states.EXCEPTION_STATES else End(meta["result"])
+def _stored_end(task: TaskLike, stored: Mapping[str, Any]) -> End:
+    """The end as the result backend has it, for the chord alone to count."""
+    if stored["status"] in states.EXCEPTION_STATES:
+        return End(error=stored["result"])
+    # Celery sends these before it stores a value: they are out.
+    task.request.callbacks = task.request.chain = None
+    return End(stored["result"])
 
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
@@ -135,18 +139,21 @@ def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
     return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
 
 
-def _is_stored(task: TaskLike, age: float) -> bool:
-    """Whether the result backend has the end of this task; while it does not answer, a copy waits.
+def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
+    """What the result backend has of the end of this task, if it has that; while it does not answer, a copy waits.
 
     What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
     """
     if not outcome.backend_knows(task, task.request):
-        return False
+        return None
     try:
         if task.backend.get_state(task.request.id) not in states.READY_STATES:
-            return False
-        stored_at = _moment(task.backend.get_task_meta(task.request.id).get("date_done"))
-        return stored_at is None or stored_at > clock.wall() - age - CLOCKS_DIFFER
+            return None
+        # What was there a moment ago may be forgotten by now.
+        stored: Mapping[str, Any] = task.backend.get_task_meta(task.request.id)
+        stored_at = _moment(stored.get("date_done"))
+        is_of_this = stored_at is None or stored_at > clock.wall() - age - CLOCKS_DIFFER
+        return stored if stored["status"] in states.READY_STATES and is_of_this else None
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be asked: %r", named(task), error)
         requeue.put_back(task, reason="copy", delay=SETTLING)

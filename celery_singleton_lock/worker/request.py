@@ -123,7 +123,11 @@ class SingletonRequest(WorkerRequest):
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:
         self._is_cancelled = True  # Before its greenlet is killed, which may end at once.
-        super().cancel(*args, **kwargs)
+        try:
+            super().cancel(*args, **kwargs)
+        except NotImplementedError:  # This pool ends no task: it runs on.
+            self._is_cancelled = False
+            raise
 
     def acknowledge(self) -> None:
         """Not what is to run elsewhere: Celery takes a greenlet that was killed for a success."""

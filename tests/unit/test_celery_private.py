@@ -387,6 +387,11 @@ class TestWorkers:
         app = Celery(set_as_current=False, backend=url)
         assert _celery.counts_part_once(app.backend) is once
 
+    def test_parts_may_be_counted_twice_where_a_value_is_not_always_written_in_the_same_way(self) -> None:
+        app = Celery(set_as_current=False, backend="redis://")
+        app.conf.result_serializer = "pickle"
+        assert _celery.counts_part_once(app.backend) is False
+
     def test_main_process_is_no_child(self) -> None:
         assert _celery.is_child_of_a_pool() is False
         assert current_process().daemon is False

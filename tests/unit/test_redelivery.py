@@ -105,6 +105,29 @@ class TestSecondCopy:
             deliver(task)
         assert len(runs) == 1
 
+    def test_of_a_part_of_a_chord_is_told_to_the_chord_alone(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Celery sends callbacks and the next step, stores the value, and then has the chord count it."""
+        monkeypatch.setattr(redelivery, "counts_part_once", lambda _: True)
+        monkeypatch.setattr(redelivery, "SETTLING", -1.0)
+        task, runs = make(app, lambda: 1)
+        following: dict[str, Any] = {"chord": {"chord_size": 2}, "callbacks": [{"task": "a"}], "chain": [{"task": "b"}]}
+        deliver(task, **following)
+        app.backend.store_result(id_for(task), 1, "SUCCESS")
+        seen: list[object] = []
+        ended = redelivery._stored_end
+
+        def end(*args: Any) -> Any:
+            found = ended(*args)
+            seen.extend((task.request.callbacks, task.request.chain))
+            return found
+
+        monkeypatch.setattr(redelivery, "_stored_end", end)
+        assert deliver(task, **following) == 1
+        assert seen == [None, None]
+        assert len(runs) == 1
+
     def test_is_dropped_when_nobody_wants_the_result(self, app: Celery) -> None:
         task, runs = make(app, lambda: "x" * 10_000, ignore_result=True)
         deliver(task)

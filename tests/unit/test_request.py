@@ -18,6 +18,7 @@ from kombu.exceptions import EncodeError
 from kombu.message import Message
 
 from celery_singleton_lock import SingletonTask, clock
+from celery_singleton_lock._celery import WorkerRequest
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
@@ -325,3 +326,33 @@ def test_end_of_a_message_that_cannot_be_read_is_none(
     request.acknowledged = True
     request._record(WorkerLostError("lost"), settled=True)
     assert "its end cannot be recorded: TypeError" in caplog.text
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_message_that_is_cancelled_is_not_acknowledged(
+    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Celery takes a greenlet that it has killed for a success."""
+    acknowledged: list[bool] = []
+    monkeypatch.setattr(WorkerRequest, "cancel", lambda *_, **__: None)
+    monkeypatch.setattr(WorkerRequest, "acknowledge", lambda _: acknowledged.append(True), raising=False)
+    request = receive(make(app, acks_late=late))
+    request.cancel(None)
+    request.acknowledge()
+    assert acknowledged == [True] * (not late)
+
+
+def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
+    app: Celery, receive: Callable[..., SingletonRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    acknowledged: list[bool] = []
+    monkeypatch.setattr(WorkerRequest, "cancel", refuse)
+    monkeypatch.setattr(WorkerRequest, "acknowledge", lambda _: acknowledged.append(True), raising=False)
+    request = receive(make(app, acks_late=True))
+    with pytest.raises(NotImplementedError):
+        request.cancel(None)
+    request.acknowledge()
+    assert acknowledged == [True]
