@@ -62,10 +62,10 @@ def test_what_is_no_pid_is_never_over(pid: str) -> None:
 def test_child_of_a_fork_has_its_own_identity() -> None:
     readable, writable = os.pipe()
     mine = process_identity.own()
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         os.write(writable, process_identity.own().encode())
         os._exit(0)
-    os.wait()
+    os.waitpid(pid, 0)  # This one: another test's child may end just now.
     theirs = os.read(readable, 200).decode()
     os.close(readable)
     os.close(writable)
