@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from kombu import Connection
 
 from celery_singleton_lock import clock
+from tests import ports
 from tests.patience import LIMIT
 
 #: Where Debian and the packages of RabbitMQ's makers put it; the program on the PATH insists on being another user.
@@ -26,7 +26,7 @@ MISSING = "" if _PROGRAM.exists() and shutil.which("epmd") else "no rabbitmq-ser
 class RabbitMQ:
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="rabbitmq-")
-        self.port, epmd_port, dist_port = _free_ports(3)
+        self.port, epmd_port, dist_port = ports.free(), ports.free(), ports.free()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
         home = Path(self._directory.name)
         self._log = (home / "log").open("wb")
@@ -95,8 +95,9 @@ class RabbitMQ:
                 return self
             except OSError as error:
                 if clock.now() > deadline or self._server.poll() is not None:
+                    log = Path(self._log.name).read_text(errors="replace")
                     self.__exit__()
-                    raise RuntimeError("RabbitMQ did not start") from error
+                    raise RuntimeError(f"RabbitMQ did not start:\n{log[-2000:]}") from error
                 clock.sleep(0.1)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
@@ -115,11 +116,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -20,6 +18,7 @@ from redis.sentinel import Sentinel
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests import ports
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 
@@ -409,9 +408,9 @@ def _view(server: RedisServer) -> View:
 
 def _owner(server: RedisServer, slot: int) -> int:
     """Port of the master that has the slot, by what a node says."""
-    for first, last, ports in _view(server):
+    for first, last, (master, *_) in _view(server):
         if first <= slot <= last:
-            return ports[0]
+            return master
     raise LookupError(f"nobody has slot {slot}")
 
 
@@ -437,24 +436,8 @@ def _on_free_port(make: Callable[[int], RedisServer]) -> RedisServer:
     """Make a server on a free port; on another one if somebody was faster."""
     for _ in range(4):
         with suppress(RuntimeError):
-            return make(_port_with_bus())
-    return make(_port_with_bus())
-
-
-def _port_with_bus() -> int:
-    """A free port whose bus, 10000 higher, is free as well; from a source that no test seeds.
-
-    Both are below what the system gives to connections (32768 and up), so that a server that was killed finds its
-    port still free.
-    """
-    while True:
-        port = random.SystemRandom().randrange(12_000, 22_000)
-        with (
-            suppress(OSError),
-            socket.create_server(("127.0.0.1", port)),
-            socket.create_server(("127.0.0.1", port + 10_000)),
-        ):
-            return port
+            return make(ports.with_bus())
+    return make(ports.with_bus())
 
 
 def _wait(missing: Callable[[], str], what: str) -> None:

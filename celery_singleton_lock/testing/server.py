@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -189,6 +191,9 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port below what systems give to outgoing connections: one of those would take it from a server that was killed
+    and shall start again."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import psycopg
 import pymysql
 
 from celery_singleton_lock import clock
+from tests import ports
 from tests.patience import LIMIT
 
 #: Seconds that a transaction waits for another one on SQLite: longer than any in a test.
@@ -59,7 +59,7 @@ class Server:
         if self._user:
             os.chown(self._folder.name, self._user.pw_uid, self._user.pw_gid)
         self._log = (Path(self._folder.name) / "log").open("wb")
-        self.port = _free_port()
+        self.port = ports.free()
         self._process = self._launch(str(Path(self._folder.name) / "data"))
 
     def __enter__(self) -> Server:
@@ -178,8 +178,3 @@ class MariaDB(Server):
 
 
 Database = Sqlite | Server
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

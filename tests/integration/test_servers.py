@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests import servers
+from tests import ports, servers
 from tests.integration.conftest import is_alive
 from tests.servers import Cluster, Nodes, SentinelGroup, until
 
@@ -229,7 +229,7 @@ class TestEnd:
         def two_only(make: Callable[[int], RedisServer]) -> RedisServer:
             if next(calls) >= 2:
                 raise OSError("wanted")
-            return make(servers._port_with_bus())
+            return make(ports.with_bus())
 
         monkeypatch.setattr(servers, "_on_free_port", two_only)
         with pytest.raises(OSError, match="wanted"):
@@ -239,19 +239,19 @@ class TestEnd:
 
     def test_taken_port_is_no_error(self, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
         with RedisServer() as other:
-            free, ports = servers._port_with_bus, [other.port]
-            monkeypatch.setattr(servers, "_port_with_bus", lambda: ports.pop() if ports else free())
+            free, taken = ports.with_bus, [other.port]
+            monkeypatch.setattr(ports, "with_bus", lambda: taken.pop() if taken else free())
             with kind() as group:
                 assert group.servers[0].client().ping()
                 assert other.port not in [server.port for server in group.servers]
-        assert ports == []
+        assert taken == []
 
 
 def test_taken_bus_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = servers._port_with_bus
-    ports = [free()]
-    with socket.create_server(("127.0.0.1", ports[0] + 10_000)):
-        monkeypatch.setattr(servers, "_port_with_bus", lambda: ports.pop() if ports else free())
+    free = ports.with_bus
+    taken = [free()]
+    with socket.create_server(("127.0.0.1", taken[0] + 10_000)):
+        monkeypatch.setattr(ports, "with_bus", lambda: taken.pop() if taken else free())
         with Cluster() as cluster:
             assert cluster.master_of(KEY).client().set(KEY, 1)
 
