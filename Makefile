@@ -10,7 +10,8 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos soak celery-suite versions docs bench model fuzz coverage clean mutants
+.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos soak celery-suite versions docs bench model fuzz coverage clean
+.PHONY: mutants mutation
 
 help:
 	@echo "make demo      two workers, a crash, and a timeline that shows who ran when (about 20 s)"
@@ -23,8 +24,9 @@ help:
 	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
 	@echo "make soak      a storm of an hour"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
-	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 5 min)"
+	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 15 min)"
 	@echo "make mutants   faults put into the package, and how soon the simulator finds each (SEEDS=400; about 15 min)"
+	@echo "make mutation  the share of random changes that the simulator, unit and contract tests see (COUNT=150; about 1 h)"
 	@echo "make fuzz      messages, settings, stored values, answers, by the 100,000 (CASES=500000; about 10 min)"
 	@echo "make versions  make test on every Celery that is supported (about 40 min)"
 	@echo "make lint      ruff, mypy, import-linter, codespell"
@@ -110,6 +112,9 @@ bench: .venv/.bench
 
 mutants: .venv/.dev
 	$(BIN)/python -m tests.simulation.mutants --seeds $(or $(SEEDS),400)
+
+mutation: .venv/.dev
+	$(BIN)/python -m tests.mutation --count $(or $(COUNT),150) $(MUTATION)
 
 .venv/.fuzz: .venv/.dev
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group fuzz

@@ -8,15 +8,16 @@ from tests.model.spin import Check
 
 #: Restarts and late requests multiply the states: what needs neither does without.
 _CALM = ("RESTARTS=0", "LATE=0")
+_FENCES = ("FENCES", "SEEDS=3", "SLOW=0")
 
 SOUND = (
     Check("lease", "a trusted lease is held, one body at a time, what was given up takes nothing", depth=5_000_000),
-    Check("lease", "a lock is free again and again", ("SLOW=0",), liveness=True),
+    Check("lease", "a lock is free again and again", ("SLOW=0",), liveness=True, depth=5_000_000, long=True),
     Check("redelivery", "one end for each message, and no body after it", ("REDELIVERIES=4", "DEATHS=3")),
     Check("redelivery", "a message ends, and all of its copies", liveness=True),
     Check("redlock", "one trusted lease; one request may be late", ("RESTARTS=0",)),
     Check("redlock", "one trusted lease; one node comes back empty", ("LATE=0",)),
-    Check("redlock", "fences grow, whatever the clocks of the clients say", (*_CALM, "FENCES", "SEEDS=3", "SLOW=0")),
+    Check("redlock", "fences grow, whatever the clocks of the clients say", (*_CALM, *_FENCES), long=True),
 )
 
 _lease = partial(Check, "lease", broken=True)
@@ -26,8 +27,8 @@ _redlock = partial(Check, "redlock", broken=True)
 BROKEN = (
     _lease("trust counts from the answer", ("TRUST_FROM_ANSWER",)),
     _lease("the clocks differ by more than trust leaves for it", ("SLOW=2",)),
-    _lease("free does not look whose the hold is", ("FREE_UNCHECKED",)),
-    _lease("renew does not look whose the hold is", ("RENEW_UNCHECKED",)),
+    _lease("free does not look whose the hold is", ("FREE_UNCHECKED",), shortest=False, depth=120),
+    _lease("renew creates what is not there", ("RENEW_CREATES",), shortest=False, depth=120),
     _lease("nothing is left of a token that was given up", ("NO_OVER",)),
     _lease("a request arrives later than its token is known to be over", ("OVER_TOO_SHORT",)),
     _lease("the second try does not name the first", ("NO_TRY_NAMES",)),
@@ -44,12 +45,12 @@ BROKEN = (
     _redelivery("the record ends before the last copy comes", ("RECORD_TOO_SHORT",)),
     _redelivery("the hold of a worker that died never ends", ("HOLD_OUTLIVES_WORKER",), liveness=True),
     _redlock("a node that came back empty votes at once", ("AMNESIA_VOTES", "LATE=0")),
-    _redlock("trust counts from the answer", ("TRUST_FROM_ANSWER", *_CALM)),
+    _redlock("trust counts from the answer", ("TRUST_FROM_ANSWER", *_CALM), long=True),
     _redlock("an attempt is taken back without looking which it was", ("UNDO_OF_ANY_ATTEMPT", *_CALM)),
     _redlock("an attempt does not name those before it", ("ATTEMPTS_NOT_NAMED", "RESTARTS=0")),
     _redlock("a renewal leaves the name of the attempt", ("RENEWED_UNDER_ITS_NAME", "RESTARTS=0"), shortest=False),
-    _redlock("a renewal counts with one node", ("RENEWED_BY_ONE", *_CALM)),
+    _redlock("a renewal counts with one node", ("RENEWED_BY_ONE", *_CALM), shortest=False, depth=300),
     _redlock("what is put back was freed", ("PUT_BACK_AFTER_END", "LATE=0"), shortest=False, depth=300),
-    _redlock("fences are not raised on a majority", ("FENCE_NOT_RAISED", *_CALM, "FENCES", "SEEDS=3", "SLOW=0")),
-    _redlock("a node forgets its counter, and clocks differ", ("LATE=0", "FENCES", "SEEDS=3", "SLOW=0")),
+    _redlock("fences are not raised on a majority", ("FENCE_NOT_RAISED", *_CALM, *_FENCES), long=True),
+    _redlock("a node forgets its counter, and clocks differ", ("LATE=0", *_FENCES), shortest=False, long=True),
 )

@@ -66,12 +66,14 @@ inline forget(t) { over[t] = 0; over_first[t] = 0; is_over[t] = 0 }
  * variants in which it could do harm keep it.
  */
 inline tidy(t) {
-#if !defined(FREE_UNCHECKED) && !defined(RENEW_UNCHECKED) && !defined(RENEW_CREATES)
+#if !defined(FREE_UNCHECKED) && !defined(RENEW_CREATES)
   if
   :: key != t && !first[t] && !second[t] && (t % 2 == 0 || awaited[OWNER_OF(t)] == NOTHING) ->
     renewal[t] = 0; release[t] = 0; abandon[t] = 0; forget(t)
   :: else
   fi
+#else
+  skip
 #endif
 }
 
@@ -164,10 +166,8 @@ proctype Wire(byte i) {
          printf("server: acquire of token %d, second try: held by %d\n", t, key)
       :: renewal[t] -> renewal[t] = 0;
          if
-#if defined(RENEW_UNCHECKED)
-         :: key != 0 -> left = TTL; say(t, RENEWAL, YES)
-#elif defined(RENEW_CREATES)
-         :: key == t || key == 0 -> key = t; left = TTL; say(t, RENEWAL, YES)
+#ifdef RENEW_CREATES
+         :: key == t || key == 0 -> assert(!is_over[t]); key = t; left = TTL; say(t, RENEWAL, YES)
 #else
          :: key == t -> left = TTL; say(t, RENEWAL, YES)
 #endif

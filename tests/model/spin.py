@@ -35,6 +35,7 @@ class Check:
         broken: whether an error is to be found.
         shortest: whether to look for the shortest way to it first, which takes more memory.
         depth: steps of a way at most.
+        long: whether it takes minutes or gigabytes, so that only `make model` runs it.
     """
 
     model: str
@@ -44,6 +45,7 @@ class Check:
     broken: bool = False
     shortest: bool = True
     depth: int = 1_000_000
+    long: bool = False
 
     @property
     def name(self) -> str:
@@ -80,7 +82,7 @@ def _run(check: Check, place: Path) -> Found:
     shutil.copy(HERE / model, place)
     switches = [f"-D{switch}" for switch in check.switches]
     _call(place, "spin", *switches, "-a", model)
-    mode = ["-DNFAIR=3"] if check.liveness else ["-DSAFETY", "-DNOCLAIM"]
+    mode = ["-DNFAIR=3", "-DCOLLAPSE"] if check.liveness else ["-DSAFETY", "-DNOCLAIM"]
     if check.broken and check.shortest and not check.liveness:
         mode.append("-DBFS")
     built = _run_in(place, "gcc", "-w", "-O2", f"-DMEMLIM={MEMORY}", *mode, "-o", "pan", "pan.c")

@@ -1,0 +1,69 @@
+"""Has the project's tests run on a changed copy of it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.mutation.change import Change
+from tests.mutation.files import ROOT
+
+#: Seconds for all tests: a change may make one wait for ever.
+PATIENCE = 600
+_NOT_COPIED = shutil.ignore_patterns(".venv", ".git", ".nox", "__pycache__", "_build")
+
+
+def tested(changes: Sequence[Change], folders: Sequence[str], *, jobs: int) -> Iterator[tuple[Change, str]]:
+    """The first test that fails, for each change; empty if none does."""
+    with _copies(jobs) as copies, ThreadPoolExecutor(jobs) as pool:
+
+        def test(change: Change) -> str:
+            copy = copies.get()
+            try:
+                return _test(change, folders, copy)
+            finally:
+                copies.put(copy)
+
+        yield from zip(changes, pool.map(test, changes), strict=True)
+
+
+@contextmanager
+def _copies(count: int) -> Iterator[queue.SimpleQueue[Path]]:
+    with tempfile.TemporaryDirectory(prefix="mutation-") as place:
+        copies = queue.SimpleQueue[Path]()
+        for number in range(count):
+            copies.put(Path(shutil.copytree(ROOT, Path(place, str(number)), ignore=_NOT_COPIED)))
+        yield copies
+
+
+def _test(change: Change, folders: Sequence[str], copy: Path) -> str:
+    file = copy / change.file
+    file.write_text(change.changed)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *folders]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=copy,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "a test that does not end"
+    finally:
+        file.write_text(change.text)
+    if ended.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) ([^\n]*)", ended.stdout, re.MULTILINE)
+    return failed.group(1)[:200] if failed else ended.stdout[-200:]
