@@ -235,7 +235,7 @@ class RedlockStore:
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
-        if {*maybe} - {*votes.granted}:
+        if len(given(answers)) + len(votes.unasked) < len(self._nodes.each):
             late.append(attempt)
         conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
@@ -302,17 +302,19 @@ class RedlockStore:
                     # sooner than one of those that have promised, would have a refusal taken back that others have been
                     # told of.
                     answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER)
-                    found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
-                    if found.count(None) < self._nodes.quorum:
+                    kinds = [*map(_kind, given(answers))]
+                    if kinds.count(Answer.GRANTED) < self._nodes.quorum:
                         break
                 else:
                     return None
-                if len(found) < self._nodes.quorum:
+                if len(kinds) < self._nodes.quorum:
                     # Silence is no objection: what is there may be another copy's refusal, which looks like this one.
                     continue
-                for each in (promise, record):
+                for each in () if Answer.MORE_SLOTS in kinds else (promise, record):
                     everywhere = range(len(self._nodes.each))
                     conversation.tell(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+            # Not in there: that more slots are to be named would end the conversation as an error does.
+            found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against:
                 return next((it for it in against if isinstance(it, Record)), against[0])
