@@ -8,7 +8,6 @@ that node is well.
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +27,7 @@ from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
+from celery_singleton_lock.stores.redis.redlock.late import Late
 from celery_singleton_lock.stores.redis.redlock.majority import agreed, merged
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.nodes import (
@@ -56,9 +56,6 @@ PATIENCE = 3.0
 #: Seconds at least for which the end of a hold, or of an attempt, is repeated: what a node was sent may come as late.
 REPEAT_FOR = 600.0
 
-#: Attempts at most that a node is told come too late: one that has not answered for longer is asked for nothing.
-MOST_LATE = 32
-
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
 PROMISED = 5.0
 
@@ -79,9 +76,9 @@ class RedlockStore:
         self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        return self._ask(request, deque(maxlen=MOST_LATE))
+        return self._ask(request, Late(len(self._nodes.each)))
 
-    def _ask(self, request: LockRequest, late: deque[str]) -> Lease | Held | Record:
+    def _ask(self, request: LockRequest, late: Late) -> Lease | Held | Record:
         wanted = replace(request, owner=commands.attempt_of(request.owner, 0))
         try:
             with self._nodes.conversation() as conversation:
@@ -157,7 +154,7 @@ class RedlockStore:
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
         bell, waiting = _NodesBell(request.key, self._nodes.each, self.server), replace(request, waiting=True)
-        late: deque[str] = deque(maxlen=MOST_LATE)
+        late = Late(len(self._nodes.each))
         return AskingWaiter(bell, lambda: self._ask(waiting, late))
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
@@ -188,9 +185,7 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(
-        self, conversation: Conversation, wanted: LockRequest, late: deque[str]
-    ) -> Lease | Held | Record | Votes:
+    def _acquire(self, conversation: Conversation, wanted: LockRequest, late: Late) -> Lease | Held | Record | Votes:
         """What was found; the last votes where that is not clear."""
         unclear: Votes | None = None
         slots = wanted.limit
@@ -220,13 +215,14 @@ class RedlockStore:
         return unclear or Votes(self._nodes.quorum, wanted.holder.message)
 
     def _try(
-        self, conversation: Conversation, wanted: LockRequest, late: deque[str], slot: int, slots: int
+        self, conversation: Conversation, wanted: LockRequest, late: Late, slot: int, slots: int
     ) -> Lease | Record | Votes:
         """One attempt; nothing is left of it unless it gives a lease. It is added to those that come `late`."""
         attempt = commands.attempt_of(wanted.owner, chance.randrange(1, commands.ATTEMPTS))
-        call = commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory, late=late)
+        named, settled = replace(wanted, owner=attempt), set[int]()
+        call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=late.names())
         sent_at = clock.now()
-        answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
+        answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl), settled=settled)
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
         if votes.has_majority and votes.record is None:
             fence = self._fence(conversation, wanted, slot, votes.granted)
@@ -235,8 +231,8 @@ class RedlockStore:
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
-        if len(given(answers)) + len(votes.unasked) < len(self._nodes.each):
-            late.append(attempt)
+        settled |= votes.unasked
+        late.add(attempt, settled)
         conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 
