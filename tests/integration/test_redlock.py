@@ -17,7 +17,7 @@ from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
@@ -324,6 +324,14 @@ class TestGivenUp:
         with pytest.raises(LockUnavailable):
             store.free(lease)
         self.wait_until_free(nodes)
+
+    def test_release_that_was_said_again_meanwhile_was_one(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken(store, ttl=LONG)
+        self.stop_majority(nodes)
+        with pytest.raises(LockUnavailable):
+            store.free(lease)
+        self.wait_until_free(nodes)
+        assert store.free(lease) == Freeing.UNCLEAR
 
     def test_release_is_said_to_nodes_that_come_back_with_their_data(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)

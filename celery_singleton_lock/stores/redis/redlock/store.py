@@ -19,7 +19,7 @@ from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.journal import RedisJournal
@@ -123,15 +123,20 @@ class RedlockStore:
             raise self._nodes.unavailable({index: words for it in each for index, words in errors_of(it).items()})
         return [renewed[hold] for hold in holds]
 
-    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         answers: Answers = {}
         call = commands.free(hold, record=record, reservation=reservation)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
             ours, gone = _freed_on(answers)
+            if ours >= self._nodes.quorum:
+                return Freeing.NOW
             if ours + gone >= self._nodes.quorum:
                 # Gone when it is said again: the first one worked.
-                return number > 0 or (ours > 0 and gone <= self._nodes.spare)
+                is_said_again = number > 0 or hold.ending
+                is_perhaps_ours = is_said_again or (ours > 0 and gone <= self._nodes.spare)
+                return Freeing.UNCLEAR if is_perhaps_ours else Freeing.NOT_OURS
+        hold.ending = True
         raise self._nodes.unavailable(errors_of(answers))
 
     def abandon(self, hold: Hold) -> bool | None:
