@@ -253,7 +253,8 @@ class LockStore(Protocol):
         """Replace records that are there, each under its key, by shorter ones; those that are gone stay gone.
 
         Raises:
-            LockUnavailable: no answer, or an error; some may be replaced.
+            LockUnavailable: no answer, or an error; some may be replaced. Or what leaves a record is yet to be said
+                again (see `free`).
         """
 
     def waiter(self, request: LockRequest) -> Waiter:

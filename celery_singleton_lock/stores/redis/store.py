@@ -150,6 +150,10 @@ class RedisStore:
         return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
+        unsaid = {key for what, key, _ in self._pending.names() if what == "free"} if self._pending else ()
+        if any(key in unsaid for key, _ in records):
+            # It would come behind this, and put in place what this is to replace.
+            raise LockUnavailable(self.server, "the end of a lock was not answered yet, which has the record")
         batches = [lock_commands.replace_records(batch) for batch in self._batches(records, lambda it: it[0])]
 
         def attempt() -> None:

@@ -189,8 +189,8 @@ MUTANTS = (
     Mutant(
         "never settled",
         "task/settling.py",
-        "        settle()\n",
-        "        repr(settle)\n",
+        "    settle()\n",
+        "    repr(settle)\n",
         "what was sent is not sent again",
     ),
     _acquisition(
