@@ -187,7 +187,7 @@ class Lock:
 
         Raises:
             NotHeld: this thread does not hold it.
-            NotOwned: it was lost meanwhile.
+            NotOwned: it was gone, and somebody else may have had it.
             Unavailable: the server does not answer.
         """
         token, begun = self._token("release"), self.local.releasing
