@@ -53,6 +53,13 @@ class RecordWriter:
                 del self._records[next(iter(self._records))]
         self._later.want()
 
+    def replace_now(self, key: str, record: Record) -> None:
+        """As `replace`, at once if the store answers."""
+        try:
+            self._store.replace_records([(key, record)])
+        except LockUnavailable:
+            self.replace(key, record)
+
     def write(self) -> float | None:
         """Write what there is; what cannot be written is kept, for so many seconds."""
         while True:

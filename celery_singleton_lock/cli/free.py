@@ -71,7 +71,7 @@ def _free(runtime: Runtime, locks: Sequence[HeldLock], *, force: bool, yes: bool
         why, is_free = verdict.value, verdict is Verdict.ENDED
         if verdict in TO_FREE:
             ttl = lock.ttl or runtime.settings.defaults["ttl"]
-            is_free = runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1))
+            is_free = bool(runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1)))
             why = why if is_free else "it has changed hands meanwhile"
         left += not is_free
         if as_json:

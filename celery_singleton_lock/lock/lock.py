@@ -32,7 +32,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.lock.clients import Keeper, kept_by
 from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.holding import OF_TOKEN, Holding, Local, LocalOfThread, Releasing, encoded, owner_of
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis.keyspace import Name
 
 T = TypeVar("T")
@@ -187,26 +187,27 @@ class Lock:
 
         Raises:
             NotHeld: this thread does not hold it.
-            NotOwned: it was lost meanwhile.
+            NotOwned: it was gone, and somebody else may have had it.
             Unavailable: the server does not answer.
         """
         token, begun = self._token("release"), self.local.releasing
         again = begun is not None and begun.token == token
         held, lease = self.local.held, self._lease()
-        released = False
+        freed = Freeing.NOT_OURS
         if lease is not None:
             if not again:
                 begun = self.local.releasing = Releasing(token, lease.held)
             self._keeper.heartbeat.stop(lease)
             try:
-                released = _translated(lambda: self._keeper.store.free(lease))
+                freed = Freeing(_translated(lambda: self._keeper.store.free(lease)))
             except Unavailable:
                 lease.lose(_UNDER_WAY)
                 raise
         self.local.forget(held, token)
         # What is gone when its release is repeated, here or by the store, was released, and only the answer was lost;
         # unless it was lost before.
-        if not (begun is not None and begun.was_held and (again or released)):
+        was_held = begun is not None and begun.was_held
+        if freed is not Freeing.NOW and not (was_held and (again or freed)):
             raise NotOwned(self.name, (lease and lease.reason) or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:

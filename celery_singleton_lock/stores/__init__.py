@@ -14,7 +14,7 @@ from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.options.app import Settings, parse_backend
-from celery_singleton_lock.stores.base import Held, LockRequest, LockStore, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, LockStore, Record, Reservation, Waiter
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import PollingWaiter
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = [
+    "Freeing",
     "Held",
     "Hold",
     "Holder",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -153,6 +154,17 @@ class Waiter(Protocol):
         """
 
 
+class Freeing(IntEnum):
+    """What became of a hold that was to be freed; true where it is none any more, and was ours as far as is known."""
+
+    #: It was not ours any more.
+    NOT_OURS = 0
+    #: It was ours until now, whatever its holder believed.
+    NOW = 1
+    #: It was gone when this was said again, or nodes did not answer: it was freed before, unless it was lost before.
+    UNCLEAR = 2
+
+
 class LockStore(Protocol):
     """Keeps locks. Safe to share between threads, and to use on both sides of a fork."""
 
@@ -180,13 +192,18 @@ class LockStore(Protocol):
             LockUnavailable: no answer, or an error; nothing is known about any of them.
         """
 
-    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
-        """Free the lock if it is still ours, and wake a waiter; False when it was not.
+    def free(
+        self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None
+    ) -> Freeing | bool:
+        """Free the lock if it is still ours, and wake a waiter.
 
         Args:
             hold: what to end.
             record: remembered in any case, also when the lock is no longer ours.
             reservation: who gets the lock instead of everybody.
+
+        Returns:
+            What became of it; a store that always knows may say it in True and False.
 
         Raises:
             LockUnavailable: no answer, or an error. This is said again in the background until it is answered, or the
@@ -236,7 +253,8 @@ class LockStore(Protocol):
         """Replace records that are there, each under its key, by shorter ones; those that are gone stay gone.
 
         Raises:
-            LockUnavailable: no answer, or an error; some may be replaced.
+            LockUnavailable: no answer, or an error; some may be replaced. Or what leaves a record is yet to be said
+                again (see `free`).
         """
 
     def waiter(self, request: LockRequest) -> Waiter:

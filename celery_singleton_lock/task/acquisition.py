@@ -146,7 +146,7 @@ class Acquisition:
         it = self.execution
         if found.holder is None or not process_identity.is_over(found.holder.process):
             return False
-        freed = self._store.free(it.hold_of(found))
+        freed = bool(self._store.free(it.hold_of(found)))
         if freed:
             logger.warning("%s: %s was left behind by a process that is gone; freed", it, it.key)
             journal_entries.did_not_run(it, "free", found.holder)

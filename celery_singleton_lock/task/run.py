@@ -126,7 +126,7 @@ class Run:
         if freed:
             logger.debug("%s freed %s after %.3f s", it, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)
-        elif freed is False and not self._is_loss_said:
+        elif freed is not None and not self._is_loss_said:
             lease.lose("it was no longer ours when the task ended")
             self._say_loss()
         journal_entries.ran(it, lease, ended, began=self._began, ended=now)

@@ -6,14 +6,12 @@ Protocol: `docs/protocol.md`, section 6.
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from celery import states
 from celery.signals import task_postrun
 
-from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.task import outcome
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
@@ -29,7 +27,7 @@ def settle_after(execution: Execution, ended: Outcome, seconds: float | None = N
     if outcome.backend_knows(task, request):
         execution.progress.settle = partial(runtime.record_writer.replace, execution.key, record)
     else:  # At once: nobody else could be asked.
-        execution.progress.settle = partial(runtime.store.replace_records, [(execution.key, record)])
+        execution.progress.settle = partial(runtime.record_writer.replace_now, execution.key, record)
 
 
 @task_postrun.connect
@@ -38,5 +36,4 @@ def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     # Celery sends it from a `finally`: an error that is on its way means that the result was not stored.
     if settle is None or sys.exc_info()[0] is not None or state not in (*states.READY_STATES, states.IGNORED):
         return
-    with suppress(LockUnavailable):
-        settle()
+    settle()

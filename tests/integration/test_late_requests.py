@@ -16,6 +16,7 @@ from redis import ConnectionPool
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import lock_commands
@@ -356,9 +357,32 @@ class TestRelease:
             store.free(lease, record=record)
         until(lambda: is_settled(store))
         store.replace_records([(KEY, record._replace(content=b"settled"))])
-        store._pending.add("again", lock_commands.free(lease, record=record), seconds=60.0)
+        store._pending.add(("free", KEY, "again"), lock_commands.free(lease, record=record), seconds=60.0)
         until(lambda: is_settled(store))
         assert [record.content for record in store.inspect(KEY).records] == [b"settled"]
+
+    @pytest.mark.parametrize("at_once", [False, True])
+    def test_comes_before_the_note_that_all_was_sent(
+        self, own_redis: RedisServer, direct: RedisStore, at_once: bool
+    ) -> None:
+        """Else a copy would find a record that says: perhaps nothing of what follows was sent."""
+        writer, record = RecordWriter(direct), Record(ME.message, b"record", 60.0)
+        lease = taken(direct, holder=ME)
+        say_again, direct._pending._repeater._settle = direct._pending._repeater._settle, lambda: True
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            direct.free(lease, record=record)
+        own_redis.resume()
+        own_redis.client().ping()
+        settled = record._replace(content=b"settled")
+        if at_once:
+            writer.replace_now(KEY, settled)
+        else:
+            writer.replace(KEY, settled)
+            assert writer.write() is not None, "it is tried again"
+        direct._pending._repeater._settle = say_again
+        until(lambda: not writer._records)
+        assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
 
 class TestAge:
@@ -476,7 +500,7 @@ class TestDebts:
 
     def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.kill()
-        direct._pending.add("x", lock_commands.abandon(Hold(KEY, "x", ttl=1)), seconds=0.2)
+        direct._pending.add(("acquire", KEY, "x"), lock_commands.abandon(Hold(KEY, "x", ttl=1)), seconds=0.2)
         until(lambda: direct._pending._repeater._thread is None)
         assert is_settled(direct)
 

@@ -180,6 +180,19 @@ class TestHolding:
         with make(raise_on_release_error=False):
             client.flushall()
 
+    def test_lock_that_was_there_until_its_release_is_none_that_was_lost(
+        self, make: Callable[..., Lock], client: Redis
+    ) -> None:
+        """A process that was frozen trusts its lease no more; on the server it had some time left."""
+        lock = make()
+        lock.acquire()
+        lock.local.held.lease.lose("the lease ended")
+        assert lock.lost
+        lock.release()
+        assert not lock.locked()
+        with pytest.raises(NotHeld):
+            lock.release()
+
     def test_loss_is_told_at_once(self, make: Callable[..., Lock], client: Redis) -> None:
         lost = threading.Event()
         lock = make(timeout=0.5, on_lost=lambda lock: lost.set())

@@ -10,19 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from redis.connection import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.redlock import commands
-from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
+from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
+from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.testing import RedisServer
+from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.servers import Nodes, until
 
@@ -321,6 +325,14 @@ class TestGivenUp:
             store.free(lease)
         self.wait_until_free(nodes)
 
+    def test_release_that_was_said_again_meanwhile_was_one(self, nodes: Nodes, store: RedlockStore) -> None:
+        lease = taken(store, ttl=LONG)
+        self.stop_majority(nodes)
+        with pytest.raises(LockUnavailable):
+            store.free(lease)
+        self.wait_until_free(nodes)
+        assert store.free(lease) == Freeing.UNCLEAR
+
     def test_release_is_said_to_nodes_that_come_back_with_their_data(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
         for server in nodes.servers[:3]:
@@ -397,6 +409,26 @@ class TestGivenUp:
         self.wait_until_free(nodes)
         until(lambda: store._nodes._repeater._thread is None, "nothing is pending any more")
         assert not any(node.server._free for node in store._nodes.each), "nor are its connections"
+
+    def test_node_that_answers_late_is_not_left_alone(self, nodes: Nodes, store: RedlockStore) -> None:
+        """Only one that cannot be connected to: what is late is there, and others may need it."""
+        with LossyProxy(nodes.servers[0].port) as proxy:
+            node = Node(Server(ConnectionPool(port=proxy.port)))
+            with node.server.connection():
+                pass  # It is connected from now on.
+            node.note(commands.abandon(taken(store)), clock.now() + LONG, NotAsked())
+            proxy.hold(replies=True)
+            threading.Timer(0.2, proxy.let_through).start()
+            assert not node.settle(0.05, LIMIT), "nothing is left"
+            assert not node.is_avoided
+            assert not node.has_failed
+
+    def test_node_that_cannot_be_connected_to_is_left_alone(self, nodes: Nodes, store: RedlockStore) -> None:
+        node = store._nodes.each[0]
+        node.note(commands.abandon(taken_on_all(nodes, store)), clock.now() + LONG, NotAsked())
+        hang(nodes.servers[0])
+        assert node.settle(0.05, LIMIT)
+        assert node.is_avoided
 
     def test_large_semaphore_is_given_up_as_soon_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)

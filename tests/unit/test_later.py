@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,41 @@ def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
     until(lambda: work.calls == 1 and not it._thread.is_alive(), "the thread is gone")
     it.want()
     until(lambda: work.calls == 2, "another one works")
+
+
+@pytest.mark.parametrize("where", ["made", "about to start", "started"])
+def test_interrupted_start_loses_nothing_and_leads_to_no_second_thread(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Ctrl-C, a time limit: whoever has something to do next finds all of it, and the thread that is there."""
+    made, start = threading.Thread.__init__, threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def make(thread: threading.Thread, **options: Any) -> None:
+        made(thread, **options)
+        if where == "made":
+            raise KeyboardInterrupt
+
+    def interrupted(thread: threading.Thread) -> None:
+        if where == "started":
+            start(thread)
+            started.append(thread)
+        raise KeyboardInterrupt
+
+    work = Counting()
+    work.may_go_on.clear()
+    it = Later("a", work)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "__init__", make)
+        patch.setattr(threading.Thread, "start", interrupted)
+        it.want()
+    assert not it._mutex.locked()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread), start(thread)))
+    it.want()
+    work.may_go_on.set()
+    until(lambda: has_ended(it), "the thread has ended")
+    assert len(started) == 1
+    assert work.calls >= 1
 
 
 def test_many_threads_lose_nothing() -> None:

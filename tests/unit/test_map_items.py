@@ -163,6 +163,33 @@ def test_item_waits_for_the_lock_server(app: Celery, monkeypatch: pytest.MonkeyP
     assert len(tries) == 3
 
 
+def test_servers_silence_takes_nothing_of_what_an_item_may_wait(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays where it is: no later delivery of it begins to wait anew."""
+    monkeypatch.setattr(requeue, "FIRST_DELAY", 0.01)
+    task = make(app, lock_wait=60)
+    store = Runtime.of(app).store
+    other = store.acquire(LockRequest(task.lock_key_of(1), new_owner(), ttl=10_000, holder=Holder("other")))
+    assert isinstance(other, Lease)
+    acquire, waiter, now, silent = MemoryStore.acquire, MemoryStore.waiter, clock.now, [100.0, 100.0]
+    outage = 0.0
+
+    def failing(self: MemoryStore, request: LockRequest) -> Any:
+        nonlocal outage
+        if silent:
+            outage += silent.pop()
+            raise LockUnavailable("k", "no answer")
+        return acquire(self, request)
+
+    def freed_soon(self: MemoryStore, request: LockRequest) -> Any:
+        threading.Timer(0.1, self.free, (other,)).start()
+        return waiter(self, request)
+
+    monkeypatch.setattr(clock, "now", lambda: now() + outage)
+    monkeypatch.setattr(MemoryStore, "acquire", failing)
+    monkeypatch.setattr(MemoryStore, "waiter", freed_soon)
+    assert task.map([1]).apply().get() == [1]
+
+
 def test_item_that_asks_for_long_names_the_latest_owners_that_it_gave_up(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,7 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        for server in self._servers.values():
+        for server in [*self._servers.values()]:  # Other threads add some meanwhile.
             server.close()
 
     def _followed(self, address: Address, ask: Callable[[Server, bool], Any]) -> Any:

@@ -106,6 +106,8 @@ class Connection:
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
+        #: Whether each answer so far was one to what was asked.
+        self._is_understood = True
         #: What the socket has not taken yet of what was pushed.
         self._unsent = bytearray()
         #: How many answers will not be looked for, and how many it will be after the next one that is late.
@@ -116,16 +118,19 @@ class Connection:
 
     def send(self, *commands: Command) -> None:
         """Send some commands at once; `read` gives the answer to each, after those to what was sent before."""
+        wire = b"".join(map(packed, commands))
+        # Before it is sent: an interruption may come between any two lines, and who comes next must not take what is
+        # answered to this for an answer to something else.
+        self.unanswered += len(commands)
         try:
-            self._socket.sendall(b"".join(map(packed, commands)))
+            self._socket.sendall(wire)
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
-        self.unanswered += len(commands)
 
     def push(self, command: bytes) -> None:
         """Have a command sent by `flush`, in non-blocking mode."""
-        self._unsent += command
         self.unanswered += 1
+        self._unsent += command
 
     def flush(self) -> None:
         """Send of what was pushed as much as the socket takes."""
@@ -197,6 +202,22 @@ class Connection:
         except NoScriptError:
             return self._run(call, call.by_text, asking)
 
+    def run_each(self, calls: Sequence[Call]) -> list[Any]:
+        """As `run`, for several in one round trip; where one fails, its error stands for its answer."""
+        answers = self.answers([call.by_digest for call in calls])
+        if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+            known = self.answers([calls[place].by_text for place in unknown])
+            for place, answer in zip(unknown, known, strict=True):
+                answers[place] = answer
+        return [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
+
+    def _understood(self, call: Call, answer: Any) -> Any:
+        try:
+            return call.understood(answer)
+        except InvalidResponse as error:
+            self._is_understood = False
+            return error
+
     def _run(self, call: Call, command: Command, asking: bool) -> Any:
         if call.replicas is None:
             return call.understood(self.ask(command, asking=asking))
@@ -247,7 +268,7 @@ class Connection:
     @property
     def is_between(self) -> bool:
         """Whether nothing is to come of what was sent, and nothing has come that was not asked for."""
-        return not self.unanswered and not self._reader.has_data()
+        return self._is_understood and not self.unanswered and not self._reader.has_data()
 
     def close(self) -> None:
         """End it, whatever is still under way."""

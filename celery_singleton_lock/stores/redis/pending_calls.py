@@ -7,7 +7,7 @@ nothing is pending: that is its parent's to say.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
@@ -24,6 +24,10 @@ MOST = 10_000
 
 #: Calls in one round trip.
 BATCH = 50
+
+
+#: What has ended, the lock's key, and whose it was.
+Name = tuple[str, str, str]
 
 
 class _Pending(NamedTuple):
@@ -45,7 +49,7 @@ class PendingCalls:
         self._run_each = run_each
         self._server = server
         self._mutex: threading.Lock
-        self._calls: dict[Hashable, _Pending]
+        self._calls: dict[Name, _Pending]
         self._repeater: Repeater
         self.start_anew()
         forks.start_anew_in_child(self)
@@ -60,7 +64,12 @@ class PendingCalls:
         """Whether there are any: the server did not answer a moment ago."""
         return bool(self._calls)
 
-    def add(self, name: Hashable, call: Call, *, seconds: float) -> None:
+    def names(self) -> list[Name]:
+        """Of those that are not answered yet, also of those that are under way."""
+        with self._mutex:
+            return list(self._calls)
+
+    def add(self, name: Name, call: Call, *, seconds: float) -> None:
         """Repeat it until it is answered, for so many seconds; it takes the place of what was added under this name."""
         with self._mutex:
             self._calls.pop(name, None)
@@ -90,7 +99,7 @@ class PendingCalls:
                         del self._calls[name]
         return bool(self._calls)
 
-    def _due(self) -> list[tuple[Hashable, _Pending]]:
+    def _due(self) -> list[tuple[Name, _Pending]]:
         with self._mutex:
             now = clock.now()
             for name in [name for name, it in self._calls.items() if now > it.until]:

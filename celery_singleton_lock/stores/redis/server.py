@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection as RedisPyConnection
 from redis.connection import ConnectionPool
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
@@ -88,14 +88,9 @@ class Server:
             return connection.run(call, asking=asking)
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
-        """Run several scripts in one round trip; where one fails, its error stands for its answer."""
+        """Run several scripts in one round trip. See `Connection.run_each`."""
         with self.connection(step) as connection:
-            answers = connection.answers([call.by_digest for call in calls])
-            if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
-                known = connection.answers([calls[place].by_text for place in unknown])
-                for place, answer in zip(unknown, known, strict=True):
-                    answers[place] = answer
-            return [call.understood(answer) for call, answer in zip(calls, answers, strict=True)]
+            return connection.run_each(calls)
 
     def server_of(self, key: str) -> Server:
         """The server that has the key: this one."""
@@ -147,8 +142,9 @@ class Server:
         return self._class(**{**self._options, **options, "retry": Retry(NoBackoff(), 0)})
 
     def close(self) -> None:
-        while self._free:
-            self._free.pop().close()
+        with suppress(IndexError):  # Other threads take some meanwhile.
+            while True:
+                self._free.pop().close()
 
     def _take(self, step: float) -> Connection:
         if self._pid != os.getpid():

@@ -30,7 +30,7 @@ from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
@@ -113,15 +113,16 @@ class RedisStore:
             raise self._unavailable(errors[0]) from errors[0]
         return [renewed[hold] for hold in holds]
 
-    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         call, tries = lock_commands.free(hold, record=record, reservation=reservation), 0
 
-        def attempt() -> bool:
+        def attempt() -> Freeing:
             nonlocal tries
             tries += 1
-            freed = self._servers.run(call if tries == 1 else call.again(repeated=False))
+            if self._servers.run(call if tries == 1 else call.again(repeated=False)):
+                return Freeing.NOW
             # Gone when it is said again: the first time has worked, and only its reply was lost.
-            return bool(freed) or tries > 1 or hold.ending
+            return Freeing.UNCLEAR if tries > 1 or hold.ending else Freeing.NOT_OURS
 
         try:
             return self._patiently(attempt)
@@ -149,6 +150,10 @@ class RedisStore:
         return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
+        unsaid = {key for what, key, _ in self._pending.names() if what == "free"} if self._pending else ()
+        if any(key in unsaid for key, _ in records):
+            # It would come behind this, and put in place what this is to replace.
+            raise LockUnavailable(self.server, "the end of a lock was not answered yet, which has the record")
         batches = [lock_commands.replace_records(batch) for batch in self._batches(records, lambda it: it[0])]
 
         def attempt() -> None:

@@ -43,7 +43,7 @@ def taken(store: LockStore, owner: str = "", **more: Any) -> Lease:
 def is_free(store: LockStore, limit: int = 1) -> bool:
     """Whether somebody who comes by gets it."""
     found = ask(store, holder=Holder("passer-by"), limit=limit)
-    return isinstance(found, Lease) and store.free(found)
+    return isinstance(found, Lease) and bool(store.free(found))
 
 
 def is_of(found: object, lease: Lease) -> bool:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Held, LockStore
+from celery_singleton_lock.stores.base import Freeing, Held, LockStore
 from celery_singleton_lock.testing.store_contract.asking import (
     KEY,
     OTHER,
@@ -68,6 +68,13 @@ class LockContract:
         taken(store)
         assert not store.free(lease)
         assert isinstance(ask(store), Held)
+
+    def test_lock_that_was_still_there_is_freed_whatever_its_holder_believed(self, store: LockStore) -> None:
+        lease = taken(store)
+        lease.lose("it was told so")
+        assert store.free(lease) == Freeing.NOW
+        assert store.free(lease) == Freeing.NOT_OURS
+        assert is_free(store)
 
     def test_stranger_frees_nothing(self, store: LockStore) -> None:
         lease, stranger = taken(store), Hold(KEY, new_owner(), ttl=TTL)

@@ -19,7 +19,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import (
     journal,
     ledger,
@@ -217,7 +217,7 @@ def _renew(store: Any) -> None:
 
 
 def _free(store: Any) -> None:
-    assert isinstance(store.free(Hold(KEY, new_owner(), ttl=30.0), record=Record("m", b"x", 9.0)), bool)
+    assert isinstance(store.free(Hold(KEY, new_owner(), ttl=30.0), record=Record("m", b"x", 9.0)), Freeing)
 
 
 def _end(store: Any) -> None:

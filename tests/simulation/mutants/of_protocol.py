@@ -75,8 +75,8 @@ MUTANTS = (
     ),
     _store(
         "a repeated end is told as lost",
-        old="return bool(freed) or tries > 1 or hold.ending",
-        new="return bool(freed)",
+        old="return Freeing.UNCLEAR if tries > 1 or hold.ending else Freeing.NOT_OURS",
+        new="return Freeing.NOT_OURS",
         breaks="a lock that was freed is not told as lost",
         unseen="it is said in a log and a signal only",
     ),
@@ -189,8 +189,8 @@ MUTANTS = (
     Mutant(
         "never settled",
         "task/settling.py",
-        "        settle()\n",
-        "        repr(settle)\n",
+        "    settle()\n",
+        "    repr(settle)\n",
         "what was sent is not sent again",
     ),
     _acquisition(

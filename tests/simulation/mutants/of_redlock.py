@@ -140,8 +140,8 @@ MUTANTS = (
     ),
     _redlock(
         "refused by a minority",
-        old="if found.count(None) < self._nodes.quorum:",
-        new="if found.count(None) < 1:",
+        old="if kinds.count(Answer.GRANTED) < self._nodes.quorum:",
+        new="if kinds.count(Answer.GRANTED) < 1:",
         breaks="one message, one end",
     ),
     _redlock(

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, TimeoutError
+from redis.exceptions import ConnectionError, InvalidResponse, NoScriptError, RedisError, ResponseError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.stores.redis import ledger
@@ -53,6 +53,7 @@ class _Sent:
         call: what it was.
         number: of the round in which it was sent.
         answers: where the answer goes, as long as somebody waits for it; None where nobody does.
+        settled: the nodes that have answered it, whether or not somebody waits; None where nobody wants to know.
         until: until when it is to be repeated where it is not answered, on `clock.now()`; 0 if it is not.
     """
 
@@ -60,6 +61,7 @@ class _Sent:
     number: int
     answers: dict[int, Any] | None
     until: float
+    settled: set[int] | None = None
 
 
 class Conversation:
@@ -105,7 +107,13 @@ class Conversation:
                     self._send(index, _Sent(call, self._round, None, repeated_until))
 
     def ask(
-        self, call: Call, enough: Callable[[Answers], bool], *, seconds: float, repeat_for: float = 0.0
+        self,
+        call: Call,
+        enough: Callable[[Answers], bool],
+        *,
+        seconds: float,
+        repeat_for: float = 0.0,
+        settled: set[int] | None = None,
     ) -> dict[int, Any]:
         """Send a call to each node, and collect the answers until they are enough, or for so many seconds.
 
@@ -114,8 +122,11 @@ class Conversation:
             enough: whether the answers so far decide the matter.
             seconds: how long to wait for answers.
             repeat_for: seconds for which it is sent again to each node that has not answered it.
+            settled: each node that has answered is added to this, also when nobody waits for it any more.
         """
-        (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
+        (answers,) = self.ask_each(
+            [call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for, settled=settled
+        )
         return answers
 
     def ask_each(
@@ -125,6 +136,7 @@ class Conversation:
         *,
         seconds: float,
         repeat_for: float = 0.0,
+        settled: set[int] | None = None,
     ) -> list[dict[int, Any]]:
         """As `ask`, for several calls at once, with one time for all of them; the answers to each."""
         self._round += 1
@@ -138,7 +150,7 @@ class Conversation:
                 if is_silent:
                     answers[index] = NotAsked("it has not answered for some time")
                 if not is_silent or repeated_until:
-                    self._send(index, _Sent(call, self._round, answers, repeated_until), command)
+                    self._send(index, _Sent(call, self._round, answers, repeated_until, settled), command)
         asked = len(self._nodes) * len(calls)
         while sum(map(len, each)) < asked and not enough(each):
             if (left := until - clock.now()) <= 0:
@@ -280,6 +292,8 @@ class Conversation:
             self._nodes[index].note(sent.call, sent.until, answer)
         if sent.answers is not None:
             sent.answers.setdefault(index, answer)
+        if sent.settled is not None and (not isinstance(answer, Exception) or isinstance(answer, ResponseError)):
+            sent.settled.add(index)
 
     def _break_off(self, index: int, error: Exception) -> None:
         """Give up a connection; what the node was asked will not be answered any more."""

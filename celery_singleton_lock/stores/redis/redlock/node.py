@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from redis.exceptions import NoPermissionError
 
@@ -69,22 +70,26 @@ class Node:
         if isinstance(answer, Exception) and not isinstance(answer, NoPermissionError):
             self._pending.append((until, call))
 
-    def settle(self, step: float) -> bool:
+    def settle(self, connect: float, answer: float) -> bool:
         """Send it what is pending, if it can be reached; whether something is left.
 
         Args:
-            step: seconds that connecting, or reading the answers, may take.
+            connect: seconds that each step of connecting may take.
+            answer: seconds for the answers; a node that needs longer is left alone for a while.
         """
         if not self.is_avoided and (pending := [*self.take_pending()]):
+            answers: list[Any]
             try:
-                answers = self.server.run_each([call for _, call in pending], step=step)
+                with self.server.connection(connect) as connection:
+                    connection.wait_at_most(answer)
+                    answers = connection.run_each([call for _, call in pending])
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
                 self.failed(error)
                 answers = [error] * len(pending)
             else:
                 self.connected()
-            for (until, call), answer in zip(pending, answers, strict=True):
-                self.note(call, until, answer)
+            for (until, call), answered in zip(pending, answers, strict=True):
+                self.note(call, until, answered)
             if not self._pending:
                 self.server.close()  # What is not in use: this is seldom needed.
         return self.has_pending

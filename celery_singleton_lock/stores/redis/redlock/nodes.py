@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError, RedisError, TimeoutError
@@ -72,12 +72,13 @@ class Nodes:
         try:
             conversation.connect(step=step, seconds=seconds)
             yield conversation
+            # Within this as well: what it has not heard the end of would be forgotten with it.
+            is_behind = conversation.put_away()
         except BaseException:
             conversation.close()
             if self._have_pending():
                 self._repeater.start()
             raise
-        is_behind = conversation.put_away()
         self._conversations.append(conversation)
         if is_behind or self._have_pending():
             self._repeater.start()
@@ -161,8 +162,9 @@ class Nodes:
         """Close the connections that are not in use; those that have something pending are closed after that."""
         self._is_closed = True
         self._forget_if_forked()
-        while self._conversations:
-            self._conversations.pop().close()
+        with suppress(IndexError):  # Other threads take some meanwhile.
+            while True:
+                self._conversations.pop().close()
         for node in self.each:
             node.server.close()
 
@@ -180,7 +182,7 @@ class Nodes:
         is_behind = self._collect()
         for node in self.each:
             # Not in a conversation, which somebody may need while this waits for a node.
-            is_behind |= node.settle(CONNECT)
+            is_behind |= node.settle(CONNECT, MAX_ANSWER)
         if self._is_closed and not is_behind:
             self.close()
         return is_behind

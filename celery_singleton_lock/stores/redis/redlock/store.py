@@ -8,7 +8,6 @@ that node is well.
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.journal import RedisJournal
@@ -28,6 +27,7 @@ from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
+from celery_singleton_lock.stores.redis.redlock.late import Late
 from celery_singleton_lock.stores.redis.redlock.majority import agreed, merged
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.nodes import (
@@ -56,9 +56,6 @@ PATIENCE = 3.0
 #: Seconds at least for which the end of a hold, or of an attempt, is repeated: what a node was sent may come as late.
 REPEAT_FOR = 600.0
 
-#: Attempts at most that a node is told come too late: one that has not answered for longer is asked for nothing.
-MOST_LATE = 32
-
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
 PROMISED = 5.0
 
@@ -79,9 +76,9 @@ class RedlockStore:
         self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        return self._ask(request, deque(maxlen=MOST_LATE))
+        return self._ask(request, Late(len(self._nodes.each)))
 
-    def _ask(self, request: LockRequest, late: deque[str]) -> Lease | Held | Record:
+    def _ask(self, request: LockRequest, late: Late) -> Lease | Held | Record:
         wanted = replace(request, owner=commands.attempt_of(request.owner, 0))
         try:
             with self._nodes.conversation() as conversation:
@@ -126,15 +123,20 @@ class RedlockStore:
             raise self._nodes.unavailable({index: words for it in each for index, words in errors_of(it).items()})
         return [renewed[hold] for hold in holds]
 
-    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> bool:
+    def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         answers: Answers = {}
         call = commands.free(hold, record=record, reservation=reservation)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
             ours, gone = _freed_on(answers)
+            if ours >= self._nodes.quorum:
+                return Freeing.NOW
             if ours + gone >= self._nodes.quorum:
                 # Gone when it is said again: the first one worked.
-                return number > 0 or (ours > 0 and gone <= self._nodes.spare)
+                is_said_again = number > 0 or hold.ending
+                is_perhaps_ours = is_said_again or (ours > 0 and gone <= self._nodes.spare)
+                return Freeing.UNCLEAR if is_perhaps_ours else Freeing.NOT_OURS
+        hold.ending = True
         raise self._nodes.unavailable(errors_of(answers))
 
     def abandon(self, hold: Hold) -> bool | None:
@@ -157,7 +159,7 @@ class RedlockStore:
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
         bell, waiting = _NodesBell(request.key, self._nodes.each, self.server), replace(request, waiting=True)
-        late: deque[str] = deque(maxlen=MOST_LATE)
+        late = Late(len(self._nodes.each))
         return AskingWaiter(bell, lambda: self._ask(waiting, late))
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
@@ -188,9 +190,7 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(
-        self, conversation: Conversation, wanted: LockRequest, late: deque[str]
-    ) -> Lease | Held | Record | Votes:
+    def _acquire(self, conversation: Conversation, wanted: LockRequest, late: Late) -> Lease | Held | Record | Votes:
         """What was found; the last votes where that is not clear."""
         unclear: Votes | None = None
         slots = wanted.limit
@@ -220,13 +220,14 @@ class RedlockStore:
         return unclear or Votes(self._nodes.quorum, wanted.holder.message)
 
     def _try(
-        self, conversation: Conversation, wanted: LockRequest, late: deque[str], slot: int, slots: int
+        self, conversation: Conversation, wanted: LockRequest, late: Late, slot: int, slots: int
     ) -> Lease | Record | Votes:
         """One attempt; nothing is left of it unless it gives a lease. It is added to those that come `late`."""
         attempt = commands.attempt_of(wanted.owner, chance.randrange(1, commands.ATTEMPTS))
-        call = commands.vote(replace(wanted, owner=attempt), slot=slot, slots=slots, memory=self._memory, late=late)
+        named, settled = replace(wanted, owner=attempt), set[int]()
+        call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=late.names())
         sent_at = clock.now()
-        answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl))
+        answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl), settled=settled)
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
         if votes.has_majority and votes.record is None:
             fence = self._fence(conversation, wanted, slot, votes.granted)
@@ -235,8 +236,8 @@ class RedlockStore:
         not_granted = {*votes.held, *votes.withheld, *votes.unasked}
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
-        if {*maybe} - {*votes.granted}:
-            late.append(attempt)
+        settled |= votes.unasked
+        late.add(attempt, settled)
         conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 
@@ -302,17 +303,19 @@ class RedlockStore:
                     # sooner than one of those that have promised, would have a refusal taken back that others have been
                     # told of.
                     answers = conversation.ask(call, self._is_agreed, seconds=MAX_ANSWER)
-                    found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
-                    if found.count(None) < self._nodes.quorum:
+                    kinds = [*map(_kind, given(answers))]
+                    if kinds.count(Answer.GRANTED) < self._nodes.quorum:
                         break
                 else:
                     return None
-                if len(found) < self._nodes.quorum:
+                if len(kinds) < self._nodes.quorum:
                     # Silence is no objection: what is there may be another copy's refusal, which looks like this one.
                     continue
-                for each in (promise, record):
+                for each in () if Answer.MORE_SLOTS in kinds else (promise, record):
                     everywhere = range(len(self._nodes.each))
                     conversation.tell(commands.take_back(key, each), everywhere, repeat_for=PROMISED)
+            # Not in there: that more slots are to be named would end the conversation as an error does.
+            found = [lock_answers.refused(answer, record.message) for answer in given(answers)]
             against = [it for it in found if it is not None and not _is_promise(it)]
             if against:
                 return next((it for it in against if isinstance(it, Record)), against[0])

@@ -1,0 +1,194 @@
+"""Connections to servers that are played: what an interruption, a race or an odd answer must not leave behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.redis import lock_commands, repeater
+from celery_singleton_lock.stores.redis.redlock import commands
+from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
+from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redis.script import BATCH, Script
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.waiter import RedisBell
+from tests.fuzz.targets.answers import KEY, VALUE, PlayedServer, Player, Wire, as_resp
+
+RECORD = Record("id:0.0", b"x", 60.0)
+TTL = 30.0
+
+
+class InTurn(Player):
+    """Answers a script with one after the other of what it is given, and from then on as a server does."""
+
+    def __init__(self, answers: dict[Script, Sequence[Any]]) -> None:
+        super().__init__()
+        self.left = {script.sha.encode(): deque(given) for script, given in answers.items()}
+        self.asked: list[Sequence[bytes]] = []
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        self.asked.append(command)
+        left = self.left.get(command[1]) if command[0] == b"EVALSHA" else None
+        return as_resp(left.popleft()) if left else super().answer(command)
+
+
+class Deaf(InTurn):
+    """Never answers a script."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__({})
+        self.script = script
+
+    def answer(self, command: Sequence[bytes]) -> bytes:
+        return b"" if command[1] == self.script.sha.encode() else super().answer(command)
+
+
+class CountedServer(PlayedServer):
+    """Counts its connections."""
+
+    opened = 0
+
+    def open(self, step: float | None = None) -> Any:
+        self.opened += 1
+        return super().open(step)
+
+
+def played(answers: dict[Script, Sequence[Any]] | None = None) -> CountedServer:
+    return CountedServer(InTurn(answers or {}))
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    monkeypatch.setattr(repeater.Repeater, "start", lambda self: None)
+    with ExitStack() as exits:
+        yield exits
+
+
+def redlock(exits: ExitStack, servers: Sequence[PlayedServer]) -> RedlockStore:
+    store = RedlockStore(servers, "s", memory=None)
+    exits.callback(store.close)
+    return store
+
+
+def asked(**options: Any) -> LockRequest:
+    return LockRequest(KEY, new_owner(), **{"ttl": TTL, "holder": Holder("another"), **options})
+
+
+def leases(count: int) -> list[Lease]:
+    return [Lease(f"k:{{{n}}}", new_owner(), ttl=TTL, fence=1, sent_at=clock.now(), slot=0) for n in range(count)]
+
+
+class TestInterrupted:
+    """Ctrl-C, or a time limit, between two lines."""
+
+    def test_command_that_was_sent_is_known_to_be_under_way(
+        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the connection would go to who comes next, who would be given the waiter's wake-up for an answer."""
+        server = played()
+        exits.callback(server.close)
+        sendall = Wire.sendall
+
+        def interrupted(wire: Wire, data: Any) -> None:
+            sendall(wire, data)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Wire, "sendall", interrupted)
+        with pytest.raises(KeyboardInterrupt), ExitStack() as left:
+            bell = RedisBell(KEY, lambda: server, "s")
+            left.push(bell)
+            bell.wait(1.0)
+        assert not server._free
+
+    def test_what_is_pending_is_not_forgotten_with_the_conversation(
+        self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = redlock(exits, [played(), played(), CountedServer(Deaf(lock_commands.FREE))])
+        put_away = Conversation.put_away
+
+        def interrupted(it: Conversation) -> bool:
+            put_away(it)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Conversation, "put_away", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.free(Hold(KEY, new_owner(), ttl=TTL))
+        assert [node.has_pending for node in store._nodes.each] == [False, False, True]
+
+
+class Emptied(deque[Any]):
+    """Another thread takes the last one just after a look."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("what", ["connections", "conversations"])
+def test_closing_beside_a_thread_that_takes_the_last_one_is_no_error(exits: ExitStack, what: str) -> None:
+    store = redlock(exits, [played()])
+    if what == "connections":
+        store._nodes.each[0].server._free = Emptied()
+    else:
+        store._nodes._conversations = Emptied()
+    store.close()
+
+
+class TestAnswers:
+    def test_one_that_is_not_understood_says_nothing_about_the_others(self, exits: ExitStack) -> None:
+        server = played({lock_commands.RENEW: [7]})
+        store = RedisStore(server, "s")
+        exits.callback(store.close)
+        held = leases(BATCH + 1)
+        ends = [lease.trusted_until for lease in held]
+        with pytest.raises(LockUnavailable, match="7 is no answer"):
+            store.renew(held, timeout=1.0)
+        renewed = [lease.trusted_until > end for lease, end in zip(held, ends, strict=True)]
+        assert renewed == [False] * BATCH + [True]
+        assert not server._free, "what comes next on that connection may be answers to something else"
+
+    def test_that_more_slots_are_to_be_named_costs_no_connection(self, exits: ExitStack) -> None:
+        servers = [played({lock_commands.REFUSE: [[5, 3]]}) for _ in range(3)]
+        store = redlock(exits, servers)
+        assert store.refuse(KEY, Holder("id"), RECORD) is None
+        assert [server.opened for server in servers] == [1, 1, 1]
+
+
+class TestLate:
+    """Attempts that a node has not answered are named to it by the next ones: they cost a key each."""
+
+    @pytest.fixture(autouse=True)
+    def all_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not only those that decide."""
+        ask = Conversation.ask
+        monkeypatch.setattr(
+            Conversation, "ask", lambda it, call, enough, **more: ask(it, call, lambda _: False, **more)
+        )
+
+    def votes(self, server: CountedServer) -> list[Sequence[bytes]]:
+        asked = server._player.asked
+        return [command for command in asked if command[1] == commands.VOTE.sha.encode()]
+
+    def test_those_that_all_have_answered_are_not(self, exits: ExitStack) -> None:
+        held = [0, VALUE, 500, 0]
+        servers = [played({commands.VOTE: [first, held, held, held]}) for first in ([1, 7, 0], held, held)]
+        store = redlock(exits, servers)
+        assert isinstance(store.acquire(asked(limit=4)), Held)
+        votes = self.votes(servers[0])
+        assert len(votes) == 4
+        assert len({int(vote[2]) for vote in votes}) == 1, "no vote names more keys than the first"
+
+    def test_those_that_one_has_not_answered_are(self, exits: ExitStack) -> None:
+        servers = [played({commands.VOTE: [[0, VALUE, 500, 0]] * 3}), played({commands.VOTE: [[0, VALUE, 500, 0]] * 3})]
+        store = redlock(exits, [*servers, CountedServer(Deaf(commands.VOTE))])
+        assert isinstance(store.acquire(asked(limit=3, ttl=0.5)), Held)
+        first, second, third = (int(vote[2]) for vote in self.votes(servers[0]))
+        assert (second - first, third - first) == (1, 2)
