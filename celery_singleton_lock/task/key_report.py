@@ -16,11 +16,12 @@ import json
 import os
 import select
 from contextlib import suppress
+from itertools import count
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.holder import is_owner
+from celery_singleton_lock.holder import OWNER_LENGTH, is_owner
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MAX_LIMIT, TTL, is_whole
@@ -30,6 +31,12 @@ MAX_SIZE = min(select.PIPE_BUF, 4096)
 
 #: Bytes that are read at once.
 _CHUNK = 65536
+
+#: How many deliveries begin until the pipe is emptied, in which there is room for more reports than that.
+_SELDOM = 8
+
+#: Where in a line the owner stands that the delivery was given.
+_OWNER = slice(2, 2 + OWNER_LENGTH)
 
 
 class Report(NamedTuple):
@@ -90,8 +97,8 @@ class _Channel:
             with suppress(OSError):  # It is full; or the main process is gone, and so are we in a moment.
                 os.write(self._writer, line)
 
-    def read(self) -> list[Report]:
-        """In the main process, by one thread at a time: what has come."""
+    def read(self) -> list[bytes]:
+        """In the main process, by one thread at a time: the lines that have come."""
         parts = [self._rest]
         with suppress(BlockingIOError):
             while chunk := os.read(self._reader, _CHUNK):
@@ -99,13 +106,16 @@ class _Channel:
                 if len(chunk) < _CHUNK:
                     break
         *lines, self._rest = b"".join(parts).split(b"\n")
-        return [report for line in lines if (report := Report.loads(line)) is not None]
+        return lines
 
 
 #: By owner: what the deliveries of this process have reported that have not gone yet.
 _expected: WeakValueDictionary[str, Expected] = WeakValueDictionary()
 
 _channel: _Channel | None = None
+
+#: Counts the deliveries that have begun.
+_begun = count(1)
 
 #: Held for moments, and while nothing of anybody else's runs.
 _mutex = Mutex()
@@ -135,9 +145,17 @@ def send(report: Report) -> None:
 def receive() -> None:
     """In the main process: give what has been reported to the deliveries that are still there."""
     with _mutex.lock:
-        reports = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
-    for report in reports:
-        _give(report)
+        lines = _channel.read() if _channel is not None and _channel.pid == os.getpid() else []
+    for line in lines:
+        # Most deliveries have gone by now: what they reported is not even read.
+        if line[_OWNER].decode(errors="replace") in _expected and (report := Report.loads(line)) is not None:
+            _give(report)
+
+
+def make_room() -> None:
+    """In the main process, as a delivery begins: receive now and then, so that the pipe is never full."""
+    if next(_begun) % _SELDOM == 0:
+        receive()
 
 
 def _give(report: Report) -> None:

@@ -10,6 +10,7 @@ Protocol: `docs/protocol.md`, section 9.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -84,6 +85,14 @@ class _Child:
     def due_at(self) -> float:
         """When to renew next; infinite while it does nothing."""
         return self._renewed_at + self.interval if self._running() else float("inf")
+
+    def looked_at(self, now: float) -> float:
+        """When to look at it next, unless somebody wakes the thread before; infinite if it has done nothing for long.
+
+        Also where it does nothing at this moment: else each of many short deliveries would have to wake the thread.
+        """
+        at = self._renewed_at + self.interval
+        return at if at > now or self._running() else float("inf")
 
     def due(self, now: float) -> Hold | None:
         """Its hold if that is to be renewed now; the next time is set then."""
@@ -205,8 +214,9 @@ class Children:
     def _wait(self) -> None:
         with self._mutex.lock:
             pidfds = [child.pidfd for child in self._children.values() if child.pidfd is not None]
-            self._wakes_at = min((child.due_at for child in self._children.values()), default=float("inf"))
-            seconds = self._wakes_at - clock.now()
+            now = clock.now()
+            self._wakes_at = min((child.looked_at(now) for child in self._children.values()), default=float("inf"))
+            seconds = self._wakes_at - now
         _poll([self._woken, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
@@ -280,4 +290,6 @@ def _poll(descriptors: list[int], seconds: float | None) -> list[int]:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000 + 1)]
+    # Rounded up: a thread that wakes just before something is due would look again and again. Who only looks waits for
+    # nothing: the worker's consumer does so at each delivery.
+    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else math.ceil(seconds * 1000))]

@@ -89,7 +89,7 @@ class SingletonRequest(WorkerRequest):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         super().on_accepted(pid, time_accepted)
         if (children := children_of.get(self.app)) is not None:
-            key_report.receive()  # So that the pipe is never full: who begins now has made room.
+            key_report.make_room()
             children.assign(pid, self)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

@@ -105,6 +105,49 @@ def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, f
         clock.sleep(0.02)
 
 
+def test_who_begins_with_a_delivery_waits_for_nothing(
+    store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's consumer does, and each millisecond of it is one of all tasks."""
+    child, here, waited = fork(), threading.get_ident(), []
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = poll()
+
+        def register(self, *arguments: int) -> None:
+            self._poll.register(*arguments)
+
+        def poll(self, milliseconds: float | None) -> list[tuple[int, int]]:
+            if threading.get_ident() == here:
+                waited.append(milliseconds)
+            return self._poll.poll(milliseconds)
+
+    poll = children.select.poll
+    monkeypatch.setattr(children.select, "poll", Poll)
+    for _ in range(3):
+        family.assign(child.pid, Delivery(store, holds=False))
+    assert set(waited) == {0}
+
+
+def test_short_deliveries_do_not_wake_the_thread_each(
+    store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "FIRST_CHECK", 60.0)
+    woken: list[None] = []
+    monkeypatch.setattr(family, "_notify", lambda: woken.append(None))
+    child = fork()
+    over = Delivery(store, holds=False)
+    over.is_running = False
+    family.assign(child.pid, over)
+    until(lambda: family._wakes_at)
+    for _ in range(20):
+        delivery = Delivery(store, holds=False)
+        family.assign(child.pid, delivery)
+        delivery.is_running = False
+    assert woken == []
+
+
 def test_owner_that_a_delivery_asks_as_later_is_the_one(store: Store, family: Children, fork: Callable) -> None:
     """Neither server answered, and the message has waited in its slot."""
     child, delivery = fork(), Delivery(store, holds=False)

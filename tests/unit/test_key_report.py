@@ -85,6 +85,17 @@ def test_full_pipe_stops_nobody(channel: None) -> None:
     assert delivery.report is not None, "and it goes on when there is room again"
 
 
+def test_deliveries_that_begin_make_room(channel: None) -> None:
+    """Whoever reports last finds room, as long as it takes until somebody asks for a report."""
+    last = Delivery()
+    for _ in range(50):
+        in_child(lambda: [send(new_owner(), "k" * 1000) for _ in range(4)])
+        key_report.make_room()
+    in_child(lambda: send(last.owner))
+    key_report.receive()
+    assert last.report is not None
+
+
 def test_report_that_is_too_long_to_be_whole_is_left_out(channel: None) -> None:
     delivery, other = Delivery(), Delivery()
     in_child(lambda: send(delivery.owner, "k" * MAX_SIZE))
