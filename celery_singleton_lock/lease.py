@@ -78,7 +78,8 @@ class Lease(Hold):
         self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
         self._bound = float("inf")
-        self.begin(sent_at)
+        self.acquired_at, self.renewals = sent_at, 0
+        self.trusted_until = trust.end_of(sent_at, ttl)
 
     def __repr__(self) -> str:
         return f"<Lease {self.key} fence={self.fence} remaining={self.remaining:.1f}>"

@@ -119,6 +119,8 @@ class Pulse:
 
     def _add_thread(self) -> bool:
         """Start a thread if somebody is missing to watch; whether one was."""
+        if len(self._threads) == 1 and not self._working and all(thread.is_alive() for thread in self._threads):
+            return False  # As before each of many short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
         missing = self._threads == self._working and (not self._working or len(self._heartbeats) > 1)

@@ -631,7 +631,6 @@ MODULES: dict[str, ModuleType] = {
         close=_close,
         set_blocking=lambda *_: None,
         pidfd_open=_pidfd_open,
-        sched_yield=lambda: simulation().park(0.00005),
         register_at_fork=lambda **_: None,
         urandom=_randbytes,
     ),

@@ -8,11 +8,9 @@ none of them costs what the client's retries and callbacks do.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
-import os
 import re
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -35,7 +33,7 @@ from redis.exceptions import (
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import socket_of
-from celery_singleton_lock.stores.redis.script import Call, Command
+from celery_singleton_lock.stores.redis.script import Call, Command, Ready, Sent
 
 _NOTHING = object()
 
@@ -43,17 +41,8 @@ _ASKING: Sequence[Command] = (("ASKING",),)
 
 _READ = 65_536
 
-#: Seconds for which an answer is looked for before the thread goes to sleep: a server next door has answered by then,
-#: and being woken would take as long again.
-LOOK = 0.00005
-
-#: Answers that are not looked for, at most, after some that took longer: of a server that is far away, or busy.
-MAX_UNLOOKED = 255
-
 #: Linger for no time: closing resets the connection.
 _AT_ONCE = struct.pack("ii", 1, 0)
-
-_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
 
@@ -66,11 +55,13 @@ _OF_CLUSTER: Mapping[str, Callable[[str], Exception]] = {
 }
 
 
-def packed(command: Command) -> bytes:
+def packed(command: Sent) -> bytes:
     """A command as it goes over the wire.
 
     hiredis (3.5) crashes the process if a signal's handler raises while it writes down a number: it gets none.
     """
+    if isinstance(command, bytes):
+        return command
     parts: Any = tuple(part if isinstance(part, (str, bytes)) else str(part) for part in command)
     packed: bytes = hiredis.pack_command(parts)
     return packed
@@ -110,15 +101,13 @@ class Connection:
         self._is_understood = True
         #: What the socket has not taken yet of what was pushed.
         self._unsent = bytearray()
-        #: How many answers will not be looked for, and how many it will be after the next one that is late.
-        self._unlooked, self._late = 0, 1
 
     def fileno(self) -> int:
         return int(self._socket.fileno())
 
-    def send(self, *commands: Command) -> None:
+    def send(self, *commands: Sent) -> None:
         """Send some commands at once; `read` gives the answer to each, after those to what was sent before."""
-        wire = b"".join(map(packed, commands))
+        wire = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
         # Before it is sent: an interruption may come between any two lines, and who comes next must not take what is
         # answered to this for an answer to something else.
         self.unanswered += len(commands)
@@ -168,7 +157,7 @@ class Connection:
                 del answer
         return answer
 
-    def ask(self, command: Command, *behind: Command, asking: bool = False) -> Any:
+    def ask(self, command: Sent, *behind: Sent, asking: bool = False) -> Any:
         """The answer to a command; the answers to what stands behind it are to be read.
 
         Args:
@@ -176,10 +165,11 @@ class Connection:
             behind: sent with it.
             asking: the server is about to become the one for the keys of the command.
         """
-        self.send(*_ASKING if asking else (), command, *behind)
-        self._look()
         if asking:
+            self.send(*_ASKING, command, *behind)
             self.read()
+        else:
+            self.send(command, *behind)
         return self.read()
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
@@ -187,7 +177,7 @@ class Connection:
         self.send(*commands)
         return [self._answer() for _ in commands]
 
-    def run(self, call: Call, *, asking: bool = False) -> Any:
+    def run(self, call: Call | Ready, *, asking: bool = False) -> Any:
         """Run a script by its digest, or by its text where the server does not know it yet.
 
         Args:
@@ -218,7 +208,7 @@ class Connection:
             self._is_understood = False
             return error
 
-    def _run(self, call: Call, command: Command, asking: bool) -> Any:
+    def _run(self, call: Call | Ready, command: Sent, asking: bool) -> Any:
         if call.replicas is None:
             return call.understood(self.ask(command, asking=asking))
         try:
@@ -282,29 +272,6 @@ class Connection:
         with suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.close()
-
-    def _look(self) -> None:
-        """Receive an answer that comes at once, without going to sleep.
-
-        Where answers take longer, this is tried more and more seldom.
-        """
-        if self._unlooked:
-            self._unlooked -= 1
-            return
-        until = time.perf_counter() + LOOK
-        self._socket.setblocking(False)
-        try:
-            while time.perf_counter() < until:
-                with suppress(TimeoutError):
-                    self._receive()
-                    self._late = 1
-                    return
-                # Others may need this core more, the server among them.
-                _yield()
-        finally:
-            self._socket.settimeout(self._timeout)
-        self._unlooked = self._late
-        self._late = min(2 * self._late + 1, MAX_UNLOOKED)
 
     def _receive(self) -> None:
         try:

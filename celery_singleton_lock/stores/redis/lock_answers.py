@@ -33,21 +33,22 @@ class Answer(IntEnum):
     MORE_SLOTS = 5
 
 
-#: What follows on each.
-_PARTS: Mapping[int, tuple[type, ...]] = {
-    Answer.HELD: (bytes, int, int),
-    Answer.GRANTED: (int, int),
-    Answer.RECORD: (bytes, int),
-    Answer.NO_VOTE: (int,),
-    Answer.GIVEN_UP: (),
-    Answer.MORE_SLOTS: (int,),
+#: The parts of each, itself among them.
+_PARTS: Mapping[int, list[type]] = {
+    Answer.HELD: [int, bytes, int, int],
+    Answer.GRANTED: [int, int, int],
+    Answer.RECORD: [int, bytes, int],
+    Answer.NO_VOTE: [int, int],
+    Answer.GIVEN_UP: [int],
+    Answer.MORE_SLOTS: [int, int],
 }
 
 
 def answers_vote(answer: Any) -> bool:
     """Whether a vote can answer that."""
-    parts = _PARTS.get(answer[0]) if isinstance(answer, list) and answer and isinstance(answer[0], int) else None
-    return parts is not None and [*map(type, answer[1:])] == [*parts]
+    if not isinstance(answer, list) or not answer or not isinstance(answer[0], int):
+        return False
+    return _PARTS.get(answer[0]) == [*map(type, answer)]
 
 
 def answers_question(answer: Any) -> bool:

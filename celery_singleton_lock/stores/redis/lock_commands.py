@@ -132,9 +132,11 @@ def question(request: LockRequest, name: str, *, slots: int = 0, late: Sequence[
     )
 
 
-def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """See `LockStore.free`."""
-    return ending(hold, hold.owner, record=record, reservation=reservation)
+def free(
+    hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None, began: float | None = None
+) -> Call:
+    """See `LockStore.free`; `began` as for `ending`."""
+    return ending(hold, hold.owner, record=record, reservation=reservation, began=began)
 
 
 def abandon(hold: Hold) -> Call:
@@ -157,6 +159,7 @@ def ending(
     over_for: int | None = None,
     wakes: bool = True,
     repeated: bool = False,
+    began: float | None = None,
 ) -> Call:
     """A call of `free.lua`.
 
@@ -171,6 +174,7 @@ def ending(
         over_for: milliseconds for which that is known; None for as long as one that comes late might take.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
+        began: when it was first to be sent; None: now.
     """
     key, places = hold.key, keyspace.places_of(hold)
     done = keyspace.done_key(key, record.message if record else "")
@@ -191,7 +195,10 @@ def ending(
     ]
     if record is None and reservation is None:
         return Call(FREE, keys, args)
-    began, same = clock.now(), partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes)
+    began, same = (
+        clock.now() if began is None else began,
+        partial(ending, hold, value, over=over, over_for=over_for, wakes=wakes),
+    )
 
     def later(repeated: bool) -> Call:
         late = clock.now() - began

@@ -14,7 +14,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.stores.redis.repeater import Repeater
-from celery_singleton_lock.stores.redis.script import Call, batches
+from celery_singleton_lock.stores.redis.script import Call, Ready, batches
 
 logger = get_logger(__name__)
 
@@ -33,7 +33,7 @@ Name = tuple[str, str, str]
 class _Pending(NamedTuple):
     """A call that was not answered, and until when it is worth saying."""
 
-    call: Call
+    call: Call | Ready
     until: float
 
 
@@ -69,7 +69,7 @@ class PendingCalls:
         with self._mutex:
             return list(self._calls)
 
-    def add(self, name: Name, call: Call, *, seconds: float) -> None:
+    def add(self, name: Name, call: Call | Ready, *, seconds: float) -> None:
         """Repeat it until it is answered, for so many seconds; it takes the place of what was added under this name."""
         with self._mutex:
             self._calls.pop(name, None)

@@ -15,8 +15,8 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.redis import lock_answers, lock_commands
-from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis import lock_answers, lock_commands, stencil
+from celery_singleton_lock.stores.redis.script import Call, Ready
 
 
 class Question:
@@ -30,7 +30,7 @@ class Question:
 
     def __init__(
         self,
-        run: Callable[[Call], Sequence[Any]],
+        run: Callable[[Call | Ready], Sequence[Any]],
         request: LockRequest,
         *,
         replicas: tuple[int, float] | None = None,
@@ -72,7 +72,7 @@ class Question:
     def _ask(self, slots: int) -> Lease | Held | Record:
         name, request, sent_at = new_owner(), self._request, clock.now()
         self._slots = slots
-        call = lock_commands.acquire(request, name, slots=slots, late=tuple(self._unanswered), replicas=self._replicas)
+        call = self._call(name, slots)
         # Noted before it is sent: an interruption may come between any two lines.
         self._unanswered.append(name)
         try:
@@ -82,3 +82,9 @@ class Question:
             raise
         self._unanswered.clear()
         return found
+
+    def _call(self, name: str, slots: int) -> Call | Ready:
+        request, late, replicas = self._request, self._unanswered, self._replicas
+        if slots == 1 and not late and replicas is None and (ready := stencil.acquire(request, name)) is not None:
+            return ready
+        return lock_commands.acquire(request, name, slots=slots, late=tuple(late), replicas=replicas)

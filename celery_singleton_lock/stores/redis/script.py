@@ -23,6 +23,9 @@ T = TypeVar("T")
 #: A command's name and arguments: texts, bytes and numbers.
 Command = tuple[Any, ...]
 
+#: The same, or as it goes over the wire.
+Sent = Command | bytes
+
 
 def is_whole(answer: object) -> bool:
     """Whether it is a whole number."""
@@ -62,6 +65,17 @@ class Script:
     def load(self) -> Command:
         return "SCRIPT", "LOAD", self.text
 
+    def understood(self, answer: Any, parts: int | None = None) -> Any:
+        """See `Call.understood`.
+
+        Args:
+            answer: of the server.
+            parts: how many it has; None where that is the same for each call.
+        """
+        if not self.answers(answer) or (parts is not None and len(answer) != parts):
+            raise InvalidResponse(f"{cleaned.value_shown(answer)} is no answer to {self.name}")
+        return answer
+
 
 class Call(NamedTuple):
     """A script with its keys and arguments; `keys[0]` says which slot of a cluster it is for.
@@ -95,9 +109,7 @@ class Call(NamedTuple):
         if isinstance(answer, Exception):
             return answer
         each = self.script.each
-        if not self.script.answers(answer) or (each is not None and len(answer) != each(self)):
-            raise InvalidResponse(f"{cleaned.value_shown(answer)} is no answer to {self.script.name}")
-        return answer
+        return self.script.understood(answer, None if each is None else each(self))
 
     @property
     def by_digest(self) -> Command:
@@ -113,6 +125,36 @@ class Call(NamedTuple):
     def and_wait(self) -> Command:
         count, seconds = self.replicas or (0, 0.0)
         return "WAIT", count, ms(seconds)
+
+
+class Ready(NamedTuple):
+    """A call that is written down already, as it goes over the wire; what is rarely asked of it is made then.
+
+    Attributes:
+        written_out: makes the whole call.
+    """
+
+    script: Script
+    by_digest: bytes
+    written_out: Callable[[], Call]
+
+    @property
+    def replicas(self) -> None:
+        return None
+
+    @property
+    def keys(self) -> Sequence[str]:
+        return self.written_out().keys
+
+    @property
+    def by_text(self) -> Command:
+        return self.written_out().by_text
+
+    def again(self, *, repeated: bool = True) -> Call:
+        return self.written_out().again(repeated=repeated)
+
+    def understood(self, answer: Any) -> Any:
+        return answer if isinstance(answer, Exception) else self.script.understood(answer)
 
 
 def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:

@@ -15,8 +15,9 @@ from redis.exceptions import ReadOnlyError, ResponseError
 from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock.stores.redis._redis_py import names_of_library
 from celery_singleton_lock.stores.redis.connection import Connection, TooFewReplicas
-from celery_singleton_lock.stores.redis.script import Call, Command
+from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
 STEP_TIMEOUT = 1.0
@@ -35,6 +36,9 @@ OF_A_POOL = frozenset(
     {"maint_notifications_config", "maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"}
 )
 
+#: Options by which a connection says what it is made with.
+_NAMES_OF_LIBRARY = frozenset({"driver_info", "lib_name", "lib_version"})
+
 
 def words_of(error: BaseException) -> str:
     """An error, without the innards that one about Sentinels ends with: some versions show their password.
@@ -48,7 +52,7 @@ def words_of(error: BaseException) -> str:
 class Endpoint(Protocol):
     """A server, or what a cluster shows of one key or one master."""
 
-    def run(self, call: Call) -> Any: ...
+    def run(self, call: Call | Ready) -> Any: ...
 
     def command(self, *command: object) -> Any: ...
 
@@ -69,7 +73,8 @@ class Server:
     def __init__(self, pool: ConnectionPool) -> None:
         self._class: type[RedisPyConnection] = pool.connection_class
         given = {name: value for name, value in pool.connection_kwargs.items() if name not in OF_A_POOL}
-        self._options: Mapping[str, Any] = {**given, **_FIXED_OPTIONS}
+        named = {} if _NAMES_OF_LIBRARY & given.keys() else names_of_library()
+        self._options: Mapping[str, Any] = {**named, **given, **_FIXED_OPTIONS}
         self.step = min(STEP_TIMEOUT, self._options.get("socket_timeout") or STEP_TIMEOUT)
         self._free: deque[Connection] = deque()
         self._pid = os.getpid()
@@ -78,14 +83,21 @@ class Server:
         at = self._options
         return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
 
-    def run(self, call: Call, *, step: float | None = None, asking: bool = False) -> Any:
+    def run(self, call: Call | Ready, *, step: float | None = None, asking: bool = False) -> Any:
         """Run a script; one round trip. See `Connection.run`.
 
         Raises:
             RedisError, OSError: no answer, or one that is an error.
         """
-        with self.connection(step) as connection:
-            return connection.run(call, asking=asking)
+        # As `connection` does it, which takes its time to enter and to leave.
+        connection = self._take(step or self.step)
+        try:
+            answer = connection.run(call, asking=asking)
+        except BaseException as error:
+            self._give_back_after(error, connection)
+            raise
+        self._give_back(connection)
+        return answer
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip. See `Connection.run_each`."""
@@ -120,12 +132,7 @@ class Server:
         try:
             yield connection
         except BaseException as error:
-            answered = isinstance(error, (ResponseError, TooFewReplicas))
-            if answered and not isinstance(error, ReadOnlyError):
-                self._give_back(connection)
-            else:
-                # It is broken; or a failover is under way, and the next connection may find the new master.
-                connection.drop()
+            self._give_back_after(error, connection)
             raise
         self._give_back(connection)
 
@@ -147,15 +154,22 @@ class Server:
                 self._free.pop().close()
 
     def _take(self, step: float) -> Connection:
-        if self._pid != os.getpid():
+        if self._pid != (pid := os.getpid()):
             # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
-            self._free, self._pid = deque(), os.getpid()
+            self._free, self._pid = deque(), pid
         try:
             connection = self._free.pop()
         except IndexError:
             return self.open(step)
         connection.wait_at_most(step)
         return connection
+
+    def _give_back_after(self, error: BaseException, connection: Connection) -> None:
+        if isinstance(error, (ResponseError, TooFewReplicas)) and not isinstance(error, ReadOnlyError):
+            self._give_back(connection)
+        else:
+            # It is broken; or a failover is under way, and the next connection may find the new master.
+            connection.drop()
 
     def _give_back(self, connection: Connection) -> None:
         # Half a conversation, whose answer must not be read as that to the next command, ends here.

@@ -32,14 +32,14 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
-from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
+from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
-from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, batches
+from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
 from celery_singleton_lock.stores.waiters import AskingWaiter
@@ -114,7 +114,8 @@ class RedisStore:
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
-        call, tries = lock_commands.free(hold, record=record, reservation=reservation), 0
+        ready = stencil.free(hold, record) if reservation is None else None
+        call, tries = ready or lock_commands.free(hold, record=record, reservation=reservation), 0
 
         def attempt() -> Freeing:
             nonlocal tries
@@ -225,7 +226,7 @@ class RedisStore:
     def _bell(self, key: str, behind: Call | None = None) -> RedisBell:
         return RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
 
-    def _end(self, name: tuple[str, str, str], call: Call, seconds: float, *, at_once: bool) -> Any:
+    def _end(self, name: tuple[str, str, str], call: Call | Ready, seconds: float, *, at_once: bool) -> Any:
         """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an
         error.
 
@@ -243,7 +244,7 @@ class RedisStore:
         self._pending.add(name, call, seconds=max(seconds, OVER_TTL))
         return None
 
-    def _run(self, call: Call) -> Sequence[Any]:
+    def _run(self, call: Call | Ready) -> Sequence[Any]:
         """Run an acquire; what too few replicas have does not count as taken, while a refusal does."""
         try:
             answer: Sequence[Any] = self._servers.run(call)

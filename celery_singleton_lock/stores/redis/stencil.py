@@ -1,0 +1,117 @@
+"""The calls that each execution makes, an acquire and a free, as they go over the wire.
+
+Most of such a command is the same each time. So it is written down once, by `lock_commands`, with marks in the places
+of what differs: the stencil for all commands whose parts have these lengths. What is rare has no stencil.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from operator import itemgetter
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import FIRST, Holder
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores.base import LockRequest, Record
+from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis.connection import packed
+from celery_singleton_lock.stores.redis.keyspace import Name
+from celery_singleton_lock.stores.redis.script import Call, Ready
+
+#: Stencils that are kept: one for each combination of lengths, of which a task has a few.
+_MOST = 1024
+
+
+def acquire(request: LockRequest, name: str) -> Ready | None:
+    """As `lock_commands.acquire`; None for what is rare."""
+    holder = request.holder
+    if request.waiting or request.limit != 1 or request.given_up or holder.attempt != FIRST:
+        return None
+    holds = holder.dumps(request.ttl).encode()
+    parts = *_of_key(request.key), request.owner.encode(), name.encode(), holder.message.encode(), holds
+    if not all(parts):
+        return None
+    stencil = _for_acquire(type(request.key), request.ttl, request.once, tuple(map(len, parts)))
+    return Ready(lock_commands.ACQUIRE, stencil.filled(parts), partial(lock_commands.acquire, request, name))
+
+
+def free(hold: Hold, record: Record | None) -> Ready | None:
+    """As `lock_commands.free`; None for what is rare."""
+    if hold.limit != 1 or hold.slot:
+        return None
+    left = () if record is None else (record.message.encode(), record.content)
+    parts = *_of_key(hold.key), hold.owner.encode(), *left
+    if not all(parts):
+        return None
+    seconds = None if record is None else record.seconds
+    stencil = _for_free(type(hold.key), hold.ttl, seconds, tuple(map(len, parts)))
+    whole = partial(lock_commands.free, hold, record=record, began=clock.now())
+    return Ready(lock_commands.FREE, stencil.filled(parts), whole)
+
+
+class _Stencil:
+    """A command with marks in it.
+
+    Args:
+        call: whose keys and arguments are made of the marks.
+        marks: one for each part, and as long.
+    """
+
+    def __init__(self, call: Call, marks: Sequence[str]) -> None:
+        whole, found = packed(call.by_digest), [mark.encode() for mark in marks]
+        self._pieces = re.split(b"(" + b"|".join(map(re.escape, found)) + b")", whole)
+        self._in_order = itemgetter(*map(found.index, self._pieces[1::2]))
+
+    def filled(self, parts: Sequence[bytes]) -> bytes:
+        """The command with these parts."""
+        pieces = self._pieces.copy()
+        pieces[1::2] = self._in_order(parts)
+        return b"".join(pieces)
+
+
+class _MarkedHolder(Holder):
+    """Its texts are marks."""
+
+    @property
+    def message(self) -> str:
+        return self.record
+
+    def dumps(self, ttl: float = 0.0) -> str:
+        return self.process
+
+
+@lru_cache(maxsize=_MOST)
+def _for_acquire(kind: type[str], ttl: float, once: bool, lengths: tuple[int, ...]) -> _Stencil:
+    marks = key, base, owner, name, message, holder = _marks(lengths)
+    marked = _MarkedHolder(record=message, process=holder)
+    request = LockRequest(_marked_key(kind, key, base), owner, ttl=ttl, holder=marked, once=once)
+    return _Stencil(lock_commands.acquire(request, name), marks)
+
+
+@lru_cache(maxsize=_MOST)
+def _for_free(kind: type[str], ttl: float, seconds: float | None, lengths: tuple[int, ...]) -> _Stencil:
+    marks = key, base, owner, *left = _marks(lengths)
+    record = None if seconds is None else Record(left[0], left[1].encode(), seconds)
+    hold = Hold(_marked_key(kind, key, base), owner, ttl=ttl)
+    return _Stencil(lock_commands.free(hold, record=record), marks)
+
+
+def _marks(lengths: Sequence[int]) -> list[str]:
+    """Texts of these lengths, each of a character that is in no other."""
+    return [chr(number) * length for number, length in enumerate(lengths, 1)]
+
+
+def _of_key(key: str) -> tuple[bytes, bytes]:
+    """A key, and what those beside it begin with."""
+    own = key.encode()
+    return own, key.base.encode() if isinstance(key, Name) else own
+
+
+def _marked_key(kind: type[str], key: str, base: str) -> str:
+    if kind is not Name:
+        return key
+    marked = Name(key)
+    marked.base = base
+    return marked
