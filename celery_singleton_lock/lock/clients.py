@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from redis import Redis
@@ -31,6 +31,9 @@ _MEMORY = "singleton_lock:memory"
 #: Where a pool has what it shares.
 _ATTRIBUTE = "_singleton_lock_keepers"
 
+#: And where it has what its last lock got.
+_LATEST = "_singleton_lock_latest"
+
 #: Options that make no difference to our connections.
 _INDIFFERENT = frozenset({*OF_A_POOL, "connection_pool", "driver_info", "himport_registry", "retry", "retry_on_error"})
 
@@ -45,6 +48,15 @@ class Keeper:
         weakref.finalize(self, store.close).atexit = False
 
 
+class _Latest(NamedTuple):
+    """What a pool's last lock got, for as long as the pool connects in the same way."""
+
+    replicas: int
+    connects_by: type
+    options: Mapping[str, Any]
+    keeper: Keeper
+
+
 #: By how the clients connect.
 _keepers: WeakValueDictionary[object, Keeper] = WeakValueDictionary()
 _making = Mutex()
@@ -56,6 +68,8 @@ def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
     Raises:
         TypeError: it is no client that can be used here.
     """
+    if (latest := _latest(getattr(client, "connection_pool", None), replicas)) is not None:
+        return latest
     if isinstance(client, RedisCluster):
         nodes: NodesManager = client.nodes_manager
         start = [(node.host, node.port) for node in nodes.startup_nodes.values()]
@@ -67,7 +81,12 @@ def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
         server = Server(pool)
         return RedisStore(server, str(server), replicas=replicas)
 
-    return _keeper(pool, ("server", replicas, _config(pool)), open_store)
+    keeper = _keeper(pool, ("server", replicas, _config(pool)), open_store)
+    # A Sentinel's pool may find its master elsewhere; what is changed in place equals itself.
+    known = not isinstance(pool, SentinelConnectionPool)
+    if known and not any(isinstance(value, (Mapping, list)) for value in pool.connection_kwargs.values()):
+        vars(pool)[_LATEST] = _Latest(replicas, pool.connection_class, dict(pool.connection_kwargs), keeper)
+    return keeper
 
 
 def kept_by_each(clients: Sequence[Redis], restart_delay: bool) -> Keeper:
@@ -104,6 +123,15 @@ def _pool_of(client: Any) -> ConnectionPool:
         else ""
     )
     raise TypeError(f"a lock's client is {kind}; allowed: redis.Redis or redis.RedisCluster{asynchronous}")
+
+
+def _latest(pool: Any, replicas: int) -> Keeper | None:
+    """What a lock of this client gets as the last one did: a program may make a lock object each time."""
+    latest: _Latest | None = getattr(pool, _LATEST, None)
+    if latest is None or latest.replicas != replicas or latest.connects_by is not pool.connection_class:
+        return None
+    # Whoever shares the pool may have changed them: a password, say.
+    return latest.keeper if latest.options == pool.connection_kwargs else None
 
 
 def _keeper(of: object, config: object, open_store: Callable[[], Store]) -> Keeper:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import secrets
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -158,7 +157,7 @@ class Lock:
         """
         blocking = self.blocking if blocking is None else blocking
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        made = encoded(token) or secrets.token_hex(16).encode()
+        made = encoded(token) or new_owner().encode()
         # New for each call: what is repeated within it gets its own hold again, and nobody else does.
         owner = owner_of(made) + new_owner()[OF_TOKEN:]
         until = float("inf") if patience is None else clock.now() + patience

@@ -33,6 +33,9 @@ _HEADER = re.compile(r"([0-9a-f]{32})(?:/([0-9]{1,4})/([0-9a-f]{32}))?", re.ASCI
 #: Characters of a task id that a record's name shows; a longer one, or one of other characters, is left out.
 _SHOWN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
+#: Made once: it takes as long as to write down a message's name with it.
+_encode = json.JSONEncoder(default=repr).encode
+
 
 class _Sent(NamedTuple):
     """The header, read."""
@@ -151,5 +154,5 @@ def _count(value: object) -> int:
 
 
 def _digest(*parts: object) -> str:
-    text = json.dumps(parts, default=repr)
+    text = _encode(parts)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

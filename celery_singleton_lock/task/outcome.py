@@ -119,7 +119,7 @@ def ignores_result(task: TaskLike, request: RequestLike) -> bool:
 
 
 def _is_stored(task: TaskLike, request: RequestLike) -> bool:
-    return keeps_results(task.backend) and not ignores_result(task, request)
+    return not ignores_result(task, request) and keeps_results(task.backend)
 
 
 def _rejects_failed(task: TaskLike) -> bool:

@@ -132,6 +132,8 @@ class Run:
         journal_entries.ran(it, lease, ended, began=self._began, ended=now)
 
     def _send(self, signal: Signal, **details: Any) -> None:
+        if not signal.receivers:
+            return
         it = self._execution
         signal.send(sender=it.task, task_id=it.request.id, key=it.key, **details)
 

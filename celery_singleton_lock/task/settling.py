@@ -21,8 +21,9 @@ from celery_singleton_lock.task.running import progress_of
 def settle_after(execution: Execution, ended: Outcome, seconds: float | None = None) -> None:
     """Have the record, which lives for `seconds`, say that all was sent, when it was."""
     task, request, runtime = execution.task, execution.request, execution.runtime
-    record = execution.record(Outcome(ended.state, settled=True), seconds)
-    if record is None or not ended.needs_settling(task, request):
+    if not ended.needs_settling(task, request):
+        return
+    if (record := execution.record(Outcome(ended.state, settled=True), seconds)) is None:
         return
     if outcome.backend_knows(task, request):
         execution.progress.settle = partial(runtime.record_writer.replace, execution.key, record)

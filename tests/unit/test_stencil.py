@@ -21,10 +21,15 @@ def holder(number: int) -> Holder:
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("waiting", [True, False])
 @pytest.mark.parametrize("ttl", [30.0, 0.1, 2])
-def test_acquire_is_what_lock_commands_says(key: str, once: bool, ttl: float) -> None:
+def test_acquire_is_what_lock_commands_says(
+    key: str, once: bool, waiting: bool, ttl: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (1, 2, 1):
-        request, name = LockRequest(key, new_owner(), ttl, holder(number), once=once), new_owner()
+        monkeypatch.setattr("celery_singleton_lock.clock.wall", lambda now=number: 1e9 * now)
+        request = LockRequest(key, new_owner(), ttl, holder(number), waiting=waiting, once=once)
+        name = new_owner()
         ready = stencil.acquire(request, name)
         assert ready is not None
         assert ready.by_digest == packed(lock_commands.acquire(request, name).by_digest)
@@ -47,7 +52,6 @@ def test_rare_calls_have_none() -> None:
     """They are written down whole."""
     owner, them = new_owner(), holder(1)
     rare = [
-        LockRequest("k", owner, 30.0, them, waiting=True),
         LockRequest("k", owner, 30.0, them, limit=2),
         LockRequest("k", owner, 30.0, them, given_up=[new_owner()]),
         LockRequest("k", owner, 30.0, Holder("m", 1)),

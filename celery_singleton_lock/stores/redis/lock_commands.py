@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     ttl_ms: int
     fence_ttl_ms: int
     waiting_ms: int
-    asked_at_ms: int
+    asked_at_ms: int | str
     sending: str
     once: int
     slots: int
@@ -120,7 +120,7 @@ def question(request: LockRequest, name: str, *, slots: int = 0, late: Sequence[
         ttl_ms=ms(request.ttl),
         fence_ttl_ms=fence_ms(request.ttl),
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
-        asked_at_ms=ms(clock.wall()) if request.waiting else 0,
+        asked_at_ms=asked_at(request),
         sending=_beginning_of_copies(holder) if slots > 1 else "",
         once=int(request.once),
         slots=slots,
@@ -130,6 +130,11 @@ def question(request: LockRequest, name: str, *, slots: int = 0, late: Sequence[
         given_up="".join(given_up),
         over_ms=over_ms(request.ttl),
     )
+
+
+def asked_at(request: LockRequest) -> int:
+    """When a waiter asks: milliseconds of its host's clock; 0 for who will not wait."""
+    return ms(clock.wall()) if request.waiting else 0
 
 
 def free(

@@ -27,13 +27,13 @@ _MOST = 1024
 def acquire(request: LockRequest, name: str) -> Ready | None:
     """As `lock_commands.acquire`; None for what is rare."""
     holder = request.holder
-    if request.waiting or request.limit != 1 or request.given_up or holder.attempt != FIRST:
+    if request.limit != 1 or request.given_up or holder.attempt != FIRST:
         return None
-    holds = holder.dumps(request.ttl).encode()
-    parts = *_of_key(request.key), request.owner.encode(), name.encode(), holder.message.encode(), holds
+    texts = request.owner, name, holder.message, holder.dumps(request.ttl), str(lock_commands.asked_at(request))
+    parts = *_of_key(request.key), *map(str.encode, texts)
     if not all(parts):
         return None
-    stencil = _for_acquire(type(request.key), request.ttl, request.once, tuple(map(len, parts)))
+    stencil = _for_acquire(type(request.key), request.ttl, request.waiting, request.once, tuple(map(len, parts)))
     return Ready(lock_commands.ACQUIRE, stencil.filled(parts), partial(lock_commands.acquire, request, name))
 
 
@@ -83,11 +83,12 @@ class _MarkedHolder(Holder):
 
 
 @lru_cache(maxsize=_MOST)
-def _for_acquire(kind: type[str], ttl: float, once: bool, lengths: tuple[int, ...]) -> _Stencil:
-    marks = key, base, owner, name, message, holder = _marks(lengths)
+def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths: tuple[int, ...]) -> _Stencil:
+    marks = key, base, owner, name, message, holder, asked_at = _marks(lengths)
     marked = _MarkedHolder(record=message, process=holder)
-    request = LockRequest(_marked_key(kind, key, base), owner, ttl=ttl, holder=marked, once=once)
-    return _Stencil(lock_commands.acquire(request, name), marks)
+    request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
+    keys, asked = lock_commands.question(request, name)
+    return _Stencil(Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at)), marks)
 
 
 @lru_cache(maxsize=_MOST)
