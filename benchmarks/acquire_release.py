@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from benchmarks.contestants import BARE, ONE_SERVER, Maker
-from benchmarks.measure import Result, Rounds, apart, measured
+from benchmarks.measure import Result, Rounds, Table, apart, measured
 from celery_singleton_lock.testing import RedisServer
 
 #: What each holds back from, or does more, than the bare one.
@@ -21,29 +22,41 @@ GIVES: Mapping[str, str] = {
 }
 
 
+#: Where client and server run.
+ON_CORES: Mapping[str, Callable[[RedisServer], AbstractContextManager[None]]] = {
+    "wherever the system puts client and server": lambda server: nullcontext(),
+    "client and server on a core each": apart,
+}
+
+
 def run(*, quick: bool = False) -> Result:
     """Each contestant makes a new lock object per pair, on connections that stay open."""
     rounds, budget = (15, 0.02) if quick else (60, 0.04)
-    with RedisServer() as server, apart(server):
-        makers = {name: opener([server.url]) for name, opener in ONE_SERVER.items()}
-        for name, maker in makers.items():
-            seconds_per_pair(maker, f"bench:{name}", 0.0)
-        turns = {name: partial(seconds_per_pair, maker, f"bench:{name}", budget) for name, maker in makers.items()}
-        passed, used = measured(BARE, rounds, turns)
-    tables = [
-        passed.table(
-            "One acquire + release, nobody else wants it",
-            lambda name: {"µs": _micros(passed, name), "gives": GIVES.get(name, "owner, expiry")},
-        ),
-        used.table("CPU time of the client for that", lambda name: {"µs": _micros(used, name)}),
-    ]
+    tables: list[Table] = []
+    for where, placed in ON_CORES.items():
+        with RedisServer() as server, placed(server):
+            tables += _measure(server, where, rounds, budget)
     notes = [
         f"{rounds} rounds; each contestant {budget * 1000:.0f} ms per round, a new lock object per pair.",
-        "Client and server are kept on different cores. Most of the time is that of waking each other. Ours looks"
-        " for the answer for 50 µs before it sleeps, and so is not woken, which costs the CPU time that it saves;"
-        " to a server that is further away it does so in one of 256 cases.",
+        "Most of the time is that of waking each other. Nobody looks for an answer before going to sleep, which would"
+        " cost CPU time.",
     ]
     return Result("acquire_release", "Acquire and release, uncontended", tables, notes)
+
+
+def _measure(server: RedisServer, where: str, rounds: int, budget: float) -> list[Table]:
+    makers = {name: opener([server.url]) for name, opener in ONE_SERVER.items()}
+    for name, maker in makers.items():
+        seconds_per_pair(maker, f"bench:{name}", 0.0)
+    turns = {name: partial(seconds_per_pair, maker, f"bench:{name}", budget) for name, maker in makers.items()}
+    passed, used = measured(BARE, rounds, turns)
+    return [
+        passed.table(
+            f"One acquire + release, nobody else wants it; {where}",
+            lambda name: {"µs": _micros(passed, name), "gives": GIVES.get(name, "owner, expiry")},
+        ),
+        used.table(f"CPU time of the client for that; {where}", lambda name: {"µs": _micros(used, name)}),
+    ]
 
 
 def seconds_per_pair(maker: Maker, name: str, budget: float) -> tuple[float, float]:
