@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     _question(
         "tries that were not answered are not named",
-        old="late=tuple(self._unanswered)",
+        old="late=tuple(late)",
         new="late=()",
         breaks="what arrives late of a request that was given up takes nothing",
     ),
