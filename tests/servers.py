@@ -201,6 +201,10 @@ class SentinelGroup(Group):
     def bring_back(self, server: RedisServer) -> None:
         """Start a dead server as a replica of the present master, and wait until it is in sync."""
         server.start()
+        self.demote(server)
+
+    def demote(self, server: RedisServer) -> None:
+        """Make one that is not the master any more a replica of the present one, and wait until it is in sync."""
         _ask(server, "REPLICAOF", "127.0.0.1", self.master().port)
         self.wait_until_ready()
 

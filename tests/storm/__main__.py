@@ -7,19 +7,17 @@ import random
 import tempfile
 from pathlib import Path
 
-from tests.storm.report import summary, table
+from tests.storm.places import PLACES
+from tests.storm.report import page
 from tests.storm.run import storm
 from tests.storm.scene import TTL
-
-#: Lock servers, by the name of where the locks are.
-PLACES = {"server": 1, "redlock": 5}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of each storm, until the calm (5)")
     parser.add_argument("--seed", type=int, help="decides what is sent and what goes wrong; a random one by default")
-    parser.add_argument("--on", choices=PLACES, action="append", help="where the locks are; one after another (both)")
+    parser.add_argument("--on", choices=PLACES, action="append", help="where the locks are; one after another (all)")
     parser.add_argument("--package", default="", help="another one by which the tasks lock, as named in benchmarks")
     parser.add_argument("--mutant", default="", help="of this package, as named in tests/storm/mutants.py")
     parser.add_argument("--keep", type=Path, help="directory for the history and the logs")
@@ -31,11 +29,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             directory = (options.keep or Path(folder)) / place
             directory.mkdir(parents=True)
-            chosen = {"nodes": PLACES[place], "package": options.package, "mutant": options.mutant}
+            chosen = {"place": place, "package": options.package, "mutant": options.mutant}
             verdict = storm(directory, seed, options.minutes, **chosen)
-        pages.append(
-            f"### {place}, seed {seed}, {options.minutes:g} min\n\n{summary(verdict)}\n\n{table(verdict, TTL)}"
-        )
+        title = f"{place}, seed {seed}, {options.minutes:g} min"
+        pages.append(page(verdict, f"{options.package}: {title}" if options.package else title, TTL))
         print(pages[-1], flush=True)
         broken += len(verdict.broken)
     if options.report:

@@ -23,8 +23,9 @@ HOT = ["h0", "h1", "h2", "h3"]
 #: Seconds that bodies take; the last is longer than a lease.
 LENGTHS = [0.0, 0.0, 0.1, 0.3, 1.0, 1.5 * TTL]
 
-#: Options of a call of a task whose own policy is to skip.
+#: Options of a call of a task that has no policy of its own: `{}` leaves it to the app's settings.
 CALLS: list[dict[str, Any]] = [
+    {},
     {"on_conflict": "skip"},
     {"on_conflict": "raise"},
     {"on_conflict": "reject"},
@@ -139,7 +140,9 @@ class Load:
     def _send_all(self, whole: Signature, parts: list[tuple[Signature, list[str]]]) -> None:
         ids = {part.id: before for part, before in parts}
         for part, before in parts:
-            self._note("sent", part.id, task=part.task, key=part.args[0], after=before)
+            call = part.options.get("headers", {}).get("singleton_lock", {})
+            policy = call.get("on_conflict", "")
+            self._note("sent", part.id, task=part.task, key=part.args[0], after=before, policy=policy)
         try:
             whole.apply_async()
         except (OSError, OperationalError, RedisError):

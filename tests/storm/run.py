@@ -32,7 +32,7 @@ def storm(
     seed: int,
     minutes: float,
     *,
-    nodes: int = 1,
+    place: str = "server",
     package: str = "",
     mutant: str = "",
     kinds: Callable[[str], bool] = lambda name: True,
@@ -44,14 +44,14 @@ def storm(
         directory: for the history, and the logs of all processes.
         seed: decides what is sent and what goes wrong.
         minutes: until the calm.
-        nodes: lock servers; several are a Redlock.
+        place: where the locks are, as named in `places.py`.
         package: by which the tasks lock; ours by default.
         mutant: of ours, that the workers run.
         kinds: which faults are among it.
         enough: ends the storm, without a calm, once this is true of what was found so far; asked now and then.
     """
-    checker = Checker(TTL, quorum=nodes // 2 + 1)
-    with scene(directory, nodes=nodes, package=package, mutant=mutant) as made, contextlib.ExitStack() as exits:
+    with scene(directory, place=place, package=package, mutant=mutant) as made, contextlib.ExitStack() as exits:
+        checker = Checker(TTL, quorum=made.place.quorum, servers=len(made.place.servers))
         load = Load(made, seed)
         exits.callback(load.close)
         deadline = clock.now() + 60 * minutes
@@ -91,7 +91,7 @@ def _calm(made: Scene, load: Load) -> None:
         clock.sleep(0.5)
     for message in pending & _in_broker(made):
         _left(made, "message", message, "is still in the broker")
-    for server in made.locks:
+    for server in made.place.primaries:
         with Redis(port=server.port, decode_responses=True) as client:
             for key in client.scan_iter("singleton_lock*"):
                 if client.pttl(key) == -1:
@@ -126,7 +126,7 @@ def _wait_for_locks(made: Scene) -> None:
 
 def _held(made: Scene) -> list[str]:
     found = []
-    for server in made.locks:
+    for server in made.place.primaries:
         with Redis(port=server.port, decode_responses=True) as client:
             found += [key for key in client.scan_iter("*:run*") if "tick" not in key and "beat" not in key]
     return found
