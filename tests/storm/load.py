@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import uuid
+import zlib
 from typing import Any
 
 from celery import Signature, chain, chord, states
@@ -105,9 +106,14 @@ class Load:
 
     def _send(self) -> None:
         if "patient" not in self._tasks:
-            return self._one(self._tasks["work"], self._key(), {})
+            return self._only(self._key())
         what = self._chance.choices([self._single, self._retry, self._pair, self._chain, self._chord], [12, 3, 2, 2, 1])
         what[0]()
+
+    def _only(self, key: str) -> None:
+        """What every package can do. Some lock by all arguments, so that a key has one length."""
+        seconds = LENGTHS[zlib.crc32(key.encode()) % len(LENGTHS)]
+        self._send_all(signature := self._tasks["work"].si(key, seconds).set(task_id=_new_id()), [(signature, [])])
 
     def _single(self) -> None:
         options = {"headers": {"singleton_lock": self._chance.choice(CALLS)}}
@@ -144,9 +150,17 @@ class Load:
             policy = call.get("on_conflict", "")
             self._note("sent", part.id, task=part.task, key=part.args[0], after=before, policy=policy)
         try:
-            whole.apply_async()
+            result = whole.apply_async()
+            refused = result is None or result.id not in ids
         except (OSError, OperationalError, RedisError):
             # Some of it may have been sent.
+            refused = True
+        except Exception:
+            # Packages that lock when a message is sent refuse it so.
+            if "patient" in self._tasks:
+                raise
+            refused = True
+        if refused:
             for message in ids:
                 self._note("unsure", message)
         else:

@@ -26,7 +26,10 @@ from tests.storm.places import Sentinels, Servers
 from tests.storm.scene import TTL, Host, Scene, children_of, end, group_of
 
 #: Seconds from one fault to the next of one nemesis; of one whose faults last for a moment only.
-PAUSE, MOMENT = (0.1, 1.5), (0.1, 0.7)
+PAUSE, MOMENT = (0.1, 1.5), (0.1, 0.9)
+
+#: Of the one that kills children: most of them come to do something before.
+CHILD = 0.5, 3.0
 
 #: Seconds for which a server or a way to it is silent.
 SILENCE = 0.3, 2.5 * TTL
@@ -137,9 +140,10 @@ class Nemesis:
         return self.chance.choice(self._servers)
 
     @property
-    def server(self) -> RedisServer:
-        """One that has locks."""
-        return self.chance.choice(list(self.scene.place.primaries))
+    def server(self) -> RedisServer | None:
+        """One that has locks, if there is any."""
+        primaries = list(self.scene.place.primaries)
+        return self.chance.choice(primaries) if primaries else None
 
     def silence(self) -> None:
         """For as long as a server is stalled, or a partition lasts; most are short."""
@@ -414,8 +418,10 @@ def client_pause(nemesis: Nemesis) -> Struck | None:
     return struck
 
 
-def _asked(server: RedisServer, *command: Any, silent: Sequence[str] = ()) -> Struck | None:
+def _asked(server: RedisServer | None, *command: Any, silent: Sequence[str] = ()) -> Struck | None:
     """What came of a command: nothing, where the server does not answer."""
+    if server is None:
+        return None
     try:
         with Redis(port=server.port, socket_timeout=TTL, retry=Retry(NoBackoff(), 0)) as client:
             client.execute_command(*command)
@@ -498,8 +504,10 @@ def depose(nemesis: Nemesis) -> Struck:
 
 @kind(SENTINELS, "primary: stalled, and not replaced")
 @kind(CLUSTER, "primary: stalled, and not replaced")
-def stall_primary(nemesis: Nemesis) -> Struck:
+def stall_primary(nemesis: Nemesis) -> Struck | None:
     server = nemesis.server
+    if server is None:
+        return None
     server.pause()
     try:
         nemesis.wait(nemesis.chance.uniform(0.1, 0.6))
@@ -555,7 +563,10 @@ def client_kill(nemesis: Nemesis) -> Struck | None:
 
 @kind(MOMENTS, "moment: one client cut off")
 def client_kill_one(nemesis: Nemesis) -> Struck | None:
-    with suppress(RedisError), nemesis.server.client() as client:
+    server = nemesis.server
+    if server is None:
+        return None
+    with suppress(RedisError), server.client() as client:
         others = [one["addr"] for one in client.client_list(_type="normal") if int(one["id"]) != client.client_id()]
         if others and client.client_kill_filter(addr=nemesis.chance.choice(others)):
             return Struck()
@@ -653,7 +664,7 @@ def nemeses(scene: Scene, seed: int, kinds: Callable[[str], bool]) -> list[Nemes
     made = []
     for name, host in scene.hosts.items():
         made.append(Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", host=host, revives=True))
-        made.append(Nemesis(scene, chosen(CHILDREN), f"{seed} {name} children", host=host))
+        made.append(Nemesis(scene, chosen(CHILDREN), f"{seed} {name} children", host=host, pause=CHILD))
     servers = scene.place.servers
     for number in range(min(AT_ONCE, len(servers))):
         own = range(len(servers))[number::AT_ONCE]

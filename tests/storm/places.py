@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
@@ -94,7 +99,7 @@ class Sentinels(_Group):
 
     @property
     def primaries(self) -> Sequence[RedisServer]:
-        return [self.group.master()]
+        return [server for server in self.group.servers if _is_primary(server)]
 
     def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
         options = {"singleton_lock_transport_options": self.group.options, "singleton_lock_replicas": 1}
@@ -109,10 +114,16 @@ class Clustered(_Group):
 
     @property
     def primaries(self) -> Sequence[RedisServer]:
-        return [server for server in self.group.servers if server.client().info("replication")["role"] == "master"]
+        return [server for server in self.group.servers if _is_primary(server)]
 
     def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
         return {"singleton_lock_backend": self.group.url, "singleton_lock_replicas": 1}
+
+
+def _is_primary(server: RedisServer) -> bool:
+    with suppress(RedisError), Redis(port=server.port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as client:
+        return client.role()[0] == b"master"
+    return False
 
 
 Place = Servers | Sentinels | Clustered

@@ -202,7 +202,8 @@ def group_of(pid: int) -> list[int]:
 
 def end(process: Process, how: signal.Signals) -> None:
     """Have one end by a signal to its main process, and whatever is left of it afterwards by force."""
-    process.process.send_signal(how)
+    with suppress(ProcessLookupError):  # It ends in this very moment.
+        process.process.send_signal(how)
     deadline = clock.now() + ENDING
     while group_of(process.process.pid) and process.process.poll() is None and clock.now() < deadline:
         clock.sleep(0.05)
