@@ -115,7 +115,8 @@ def _work(task: Any, key: str, seconds: float, *, limit: int = 1, last: bool = T
 
 def _attempt(task: Any, key: str, *, limit: int = 1, last: bool = True, **fields: object) -> Any:
     fence = task.lock.fence if hasattr(task, "lock") else 0
-    return history.attempt(key, task.request.id, fence=fence, limit=limit, last=last, **fields)
+    retries = task.request.retries
+    return history.attempt(key, task.request.id, fence=fence, limit=limit, last=last, retries=retries, **fields)
 
 
 def _report_ends() -> None:

@@ -12,6 +12,7 @@ from tests.storm.story import Attempt, Line, Story
 FROZEN, HOGGED = "frozen, longer than its lease", "GIL held, longer than its lease"
 FORGOT = "the lock servers forgot"
 KILLED = "killed between its last line and the record"
+KILLED_RETRYING = "killed as it retried"
 FROZEN_AT_THE_END = "frozen between its last line and the record"
 SILENT = "ended while no lock server answered"
 STOPPED = "stopped while no lock server answered, or frozen"
@@ -25,6 +26,7 @@ REASONS: Mapping[str, str] = {
     HOGGED: "C code held the GIL of a pool without a main process that renews",
     FORGOT: "a majority of the lock servers came back empty or with older data; stopped at the next renewal",
     KILLED: "the worker died in the round trip between the end of a body and the record",
+    KILLED_RETRYING: "Celery sends the next attempt before the body is over; the worker died before that was recorded",
     FROZEN_AT_THE_END: "the worker stood still in that round trip until its lease had ended",
     SILENT: "no lock server could be told of the end until the lease was over, or the worker had died",
     STOPPED: "a run that was stopped could not be recorded; a copy that was delivered before ran",
@@ -84,6 +86,8 @@ class Excuses:
         """Why a body may begin after the success of its message."""
         if self._story.forgot(first.end, second.start) is not None:
             return FORGOT
+        if second.retries < first.retries:
+            return self._of_earlier_attempt(first, second)
         soon = first.end + ROUND_TRIP * self._ttl
         told = any(first.end <= line["at"] < second.start for line in self._story.told.get(first.message, ()))
         killed = list(self._story.struck(first.pid, "killed", first.end, second.start))
@@ -94,6 +98,16 @@ class Excuses:
         # It is told as soon as a server answers, by a process that is there.
         over = min([second.start, *(one.begin for one in killed)])
         return SILENT if self._story.silences.cover(first.host, min(soon, over), over) else ""
+
+    def _of_earlier_attempt(self, first: Attempt, second: Attempt) -> str:
+        """Of a message whose next attempt had a success: each attempt has a record of its own."""
+        for before in self._story.attempts.values():
+            if (before.message, before.retries) == (second.message, second.retries) and before.end < first.start:
+                if any(self._story.struck(before.pid, "killed", before.end, first.start)):
+                    return KILLED_RETRYING
+                if excuse := self.of_second_run(before, second):
+                    return excuse
+        return ""
 
     def of_end(self, end: Line, at: float) -> str:
         """Why a message may go on, at a later time, after this end."""

@@ -55,8 +55,9 @@ def storm(
         load = Load(made, seed)
         exits.callback(load.close)
         deadline = clock.now() + 60 * minutes
-        with _going_on(load, nemeses(made, seed, kinds)):
-            while clock.now() < deadline:
+        angry = nemeses(made, seed, kinds)
+        with _going_on(load, angry):
+            while clock.now() < deadline and not any(nemesis.error for nemesis in angry):
                 clock.sleep(1)
                 if enough and enough(verdict := checker.judge(history.read(made.history), is_over=False)):
                     return verdict

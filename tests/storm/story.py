@@ -26,6 +26,7 @@ class Attempt:
     limit: int
     #: Whether its end is that of its message: not, where it retries.
     is_last: bool
+    retries: int
     due: str | None
     times: list[float]
     how: str = "open"
@@ -122,6 +123,7 @@ class Story:
             fence=line.get("fence", 0),
             limit=line.get("limit", 1),
             is_last=line.get("last", True),
+            retries=line.get("retries", 0),
             due=line.get("due"),
             times=[line["at"]],
         )

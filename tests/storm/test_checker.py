@@ -13,6 +13,7 @@ from tests.storm.excuses import (
     FROZEN_AT_THE_END,
     HOGGED,
     KILLED,
+    KILLED_RETRYING,
     LOST_BY_BROKER,
     REJECTED,
     SILENT,
@@ -229,6 +230,14 @@ def test_a_redlock_is_silent_where_no_quorum_answers(nodes: int, excuse: str) ->
 def test_a_worker_that_was_killed_long_after_the_end_is_no_exception() -> None:
     lines = body("a", 1, 2), fault("kill", 3.5, 3.6, pids=[1], fate="killed"), body("a", 4, 5, pid=2)
     assert found(judge(*lines)) == [("again", "")]
+
+
+@pytest.mark.parametrize(("fate", "excuse"), [("killed", KILLED_RETRYING), ("", "")])
+def test_an_attempt_that_was_killed_as_it_retried_may_run_again(fate: str, excuse: str) -> None:
+    first = body("a", 1, 2, last=False)
+    second = body("a", 4, 5, pid=2, retries=1, told="SUCCESS")
+    lines = first, fault("kill", 3.5, 3.6, pids=[1], fate=fate), second, body("a", 6, 7, pid=3, last=False)
+    assert found(judge(*lines)) == [("again", excuse)]
 
 
 def test_a_worker_that_stood_still_before_it_was_recorded_is_an_exception() -> None:
