@@ -12,24 +12,39 @@ from tests.storm.report import page
 from tests.storm.run import storm
 from tests.storm.scene import TTL
 
+#: Other packages, by how `--package` names them and the tables of the benchmarks do.
+OTHERS = {
+    "plain": "plain `Task`",
+    "redis.lock": "`redis.lock` in the task",
+    "celery-singleton": "celery-singleton",
+    "celery-singleton-expiry": "celery-singleton, `lock_expiry`",
+    "celery-once": "celery-once",
+    "celery-heimdall": "celery-heimdall",
+}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of each storm, until the calm (5)")
     parser.add_argument("--seed", type=int, help="decides what is sent and what goes wrong; a random one by default")
-    parser.add_argument("--on", choices=PLACES, action="append", help="where the locks are; one after another (all)")
-    parser.add_argument("--package", default="", help="another one by which the tasks lock, as named in benchmarks")
+    parser.add_argument(
+        "--on",
+        choices=PLACES,
+        action="append",
+        help="where the locks are; one after another (all; of other packages: server)",
+    )
+    parser.add_argument("--package", choices=OTHERS, default="", help="another one by which the tasks lock")
     parser.add_argument("--mutant", default="", help="of this package, as named in tests/storm/mutants.py")
     parser.add_argument("--keep", type=Path, help="directory for the history and the logs")
     parser.add_argument("--report", type=Path, help="file for the tables")
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
     pages, broken = [], 0
-    for place in options.on or PLACES:
+    for place in options.on or (["server"] if options.package else PLACES):
         with tempfile.TemporaryDirectory() as folder:
             directory = (options.keep or Path(folder)) / place
             directory.mkdir(parents=True)
-            chosen = {"place": place, "package": options.package, "mutant": options.mutant}
+            chosen = {"place": place, "package": OTHERS.get(options.package, ""), "mutant": options.mutant}
             verdict = storm(directory, seed, options.minutes, **chosen)
         title = f"{place}, seed {seed}, {options.minutes:g} min"
         pages.append(page(verdict, f"{options.package}: {title}" if options.package else title, TTL))
