@@ -556,7 +556,7 @@ def promote_in_cluster(nemesis: Nemesis) -> Struck:
 
 def _key(nemesis: Nemesis) -> str:
     """Of a lock that many want."""
-    return nemesis.scene.app.tasks["work"].lock_key_of(nemesis.chance.choice(HOT), 0.0)
+    return nemesis.scene.app.tasks["work"].lock_key_of(nemesis.chance.choice([*HOT]), 0.0)
 
 
 # Moments
