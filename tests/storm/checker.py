@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,7 +46,7 @@ class Verdict:
     bodies: int = 0
     #: Messages whose sender got an error.
     unsure: int = 0
-    #: From the first line to the last one.
+    #: From the first fault to the last one.
     seconds: float = 0.0
 
     @property
@@ -75,14 +75,14 @@ class Checker:
         self._ttl = ttl
         self._quorum, self._servers = quorum, servers
 
-    def judge(self, lines: Sequence[Line], *, is_over: bool = True) -> Verdict:
+    def judge(self, lines: Iterable[Line], *, is_over: bool = True) -> Verdict:
         """What is found; of a storm that is not over, but for what has no end yet."""
         story = Story(lines, quorum=self._quorum, servers=self._servers, pause=HEARD * self._ttl)
         excuses = Excuses(story, self._ttl)
         verdict = Verdict(faults=story.faults, messages=len(story.sent), bodies=len(story.attempts))
         verdict.unsure = len(story.unsure)
-        if lines:
-            verdict.seconds = max(line["at"] for line in lines) - min(line["at"] for line in lines)
+        if story.faults:
+            verdict.seconds = max(one.end for one in story.faults) - min(one.begin for one in story.faults)
         for attempts in story.by_key():
             verdict.findings += _overlaps(attempts, excuses)
             verdict.findings += _fences(attempts)
