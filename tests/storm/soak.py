@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from celery_singleton_lock import clock
@@ -36,8 +37,8 @@ QUEUED = 200
 #: Pictures have so many points.
 POINTS = 240
 
-#: Shares of the time: what is there after the first is compared to what is there at the end.
-WARM, END = 0.4, 0.85
+#: Shares of the time: what is there in the first part is compared to what is there in the second.
+WARM, END = (0.4, 0.55), (0.85, 1.0)
 
 #: By how much of what it was something may have grown, and how much more than nothing.
 GROWTH, SOME = 0.1, {"MB": 4.0, "keys": 500.0, "threads": 2.0, "descriptors": 4.0}
@@ -122,8 +123,9 @@ def grown(samples: Sequence[dict[str, float]]) -> list[str]:
     found = []
     for name in samples[0]:
         values = [sample[name] for sample in samples]
-        before = max(values[int(len(values) * WARM) : int(len(values) * END)])
-        after = min(values[int(len(values) * END) :])
+        before, after = (
+            median(values[int(len(values) * begin) : int(len(values) * end)]) for begin, end in (WARM, END)
+        )
         if after > before * (1 + GROWTH) and after > before + SOME[name.split()[0]]:
             found.append(f"{name} grew from {before:.1f} to {after:.1f}")
     return found
