@@ -77,7 +77,7 @@ chaos: .venv/.dev
 	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)
 
 soak: .venv/.dev
-	$(BIN)/python -m tests.storm.soak --minutes $(or $(MINUTES),60) $(SOAK)
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(SOAK)
 
 # Slow, and so not in CI: what came of it is in tests/celery_suite/README.md.
 celery-suite: .venv/.dev

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from tests.storm.picture import picture
-from tests.storm.soak import POINTS, grown
+from tests.soak.__main__ import POINTS
+from tests.soak.picture import picture
+from tests.soak.soak import grown
 
 WARM = [{"MB of prefork": min(40.0 + number, 60.0)} for number in range(POINTS)]
 

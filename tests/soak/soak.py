@@ -1,28 +1,20 @@
-"""An hour of work, and what it leaves behind: `python -m tests.storm.soak --minutes 60 --picture soak.svg`.
-
-Memory, threads and descriptors of the workers, keys and memory of their lock server: after a while all of it is flat.
-"""
+"""Workers that are kept busy; memory, threads and descriptors of theirs, keys and memory of their lock server."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import random
-import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.workers import Process
-from tests.storm import soak_app
-from tests.storm.picture import picture
+from tests.soak import app
 from tests.storm.scene import group_of
 
 #: Pools, and how many bodies at once.
@@ -33,9 +25,6 @@ KEPT = 60.0
 
 #: Messages in the queue at most.
 QUEUED = 200
-
-#: Pictures have so many points.
-POINTS = 240
 
 #: Shares of the time: what is there in the first part is compared to what is there in the second.
 WARM, END = (0.4, 0.55), (0.85, 1.0)
@@ -56,12 +45,12 @@ class Soak:
             "singleton_lock_backend": self._locks.url,
             "singleton_lock_done_ttl": KEPT,
         }
-        self._app, self.sent = soak_app.make(conf), 0
+        self._app, self.sent = app.make(conf), 0
         self._workers = {}
         for pool, concurrency in POOLS.items():
-            command = ["worker", "-n", f"{pool}@soak", "-P", pool, "-c", str(concurrency), "-l", "WARNING"]
+            command = ["worker", "-n", f"{pool}@soak", "-P", pool, "-c", str(concurrency)]
             environment = {"TEST_CONF": json.dumps(conf)}
-            made = Process(pool, "tests.storm.soak_app", command, directory=directory, environment=environment)
+            made = Process(pool, "tests.soak.app", command, directory=directory, environment=environment)
             self._workers[pool] = exits.enter_context(made)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._send, daemon=True)
@@ -71,6 +60,13 @@ class Soak:
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
+
+    def wrong(self) -> list[str]:
+        """Workers that have ended, and errors in their logs."""
+        found = [f"{pool} has ended" for pool, worker in self._workers.items() if worker.process.poll() is not None]
+        for worker in self._workers.values():
+            found += [line for line in worker.log.splitlines() if "ERROR" in line or "CRITICAL" in line]
+        return found
 
     def left(self) -> int:
         """Messages that have not been taken, or not been acknowledged."""
@@ -129,38 +125,3 @@ def grown(samples: Sequence[dict[str, float]]) -> list[str]:
         if after > before * (1 + GROWTH) and after > before + SOME[name.split()[0]]:
             found.append(f"{name} grew from {before:.1f} to {after:.1f}")
     return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--picture", type=Path, default=Path("soak.svg"), help="file for it (soak.svg)")
-    options = parser.parse_args()
-    samples: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as exits:
-        soak = Soak(Path(folder), exits)
-        began = clock.now()
-        while (at := clock.now() - began) < 60 * options.minutes:
-            samples.append(soak.sample())
-            clock.sleep(60 * options.minutes / POINTS)
-        left = soak.left()
-        done = soak.sent - left
-        logs = [line for log in Path(folder).glob("*.log") for line in log.read_text().splitlines() if "ERROR" in line]
-    wrong = grown(samples) + logs[:20]
-    options.picture.write_text(picture(samples, at, f"{done:,} tasks in {at / 60:.0f} min"))
-    print(f"{done:,} tasks in {at / 60:.1f} min ({done / at:.0f} a second), {left} in the queue at the end")
-    print(_table(samples), *wrong, f"picture: {options.picture}", sep="\n")
-    return min(len(wrong), 1)
-
-
-def _table(samples: Sequence[dict[str, Any]]) -> str:
-    shares = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-    rows = [["", *(f"after {share:.0%}" for share in shares)], ["---"] * (len(shares) + 1)]
-    for name in samples[0]:
-        values = [samples[int((len(samples) - 1) * share)][name] for share in shares]
-        rows.append([name, *(f"{value:,.1f}" if name.startswith("MB") else f"{value:,.0f}" for value in values)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
