@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tests.storm.places import PLACES
-from tests.storm.report import page
+from tests.storm.report import page, together
 from tests.storm.run import storm
 from tests.storm.scene import TTL
 
@@ -39,20 +39,22 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="file for the tables")
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    pages, broken = [], 0
+    name = f"{options.package}, " if options.package else ""
+    verdicts, pages = [], []
     for place in options.on or (["server"] if options.package else PLACES):
         with tempfile.TemporaryDirectory() as folder:
             directory = (options.keep or Path(folder)) / place
             directory.mkdir(parents=True)
             chosen = {"place": place, "package": OTHERS.get(options.package, ""), "mutant": options.mutant}
-            verdict = storm(directory, seed, options.minutes, **chosen)
-        title = f"{place}, seed {seed}, {options.minutes:g} min"
-        pages.append(page(verdict, f"{options.package}: {title}" if options.package else title, TTL))
+            verdicts.append(storm(directory, seed, options.minutes, **chosen))
+        pages.append(page(verdicts[-1], f"{name}{place}, seed {seed}, {options.minutes:g} min", TTL))
         print(pages[-1], flush=True)
-        broken += len(verdict.broken)
+    if len(verdicts) > 1:
+        pages.append(page(together(verdicts), f"{name}all of them", TTL))
+        print(pages[-1], flush=True)
     if options.report:
         options.report.write_text("\n\n".join(pages) + "\n")
-    return min(broken, 1)
+    return min(sum(len(verdict.broken) for verdict in verdicts), 1)
 
 
 if __name__ == "__main__":

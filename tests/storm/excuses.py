@@ -84,11 +84,11 @@ class Excuses:
 
     def of_second_run(self, first: Attempt, second: Attempt) -> str:
         """Why a body may begin after the success of its message."""
-        if self._story.forgot(first.end, second.start) is not None:
+        soon = first.end + ROUND_TRIP * self._ttl
+        if self._story.forgot(first.end, second.start, written=soon) is not None:
             return FORGOT
         if second.retries < first.retries:
             return self._of_earlier_attempt(first, second)
-        soon = first.end + ROUND_TRIP * self._ttl
         told = any(first.end <= line["at"] < second.start for line in self._story.told.get(first.message, ()))
         killed = list(self._story.struck(first.pid, "killed", first.end, second.start))
         if any(one.begin <= soon for one in killed) and not told:
@@ -121,7 +121,7 @@ class Excuses:
             return REJECTED
         if error in ERRORS_OF_SENDING and self._broker_failed(end["at"]):
             return UNSENT
-        return FORGOT if self._story.forgot(end["at"], at) is not None else ""
+        return FORGOT if self._story.forgot(end["at"], at, written=end["at"]) is not None else ""
 
     def of_ends(self, first: Line, second: Line) -> str:
         """Why a message may be told two different ends."""

@@ -53,12 +53,14 @@ class Struck:
         pids: of processes that were concerned; none where all are.
         fate: what came of them: "killed", "frozen" (a whole worker stood still), "stopped" (one of its processes did).
         forgot: the lock server that has forgotten something.
+        latest: it has forgotten only what was written since the fault began.
         silent: ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
     """
 
     pids: list[int] = field(default_factory=list)
     fate: str = ""
     forgot: str = ""
+    latest: bool = False
     silent: list[str] = field(default_factory=list)
 
 
@@ -406,7 +408,7 @@ def go_back(nemesis: Nemesis) -> Struck | None:
         return None
     server, ways = _server_and_way(nemesis)
     server.go_back(nemesis.chance.uniform(0.2, TTL / 2))
-    return Struck(forgot=str(server.port), silent=ways)
+    return Struck(forgot=str(server.port), latest=True, silent=ways)
 
 
 @kind(LOCKS, "lock server: CLIENT PAUSE")
@@ -499,7 +501,7 @@ def depose(nemesis: Nemesis) -> Struck:
         old.resume()
     nemesis.wait(nemesis.chance.uniform(0.0, 1.0))
     group.demote(old)
-    return Struck(forgot=str(old.port), silent=["*/0"])
+    return Struck(forgot=str(old.port), latest=True, silent=["*/0"])
 
 
 def _is_deposed(group: SentinelGroup, old: RedisServer) -> bool:

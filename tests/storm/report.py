@@ -51,6 +51,19 @@ def summary(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of storms one after another as one."""
+    whole = Verdict()
+    for one in verdicts:
+        whole.findings += one.findings
+        whole.faults += one.faults
+        whole.messages, whole.bodies = whole.messages + one.messages, whole.bodies + one.bodies
+        whole.unsure, whole.seconds = whole.unsure + one.unsure, whole.seconds + one.seconds
+        for kind, seconds in one.recovery.items():
+            whole.recovery[kind] += seconds
+    return whole
+
+
 def page(verdict: Verdict, title: str, ttl: float) -> str:
     return "\n\n".join([f"### {title}", summary(verdict), faults(verdict, ttl), excuses(verdict)])
 

@@ -61,6 +61,8 @@ class Fault:
     fate: str
     #: The lock server that has forgotten something by it; empty for none.
     forgot: str
+    #: It has forgotten only what was written since the fault began.
+    latest: bool
     #: Ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
     silent: frozenset[str]
 
@@ -101,9 +103,17 @@ class Story:
             keys[attempt.key, attempt.limit].append(attempt)
         yield from keys.values()
 
-    def forgot(self, begin: float, end: float) -> float | None:
-        """When the last of so many lock servers has forgotten something in that time that no quorum is left."""
+    def forgot(self, begin: float, end: float, *, written: float | None = None) -> float | None:
+        """When the last of so many lock servers has forgotten something in that time that no quorum is left.
+
+        Args:
+            begin: of that time.
+            end: of it.
+            written: when that was written which is missing, if it was written only once.
+        """
         found = [one for one in self.faults if one.forgot and one.overlaps(begin, end)]
+        if written is not None:
+            found = [one for one in found if not one.latest or one.begin <= written]
         return max(one.end for one in found) if len({one.forgot for one in found}) >= self._quorum else None
 
     def struck(self, pid: int, fate: str, begin: float, end: float) -> Iterator[Fault]:
@@ -159,5 +169,5 @@ class Story:
 
     def _fault(self, line: Line) -> None:
         pids, silent = frozenset(line.get("pids", ())), frozenset(line.get("silent", ()))
-        about = line["kind"], line["begin"], line["at"], pids, line.get("fate", ""), line.get("forgot", ""), silent
-        self.faults.append(Fault(*about))
+        about = line["kind"], line["begin"], line["at"], pids, line.get("fate", "")
+        self.faults.append(Fault(*about, line.get("forgot", ""), line.get("latest", False), silent))

@@ -232,6 +232,12 @@ def test_a_worker_that_was_killed_long_after_the_end_is_no_exception() -> None:
     assert found(judge(*lines)) == [("again", "")]
 
 
+@pytest.mark.parametrize(("latest", "excuse"), [(True, ""), (False, FORGOT)])
+def test_older_data_have_what_was_written_before(latest: bool, excuse: str) -> None:
+    older = fault("older data", 5, 5.5, forgot="7000", latest=latest)
+    assert found(judge(body("a", 1, 2, told="SUCCESS"), older, body("a", 6, 7, pid=2))) == [("again", excuse)]
+
+
 @pytest.mark.parametrize(("fate", "excuse"), [("killed", KILLED_RETRYING), ("", "")])
 def test_an_attempt_that_was_killed_as_it_retried_may_run_again(fate: str, excuse: str) -> None:
     first = body("a", 1, 2, last=False)
