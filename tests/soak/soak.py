@@ -23,6 +23,9 @@ POOLS = {"prefork": 2, "threads": 4}
 #: Seconds for which a finished message is remembered, and its result is kept: what is left behind is flat after that.
 KEPT = 60.0
 
+#: Keys that few calls have. Each leaves a counter for an hour, so that they come again.
+COLD = 2000
+
 #: Messages in the queue at most.
 QUEUED = 200
 
@@ -95,7 +98,7 @@ class Soak:
                     self._stopped.wait(0.02)
                     continue
                 for _ in range(QUEUED // 4):
-                    key = f"h{chance.randrange(4)}" if chance.random() < 0.3 else f"c{next(numbers)}"
+                    key = f"h{chance.randrange(4)}" if chance.random() < 0.3 else f"c{next(numbers) % COLD}"
                     chance.choice(tasks).apply_async((key,), producer=producer)
                     self.sent += 1
 

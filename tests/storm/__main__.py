@@ -12,14 +12,15 @@ from tests.storm.report import page, together
 from tests.storm.run import storm
 from tests.storm.scene import TTL
 
-#: Other packages, by how `--package` names them and the tables of the benchmarks do.
-OTHERS = {
+#: Ways to lock that share one simple task, by how `--package` names them and the tables of the benchmarks do.
+WAYS = {
     "plain": "plain `Task`",
     "redis.lock": "`redis.lock` in the task",
     "celery-singleton": "celery-singleton",
     "celery-singleton-expiry": "celery-singleton, `lock_expiry`",
     "celery-once": "celery-once",
     "celery-heimdall": "celery-heimdall",
+    "ours": "ours",
 }
 
 
@@ -31,9 +32,14 @@ def main() -> int:
         "--on",
         choices=PLACES,
         action="append",
-        help="where the locks are; one after another (all; of other packages: server)",
+        help="where the locks are; one after another (all; of a package: server)",
     )
-    parser.add_argument("--package", choices=OTHERS, default="", help="another one by which the tasks lock")
+    parser.add_argument(
+        "--package",
+        choices=WAYS,
+        default="",
+        help="by which one simple task locks; by default ours, and tasks of every kind",
+    )
     parser.add_argument("--mutant", default="", help="of this package, as named in tests/storm/mutants.py")
     parser.add_argument("--keep", type=Path, help="directory for the history and the logs")
     parser.add_argument("--report", type=Path, help="file for the tables")
@@ -45,7 +51,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             directory = (options.keep or Path(folder)) / place
             directory.mkdir(parents=True)
-            chosen = {"place": place, "package": OTHERS.get(options.package, ""), "mutant": options.mutant}
+            chosen = {"place": place, "package": WAYS.get(options.package, ""), "mutant": options.mutant}
             verdicts.append(storm(directory, seed, options.minutes, **chosen))
         pages.append(page(verdicts[-1], f"{name}{place}, seed {seed}, {options.minutes:g} min", TTL))
         print(pages[-1], flush=True)

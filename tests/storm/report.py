@@ -44,7 +44,7 @@ def summary(verdict: Verdict) -> str:
     minutes = verdict.seconds / 60 or 1.0
     lines = [
         f"{len(verdict.faults)} faults in {minutes:.1f} min ({len(verdict.faults) / minutes:.0f} a minute), "
-        f"{verdict.messages} messages, {verdict.bodies} bodies, {verdict.unsure} perhaps not sent",
+        f"{verdict.messages} messages, {verdict.bodies} bodies, {verdict.unsure} refused as they were sent",
         "broken promises: " + ", ".join(f"{counts[broken]} {broken}" for broken in BROKEN),
     ]
     lines += [f"- {one.broken} of {one.subject} at {one.at:.2f}: {one.text}" for one in verdict.broken]
