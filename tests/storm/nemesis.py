@@ -116,6 +116,7 @@ class Nemesis:
         self._host = host
         self._servers, self._pause, self._revives = servers, pause, revives
         self._kinds = kinds
+        self._seen_at = clock.now()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nemesis {seed}", daemon=True)
         self.error: BaseException | None = None
@@ -165,8 +166,9 @@ class Nemesis:
             self.error = error
 
     def _revive(self, host: Host) -> None:
-        for what in self.scene.revive(host):
-            self._note(f"{what}: ended by itself", clock.now(), Struck())
+        seen_at, self._seen_at = self._seen_at, clock.now()
+        for what, pids in self.scene.revive(host):
+            self._note(f"{what}: ended by itself", seen_at, Struck(pids, "killed"))
 
     def _strike(self, name: str) -> None:
         begin = clock.now()

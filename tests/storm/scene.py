@@ -116,15 +116,16 @@ class Scene:
         self._note(worker)
         return worker
 
-    def revive(self, host: Host) -> list[str]:
-        """Start again what has ended by itself on a host, as a supervisor does; what that was."""
-        ended = [pool for pool, worker in host.workers.items() if worker.process.poll() is not None]
-        for pool in ended:
-            host.workers[pool].kill()
+    def revive(self, host: Host) -> list[tuple[str, list[int]]]:
+        """Start again what has ended by itself on a host, as a supervisor does; what that was, and its processes."""
+        over = [(pool, worker) for pool, worker in host.workers.items() if worker.process.poll() is not None]
+        ended = [(pool, [worker.process.pid, *group_of(worker.process.pid)]) for pool, worker in over]
+        for pool, worker in over:
+            worker.kill()
             host.workers[pool] = self.worker(host, pool)
         if host.beat and host.beat.process.poll() is not None:
+            ended.append(("beat", [host.beat.process.pid]))
             host.beat = self.start_beat(host)
-            ended.append("beat")
         return ended
 
     def start_beat(self, host: Host) -> Process:
