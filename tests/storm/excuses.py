@@ -84,19 +84,24 @@ class Excuses:
 
     def of_second_run(self, first: Attempt, second: Attempt) -> str:
         """Why a body may begin after the success of its message."""
-        soon = first.end + ROUND_TRIP * self._ttl
-        if self._story.forgot(first.end, second.start, written=soon) is not None:
-            return FORGOT
-        if second.retries < first.retries:
+        excuse = self._why_unrecorded(first, second.start)
+        if excuse != FORGOT and second.retries < first.retries:
             return self._of_earlier_attempt(first, second)
-        told = any(first.end <= line["at"] < second.start for line in self._story.told.get(first.message, ()))
-        killed = list(self._story.struck(first.pid, "killed", first.end, second.start))
+        return excuse
+
+    def _why_unrecorded(self, first: Attempt, at: float) -> str:
+        """Why nobody knows at that time that a body has ended."""
+        soon = first.end + ROUND_TRIP * self._ttl
+        if self._story.forgot(first.end, at, written=soon) is not None:
+            return FORGOT
+        told = any(first.end <= line["at"] < at for line in self._story.told.get(first.message, ()))
+        killed = list(self._story.struck(first.pid, "killed", first.end, at))
         if any(one.begin <= soon for one in killed) and not told:
             return KILLED
-        if any(one.begin <= soon for one in self._story.struck(first.pid, "frozen", first.end, second.start)):
+        if any(one.begin <= soon for one in self._story.struck(first.pid, "frozen", first.end, at)):
             return FROZEN_AT_THE_END
         # It is told as soon as a server answers, by a process that is there.
-        over = min([second.start, *(one.begin for one in killed)])
+        over = min([at, *(one.begin for one in killed)])
         return SILENT if self._story.silences.cover(first.host, min(soon, over), over) else ""
 
     def _of_earlier_attempt(self, first: Attempt, second: Attempt) -> str:
@@ -105,7 +110,7 @@ class Excuses:
             if (before.message, before.retries) == (second.message, second.retries) and before.end < first.start:
                 if any(self._story.struck(before.pid, "killed", before.end, first.start)):
                     return KILLED_RETRYING
-                if excuse := self.of_second_run(before, second):
+                if excuse := self._why_unrecorded(before, second.start):
                     return excuse
         return ""
 
@@ -129,7 +134,9 @@ class Excuses:
         for one in (second, first):
             if excuse := self.of_end(one, second["at"]):
                 return excuse
-        return ""
+        ran = [one for one in self._story.attempts.values() if one.message == first["message"] and one.how == "done"]
+        told_by = [one for one in ran if one.pid == first["pid"] and one.end <= first["at"]]
+        return self._why_unrecorded(told_by[-1], second["at"]) if told_by else ""
 
     def of_tick(self, first: Attempt, second: Attempt) -> str:
         """Why a tick may be sent for a second time."""

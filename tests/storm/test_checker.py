@@ -320,6 +320,13 @@ def test_an_end_that_changed() -> None:
     assert found(judge(end_of("a", 1, "REVOKED"), end_of("a", 2, "SUCCESS"))) == [("told twice", "")]
 
 
+@pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (3, "")])
+def test_a_success_that_no_lock_server_heard_of_may_be_followed_by_a_refusal(until: float, excuse: str) -> None:
+    silence, death = fault("failover", 1.9, until, silent=["*/0"]), fault("kill", 5, 5.1, pids=[1], fate="killed")
+    lines = body("a", 1, 2, told="SUCCESS"), silence, death, end_of("a", 9, "FAILURE", error="LockConflict", pid=2)
+    assert found(judge(*lines)) == [("told twice", excuse)]
+
+
 def test_an_end_that_was_told_by_two_copies() -> None:
     assert found(judge(end_of("a", 1, "SUCCESS"), end_of("a", 2, "SUCCESS"))) == []
 
