@@ -22,7 +22,7 @@ help:
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
-	@echo "make soak      a storm of an hour"
+	@echo "make soak      an hour of work, and what it leaves behind, as a picture (MINUTES=60 SOAK='--picture soak.svg')"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 15 min)"
 	@echo "make mutants   faults put into the package, and how soon the simulator finds each (SEEDS=400; about 15 min)"
@@ -77,7 +77,7 @@ chaos: .venv/.dev
 	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)
 
 soak: .venv/.dev
-	$(MAKE) chaos MINUTES=$(or $(MINUTES),60)
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(SOAK)
 
 # Slow, and so not in CI: what came of it is in tests/celery_suite/README.md.
 celery-suite: .venv/.dev

@@ -53,6 +53,10 @@ class LossyProxy:
     def delay(self, seconds: float) -> None:
         self._delay = seconds
 
+    @property
+    def is_slow(self) -> bool:
+        return self._delay > 0
+
     def cut(self) -> None:
         """End all connections; new ones are welcome."""
         for one in self._sockets[1:]:

@@ -12,7 +12,7 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -201,6 +201,10 @@ class SentinelGroup(Group):
     def bring_back(self, server: RedisServer) -> None:
         """Start a dead server as a replica of the present master, and wait until it is in sync."""
         server.start()
+        self.demote(server)
+
+    def demote(self, server: RedisServer) -> None:
+        """Make one that is not the master any more a replica of the present one, and wait until it is in sync."""
         _ask(server, "REPLICAOF", "127.0.0.1", self.master().port)
         self.wait_until_ready()
 
@@ -423,12 +427,15 @@ def _running(servers: Sequence[RedisServer]) -> list[RedisServer]:
     return [server for server in servers if server.pid is not None]
 
 
-def _client(server: RedisServer) -> Redis:
-    return Redis(port=server.port, decode_responses=True, socket_timeout=PATIENCE, retry=Retry(NoBackoff(), 0))
+def _client(server: RedisServer, again: int = 0) -> Redis:
+    """Asks again so often where its connection ends, and never one that is silent."""
+    retry = Retry(NoBackoff(), again, supported_errors=(ConnectionError,))
+    return Redis(port=server.port, decode_responses=True, socket_timeout=PATIENCE, retry=retry)
 
 
 def _ask(server: RedisServer, *command: Any) -> Any:
-    with _client(server) as client:
+    # Whoever cuts clients off, as a storm does, means those of others. What is asked here may be carried out twice.
+    with _client(server, again=5) as client:
         return client.execute_command(*command)
 
 

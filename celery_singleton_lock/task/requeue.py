@@ -69,6 +69,8 @@ def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = Non
     not ask under that one again.
     """
     request = task.request
+    # What was recorded as its end before may not have been stored: the copy sees to that.
+    progress_of(request).settle = None
     if delay is None:
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)

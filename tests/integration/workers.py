@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +69,8 @@ class Process:
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:  # It has ended, or was started a moment ago and has no group of its own yet.
-            self.process.send_signal(number)
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
 
 
 class Worker(Process):

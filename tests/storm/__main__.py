@@ -7,40 +7,60 @@ import random
 import tempfile
 from pathlib import Path
 
-from tests.storm.report import summary, table
+from tests.storm.places import PLACES
+from tests.storm.report import page, together
 from tests.storm.run import storm
 from tests.storm.scene import TTL
 
-#: Lock servers, by the name of where the locks are.
-PLACES = {"server": 1, "redlock": 5}
+#: Ways to lock that share one simple task, by how `--package` names them and the tables of the benchmarks do.
+WAYS = {
+    "plain": "plain `Task`",
+    "redis.lock": "`redis.lock` in the task",
+    "celery-singleton": "celery-singleton",
+    "celery-singleton-expiry": "celery-singleton, `lock_expiry`",
+    "celery-once": "celery-once",
+    "celery-heimdall": "celery-heimdall",
+    "ours": "ours",
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of each storm, until the calm (5)")
     parser.add_argument("--seed", type=int, help="decides what is sent and what goes wrong; a random one by default")
-    parser.add_argument("--on", choices=PLACES, action="append", help="where the locks are; one after another (both)")
-    parser.add_argument("--package", default="", help="another one by which the tasks lock, as named in benchmarks")
+    parser.add_argument(
+        "--on",
+        choices=PLACES,
+        action="append",
+        help="where the locks are; one after another (all; of a package: server)",
+    )
+    parser.add_argument(
+        "--package",
+        choices=WAYS,
+        default="",
+        help="by which one simple task locks; by default ours, and tasks of every kind",
+    )
     parser.add_argument("--mutant", default="", help="of this package, as named in tests/storm/mutants.py")
     parser.add_argument("--keep", type=Path, help="directory for the history and the logs")
     parser.add_argument("--report", type=Path, help="file for the tables")
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    pages, broken = [], 0
-    for place in options.on or PLACES:
+    name = f"{options.package}, " if options.package else ""
+    verdicts, pages = [], []
+    for place in options.on or (["server"] if options.package else PLACES):
         with tempfile.TemporaryDirectory() as folder:
             directory = (options.keep or Path(folder)) / place
             directory.mkdir(parents=True)
-            chosen = {"nodes": PLACES[place], "package": options.package, "mutant": options.mutant}
-            verdict = storm(directory, seed, options.minutes, **chosen)
-        pages.append(
-            f"### {place}, seed {seed}, {options.minutes:g} min\n\n{summary(verdict)}\n\n{table(verdict, TTL)}"
-        )
+            chosen = {"place": place, "package": WAYS.get(options.package, ""), "mutant": options.mutant}
+            verdicts.append(storm(directory, seed, options.minutes, **chosen))
+        pages.append(page(verdicts[-1], f"{name}{place}, seed {seed}, {options.minutes:g} min", TTL))
         print(pages[-1], flush=True)
-        broken += len(verdict.broken)
+    if len(verdicts) > 1:
+        pages.append(page(together(verdicts), f"{name}all of them", TTL))
+        print(pages[-1], flush=True)
     if options.report:
         options.report.write_text("\n\n".join(pages) + "\n")
-    return min(broken, 1)
+    return min(sum(len(verdict.broken) for verdict in verdicts), 1)
 
 
 if __name__ == "__main__":

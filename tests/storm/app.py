@@ -34,9 +34,9 @@ SURE = {"bind": True, "shared": False, "acks_late": True, "reject_on_worker_lost
 def make(conf: Mapping[str, Any], package: str = "") -> Celery:
     """An app to work for, or to send from."""
     app = Celery("storm", set_as_current=False)
-    app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True, **conf)
+    app.conf.update({"worker_prefetch_multiplier": 1, "broker_connection_retry_on_startup": True, **conf})
     if package:
-        _add_tasks(app, _way_of(package))
+        _add_tasks(app, _way_of(package, round(conf["singleton_lock_ttl"])))
     else:
         from celery_singleton_lock import SingletonTask
 
@@ -45,11 +45,10 @@ def make(conf: Mapping[str, Any], package: str = "") -> Celery:
     return app
 
 
-def _way_of(package: str) -> Mapping[str, Any]:
+def _way_of(package: str, seconds: int) -> Mapping[str, Any]:
     from benchmarks.tasks import WAYS
-    from tests.storm.scene import TTL
 
-    return WAYS[package](round(TTL))
+    return WAYS[package](seconds)
 
 
 def _add_tasks(app: Celery, way: Mapping[str, Any]) -> None:
@@ -115,7 +114,8 @@ def _work(task: Any, key: str, seconds: float, *, limit: int = 1, last: bool = T
 
 def _attempt(task: Any, key: str, *, limit: int = 1, last: bool = True, **fields: object) -> Any:
     fence = task.lock.fence if hasattr(task, "lock") else 0
-    return history.attempt(key, task.request.id, fence=fence, limit=limit, last=last, **fields)
+    retries = task.request.retries
+    return history.attempt(key, task.request.id, fence=fence, limit=limit, last=last, retries=retries, **fields)
 
 
 def _report_ends() -> None:

@@ -18,13 +18,15 @@ from celery_singleton_lock import clock
 from tests.storm import history
 from tests.storm.scene import TTL, Scene
 
-HOT = ["h0", "h1", "h2", "h3"]
+#: Keys that most calls have, and for packages that lock by all arguments the seconds that each one's bodies take.
+HOT = {"h0": 0.0, "h1": 0.3, "h2": 1.0, "h3": 1.5 * TTL}
 
 #: Seconds that bodies take; the last is longer than a lease.
 LENGTHS = [0.0, 0.0, 0.1, 0.3, 1.0, 1.5 * TTL]
 
-#: Options of a call of a task whose own policy is to skip.
+#: Options of a call of a task that has no policy of its own: `{}` leaves it to the app's settings.
 CALLS: list[dict[str, Any]] = [
+    {},
     {"on_conflict": "skip"},
     {"on_conflict": "raise"},
     {"on_conflict": "reject"},
@@ -104,9 +106,14 @@ class Load:
 
     def _send(self) -> None:
         if "patient" not in self._tasks:
-            return self._one(self._tasks["work"], self._key(), {})
+            return self._only(self._key())
         what = self._chance.choices([self._single, self._retry, self._pair, self._chain, self._chord], [12, 3, 2, 2, 1])
         what[0]()
+
+    def _only(self, key: str) -> None:
+        """What every package can do."""
+        signature = self._tasks["work"].si(key, length_of(key)).set(task_id=_new_id())
+        self._send_all(signature, [(signature, [])])
 
     def _single(self) -> None:
         options = {"headers": {"singleton_lock": self._chance.choice(CALLS)}}
@@ -139,11 +146,21 @@ class Load:
     def _send_all(self, whole: Signature, parts: list[tuple[Signature, list[str]]]) -> None:
         ids = {part.id: before for part, before in parts}
         for part, before in parts:
-            self._note("sent", part.id, task=part.task, key=part.args[0], after=before)
+            call = part.options.get("headers", {}).get("singleton_lock", {})
+            policy = call.get("on_conflict", "")
+            self._note("sent", part.id, task=part.task, key=part.args[0], after=before, policy=policy)
         try:
-            whole.apply_async()
+            result = whole.apply_async()
+            refused = result is None or result.id not in ids
         except (OSError, OperationalError, RedisError):
             # Some of it may have been sent.
+            refused = True
+        except Exception:
+            # Packages that lock when a message is sent refuse it so.
+            if "patient" in self._tasks:
+                raise
+            refused = True
+        if refused:
             for message in ids:
                 self._note("unsure", message)
         else:
@@ -151,7 +168,7 @@ class Load:
 
     def _key(self) -> str:
         """Most are hot."""
-        return self._chance.choice(HOT) if self._chance.random() < 0.7 else f"c{next(self._numbers)}"
+        return self._chance.choice([*HOT]) if self._chance.random() < 0.7 else f"c{next(self._numbers)}"
 
     def _note(self, event: str, message: str, **fields: object) -> None:
         line = {"at": clock.now(), "host": "sender", "pid": 0, "event": event, "message": message, **fields}
@@ -160,6 +177,11 @@ class Load:
 
 def _with_before(steps: list[Signature]) -> list[tuple[Signature | None, Signature]]:
     return list(zip([None, *steps], steps, strict=False))
+
+
+def length_of(key: str) -> float:
+    """Seconds that bodies of the key take, for packages that lock by all arguments."""
+    return HOT.get(key, 0.1)
 
 
 def _new_id() -> str:

@@ -12,15 +12,24 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
+from tests.servers import SentinelGroup, until
 from tests.storm import history
-from tests.storm.scene import TTL, Durable, Host, Scene, children_of, end, group_of
+from tests.storm.load import HOT
+from tests.storm.places import Sentinels, Servers
+from tests.storm.scene import TTL, Host, Scene, children_of, end, group_of
 
-#: Seconds from one fault to the next of one nemesis.
-PAUSE = 0.1, 1.5
+#: Seconds from one fault to the next of one nemesis; of one whose faults last for a moment only.
+PAUSE, MOMENT = (0.1, 1.5), (0.1, 0.9)
+
+#: Of the one that kills children: most of them come to do something before.
+CHILD = 0.5, 3.0
 
 #: Seconds for which a server or a way to it is silent.
 SILENCE = 0.3, 2.5 * TTL
@@ -28,6 +37,9 @@ SILENCE = 0.3, 2.5 * TTL
 #: Seconds between two faults by which a lock server forgets: what is held now is on all nodes again by then.
 APART = 3 * TTL
 
+
+#: Seconds for which a client waits for an answer: a twentieth of the ttl, less what it and the server take.
+PATIENCE = TTL / 40
 
 #: Nodes of a Redlock that may be struck at the same time: a majority of five.
 AT_ONCE = 3
@@ -39,13 +51,17 @@ class Struck:
 
     Attributes:
         pids: of processes that were concerned; none where all are.
-        forgot: the server that has forgotten something.
-        silent: lock servers did not answer.
+        fate: what came of them: "killed", "frozen" (a whole worker stood still), "stopped" (one of its processes did).
+        forgot: the lock server that has forgotten something.
+        latest: it has forgotten only what was written since the fault began.
+        silent: ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
     """
 
     pids: list[int] = field(default_factory=list)
+    fate: str = ""
     forgot: str = ""
-    silent: bool = False
+    latest: bool = False
+    silent: list[str] = field(default_factory=list)
 
 
 Strike = Callable[["Nemesis"], Struck | None]
@@ -54,6 +70,14 @@ Strike = Callable[["Nemesis"], Struck | None]
 PROCESSES: dict[str, Strike] = {}
 LOCKS: dict[str, Strike] = {}
 BROKER: dict[str, Strike] = {}
+
+#: Where the lock servers see to it themselves that one that is gone is replaced.
+SENTINELS: dict[str, Strike] = {}
+CLUSTER: dict[str, Strike] = {}
+
+#: Those that are over in a moment, and come several times a second.
+CHILDREN: dict[str, Strike] = {}
+MOMENTS: dict[str, Strike] = {}
 
 
 def kind(of: dict[str, Strike], name: str) -> Callable[[Strike], Strike]:
@@ -73,6 +97,8 @@ class Nemesis:
         seed: says which comes when; what comes of it is up to the machine.
         host: whose processes; None where no processes are concerned.
         servers: which of the lock servers, by their numbers; no two nemeses have the same.
+        pause: seconds from one fault to the next, from and to.
+        revives: whether it starts what has ended by itself on its host.
     """
 
     def __init__(
@@ -83,11 +109,14 @@ class Nemesis:
         *,
         host: Host | None = None,
         servers: Sequence[int] = (),
+        pause: tuple[float, float] = PAUSE,
+        revives: bool = False,
     ) -> None:
         self.scene, self.chance = scene, random.Random(seed)
         self._host = host
-        self._servers = servers
+        self._servers, self._pause, self._revives = servers, pause, revives
         self._kinds = kinds
+        self._seen_at = clock.now()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nemesis {seed}", daemon=True)
         self.error: BaseException | None = None
@@ -109,13 +138,15 @@ class Nemesis:
         return self._host or self.scene.hosts[self.chance.choice(sorted(self.scene.hosts))]
 
     @property
-    def server(self) -> Durable:
-        return self.scene.locks[self.chance.choice(self._servers)]
+    def number(self) -> int:
+        """Of one of the lock servers that are its own."""
+        return self.chance.choice(self._servers)
 
     @property
-    def way(self) -> LossyProxy:
-        """From a host to a lock server."""
-        return self.host.to_locks[self.chance.choice(self._servers)]
+    def server(self) -> RedisServer | None:
+        """One that has locks, if there is any."""
+        primaries = list(self.scene.place.primaries)
+        return self.chance.choice(primaries) if primaries else None
 
     def silence(self) -> None:
         """For as long as a server is stalled, or a partition lasts; most are short."""
@@ -126,8 +157,8 @@ class Nemesis:
 
     def _run(self) -> None:
         try:
-            while not self._stopped.wait(self.chance.uniform(*PAUSE)):
-                if self._host:
+            while not self._stopped.wait(self.chance.uniform(*self._pause)):
+                if self._revives and self._host:
                     self._revive(self._host)
                 if self._kinds:
                     self._strike(self.chance.choice(sorted(self._kinds)))
@@ -135,8 +166,9 @@ class Nemesis:
             self.error = error
 
     def _revive(self, host: Host) -> None:
-        for what in self.scene.revive(host):
-            self._note(f"{what}: ended by itself", clock.now(), Struck())
+        seen_at, self._seen_at = self._seen_at, clock.now()
+        for what, pids in self.scene.revive(host):
+            self._note(f"{what}: ended by itself", seen_at, Struck(pids, "killed"))
 
     def _strike(self, name: str) -> None:
         begin = clock.now()
@@ -159,8 +191,8 @@ def _worker(nemesis: Nemesis) -> tuple[Host, str, list[int]]:
     return host, pool, group_of(host.workers[pool].process.pid)
 
 
-def _restart(nemesis: Nemesis, host: Host, pool: str, *arguments: str) -> None:
-    host.workers[pool] = nemesis.scene.worker(host, pool, *arguments)
+def _restart(nemesis: Nemesis, host: Host, pool: str) -> None:
+    host.workers[pool] = nemesis.scene.worker(host, pool)
     with suppress(AssertionError):  # It has ended: something else struck, and it is started again.
         host.workers[pool].wait_until_ready()
 
@@ -171,14 +203,16 @@ def _child(nemesis: Nemesis) -> int | None:
 
 
 def _signal_child(name: str, number: signal.Signals) -> None:
-    @kind(PROCESSES, name)
+    @kind(CHILDREN, name)
     def strike(nemesis: Nemesis) -> Struck | None:
         child = _child(nemesis)
         if child is None:
             return None
-        with suppress(ProcessLookupError):
+        try:
             os.kill(child, number)
-        return Struck([child])
+        except ProcessLookupError:
+            return None
+        return Struck([child], "killed")
 
 
 for _name, _number in (
@@ -209,7 +243,7 @@ def stop_child(nemesis: Nemesis) -> Struck | None:
         return None
     with _stopped([child]):
         nemesis.wait(nemesis.chance.uniform(0.2, 2 * TTL))
-    return Struck([child])
+    return Struck([child], "stopped")
 
 
 @kind(PROCESSES, "worker: SIGKILL")
@@ -217,7 +251,7 @@ def kill_worker(nemesis: Nemesis) -> Struck:
     host, pool, pids = _worker(nemesis)
     host.workers[pool].kill()
     _restart(nemesis, host, pool)
-    return Struck(pids)
+    return Struck(pids, "killed")
 
 
 @kind(PROCESSES, "main process: SIGKILL")
@@ -226,7 +260,7 @@ def kill_main(nemesis: Nemesis) -> Struck:
     host, pool, pids = _worker(nemesis)
     end(host.workers[pool], signal.SIGKILL)
     _restart(nemesis, host, pool)
-    return Struck(pids)
+    return Struck(pids, "killed")
 
 
 @kind(PROCESSES, "main process: stopped")
@@ -235,7 +269,7 @@ def stop_main(nemesis: Nemesis) -> Struck:
     main = nemesis.host.workers["prefork"].process.pid
     with _stopped([main]):
         nemesis.wait(nemesis.chance.uniform(0.2, 2 * TTL))
-    return Struck([main])
+    return Struck([main], "stopped")
 
 
 @kind(PROCESSES, "worker: frozen, shorter than a lease")
@@ -243,7 +277,7 @@ def freeze_shortly(nemesis: Nemesis) -> Struck:
     _, _, pids = _worker(nemesis)
     with _stopped(pids):
         nemesis.wait(nemesis.chance.uniform(0.05, TTL / 4))
-    return Struck(pids)
+    return Struck(pids, "frozen")
 
 
 @kind(PROCESSES, "worker: frozen, longer than a lease")
@@ -251,7 +285,7 @@ def freeze_long(nemesis: Nemesis) -> Struck:
     _, _, pids = _worker(nemesis)
     with _stopped(pids):
         nemesis.wait(nemesis.chance.uniform(1.1, 2) * TTL)
-    return Struck(pids)
+    return Struck(pids, "frozen")
 
 
 @kind(PROCESSES, "worker: SIGQUIT")
@@ -259,7 +293,7 @@ def quit_worker(nemesis: Nemesis) -> Struck:
     host, pool, pids = _worker(nemesis)
     end(host.workers[pool], signal.SIGQUIT)
     _restart(nemesis, host, pool)
-    return Struck(pids)
+    return Struck(pids, "killed")
 
 
 @kind(PROCESSES, "worker: SIGTERM")
@@ -267,18 +301,26 @@ def terminate_worker(nemesis: Nemesis) -> Struck:
     host, pool, pids = _worker(nemesis)
     end(host.workers[pool], signal.SIGTERM)
     _restart(nemesis, host, pool)
-    return Struck(pids)
+    return Struck(pids, "killed")
 
 
 @kind(PROCESSES, "rolling deploy, to other options")
 def deploy(nemesis: Nemesis) -> Struck:
-    """The new one starts before the old one has ended, and locks for longer."""
+    """The new one starts before the old one ends, and has another ttl, wait, policy and prefetch.
+
+    All locks of a Redlock have one ttl.
+    """
     host, pool, pids = _worker(nemesis)
-    old = host.workers[pool]
-    options = ("--prefetch-multiplier", str(nemesis.chance.choice([1, 2, 4])))
-    _restart(nemesis, host, pool, *options)
+    old, chance = host.workers[pool], nemesis.chance
+    host.deployed[pool] = {
+        "singleton_lock_ttl": TTL if len(nemesis.scene.place.servers) > 1 else chance.choice([0.6 * TTL, TTL]),
+        "singleton_lock_wait": chance.choice([0.0, 1.0, 5.0]),
+        "singleton_lock_on_conflict": chance.choice(["skip", "raise", "retry"]),
+        "worker_prefetch_multiplier": chance.choice([1, 2, 4]),
+    }
+    _restart(nemesis, host, pool)
     end(old, signal.SIGTERM)
-    return Struck(pids)
+    return Struck(pids, "killed")
 
 
 @kind(PROCESSES, "GIL held")
@@ -298,7 +340,7 @@ def kill_beat(nemesis: Nemesis) -> Struck | None:
     pids = group_of(host.beat.process.pid)
     host.beat.kill()
     host.beat = nemesis.scene.start_beat(host)
-    return Struck(pids)
+    return Struck(pids, "killed")
 
 
 @kind(PROCESSES, "beat: stopped")
@@ -309,91 +351,99 @@ def stop_beat(nemesis: Nemesis) -> Struck | None:
     pids = group_of(beat.process.pid)
     with _stopped(pids):
         nemesis.wait(nemesis.chance.uniform(0.2, 2 * TTL))
-    return Struck(pids)
+    return Struck(pids, "frozen")
 
 
 # Lock servers, and the ways to them
 
 
+def _server_and_way(nemesis: Nemesis) -> tuple[Any, list[str]]:
+    number = nemesis.number
+    return nemesis.scene.place.servers[number], [f"*/{number}"]
+
+
+def _host_and_way(nemesis: Nemesis) -> tuple[LossyProxy, list[str]]:
+    host, number = nemesis.host, nemesis.number
+    return host.to_locks[number], [f"{host.name}/{number}"]
+
+
 @kind(LOCKS, "lock server: stalled")
 def stall(nemesis: Nemesis) -> Struck:
-    server = nemesis.server
+    server, ways = _server_and_way(nemesis)
     server.pause()
     try:
         nemesis.silence()
     finally:
         server.resume()
-    return Struck(silent=True)
+    return Struck(silent=ways)
 
 
 @kind(LOCKS, "lock server: DEBUG SLEEP")
-def debug_sleep(nemesis: Nemesis) -> Struck:
-    _ask(nemesis.server, "DEBUG", "SLEEP", nemesis.chance.uniform(0.2, TTL / 2))
-    return Struck(silent=True)
+def debug_sleep(nemesis: Nemesis) -> Struck | None:
+    server, ways = _server_and_way(nemesis)
+    return _asked(server, "DEBUG", "SLEEP", nemesis.chance.uniform(0.2, TTL / 2), silent=ways)
 
 
 @kind(LOCKS, "lock server: restarts with its data")
 def restart(nemesis: Nemesis) -> Struck:
-    server = nemesis.server
+    server, ways = _server_and_way(nemesis)
     server.kill()
     nemesis.wait(nemesis.chance.uniform(0.0, TTL))
     server.start()
-    return Struck(silent=True)
+    return Struck(silent=ways)
 
 
-@kind(LOCKS, "lock server: restarts empty")
+@kind(LOCKS, "lock server: dies, and returns empty")
 def forget(nemesis: Nemesis) -> Struck | None:
     if not nemesis.scene.may_forget(APART):
         return None
-    server = nemesis.server
+    server, ways = _server_and_way(nemesis)
+    server.kill()
+    nemesis.wait(nemesis.chance.choice([0.0, nemesis.chance.uniform(0.0, 2 * TTL)]))
     server.forget()
-    return Struck(forgot=str(server.port))
+    return Struck(forgot=str(server.port), silent=ways)
 
 
 @kind(LOCKS, "lock server: restarts with older data")
 def go_back(nemesis: Nemesis) -> Struck | None:
     if not nemesis.scene.may_forget(APART):
         return None
-    server = nemesis.server
+    server, ways = _server_and_way(nemesis)
     server.go_back(nemesis.chance.uniform(0.2, TTL / 2))
-    return Struck(forgot=str(server.port))
-
-
-@kind(LOCKS, "lock server: CLIENT KILL")
-def client_kill(nemesis: Nemesis) -> Struck:
-    _ask(nemesis.server, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    return Struck()
+    return Struck(forgot=str(server.port), latest=True, silent=ways)
 
 
 @kind(LOCKS, "lock server: CLIENT PAUSE")
-def client_pause(nemesis: Nemesis) -> Struck:
+def client_pause(nemesis: Nemesis) -> Struck | None:
+    server, ways = _server_and_way(nemesis)
     seconds = nemesis.chance.uniform(0.1, TTL)
-    _ask(nemesis.server, "CLIENT", "PAUSE", round(seconds * 1000))
+    struck = _asked(server, "CLIENT", "PAUSE", round(seconds * 1000), silent=ways)
     nemesis.wait(seconds)
-    return Struck(silent=True)
+    return struck
 
 
-@kind(LOCKS, "lock server: SCRIPT FLUSH")
-def script_flush(nemesis: Nemesis) -> Struck:
-    _ask(nemesis.server, "SCRIPT", "FLUSH")
-    return Struck()
-
-
-def _ask(server: Durable, *command: Any) -> None:
-    with suppress(RedisError), Redis(port=server.port) as client:
-        client.execute_command(*command)
+def _asked(server: RedisServer | None, *command: Any, silent: Sequence[str] = ()) -> Struck | None:
+    """What came of a command: nothing, where the server does not answer."""
+    if server is None:
+        return None
+    try:
+        with Redis(port=server.port, socket_timeout=TTL, retry=Retry(NoBackoff(), 0)) as client:
+            client.execute_command(*command)
+    except RedisError:
+        return None
+    return Struck(silent=[*silent])
 
 
 def _partition(name: str, **held: bool) -> None:
     @kind(LOCKS, name)
     def strike(nemesis: Nemesis) -> Struck:
-        way = nemesis.way
+        way, ways = _host_and_way(nemesis)
         way.hold(**held)
         try:
             nemesis.silence()
         finally:
             way.let_through()
-        return Struck(silent=True)
+        return Struck(silent=ways)
 
 
 for _name, _held in (
@@ -406,31 +456,174 @@ for _name, _held in (
 
 @kind(LOCKS, "network: slow")
 def slow(nemesis: Nemesis) -> Struck:
-    way = nemesis.way
-    way.delay(nemesis.chance.uniform(0.01, TTL / 16))
+    way, ways = _host_and_way(nemesis)
+    seconds = nemesis.chance.uniform(0.01, TTL / 16)
+    way.delay(seconds)
     try:
         nemesis.wait(nemesis.chance.uniform(0.5, 2 * TTL))
     finally:
         way.delay(0.0)
-    return Struck(silent=True)
+    return Struck(silent=ways if seconds > PATIENCE else [])
 
 
 @kind(LOCKS, "network: replies lost")
 def lose(nemesis: Nemesis) -> Struck:
-    nemesis.way.lose(nemesis.chance.randint(1, 8))
+    way, ways = _host_and_way(nemesis)
+    way.lose(nemesis.chance.randint(2, 8))
     nemesis.wait(0.5)
-    return Struck(silent=True)
+    return Struck(silent=ways)
 
 
 @kind(LOCKS, "network: connections half open")
 def half_open(nemesis: Nemesis) -> Struck:
-    nemesis.way.forsake()
-    return Struck(silent=True)
+    way, ways = _host_and_way(nemesis)
+    way.forsake()
+    return Struck(silent=ways)
 
 
-@kind(LOCKS, "network: connections cut")
-def cut(nemesis: Nemesis) -> Struck:
-    nemesis.way.cut()
+# Lock servers that are replaced
+
+
+@kind(SENTINELS, "primary: SIGKILL, a replica is promoted")
+def promote(nemesis: Nemesis) -> Struck:
+    group = nemesis.scene.place.group
+    group.bring_back(group.fail_over())
+    return Struck(silent=["*/0"])
+
+
+@kind(SENTINELS, "primary: silent, a replica is promoted; it comes back")
+def depose(nemesis: Nemesis) -> Struck:
+    """Whoever is still connected to the old one frees there: the new one does not know of that end."""
+    group = nemesis.scene.place.group
+    old = group.master()
+    old.pause()
+    try:
+        until(lambda: _is_deposed(group, old), "another one is primary")
+    finally:
+        old.resume()
+    nemesis.wait(nemesis.chance.uniform(0.0, 1.0))
+    group.demote(old)
+    return Struck(forgot=str(old.port), latest=True, silent=["*/0"])
+
+
+def _is_deposed(group: SentinelGroup, old: RedisServer) -> bool:
+    with suppress(RedisError):
+        return group.master() is not old
+    return False
+
+
+@kind(SENTINELS, "primary: stalled, and not replaced")
+@kind(CLUSTER, "primary: stalled, and not replaced")
+def stall_primary(nemesis: Nemesis) -> Struck | None:
+    server = nemesis.server
+    if server is None:
+        return None
+    server.pause()
+    try:
+        nemesis.wait(nemesis.chance.uniform(0.1, 0.6))
+    finally:
+        server.resume()
+    return Struck(silent=["*/0"])
+
+
+@kind(SENTINELS, "replica: SIGKILL")
+def kill_replica(nemesis: Nemesis) -> Struck:
+    group = nemesis.scene.place.group
+    replica = nemesis.chance.choice(group.replicas())
+    replica.kill()
+    nemesis.wait(nemesis.chance.uniform(0.0, 1.0))
+    group.bring_back(replica)
+    return Struck()
+
+
+@kind(CLUSTER, "cluster: a slot moves")
+def move_slot(nemesis: Nemesis) -> Struck:
+    nemesis.scene.place.group.migrate_slot(_key(nemesis))
+    return Struck()
+
+
+@kind(CLUSTER, "cluster: a slot moves, and takes its time")
+def move_slot_slowly(nemesis: Nemesis) -> Struck:
+    """New keys are at the new place, old ones at the old one."""
+    nemesis.scene.place.group.migrate_slot(_key(nemesis), lambda: nemesis.wait(nemesis.chance.uniform(0.2, TTL)))
+    return Struck()
+
+
+@kind(CLUSTER, "primary: SIGKILL, its replica is promoted")
+def promote_in_cluster(nemesis: Nemesis) -> Struck:
+    group = nemesis.scene.place.group
+    dead = group.fail_over(_key(nemesis))
+    dead.start()
+    group.wait_until_ready()
+    return Struck(silent=["*/0"])
+
+
+def _key(nemesis: Nemesis) -> str:
+    """Of a lock that many want."""
+    return nemesis.scene.app.tasks["work"].lock_key_of(nemesis.chance.choice([*HOT]), 0.0)
+
+
+# Moments
+
+
+@kind(MOMENTS, "moment: all clients cut off (CLIENT KILL)")
+def client_kill(nemesis: Nemesis) -> Struck | None:
+    return _asked(nemesis.server, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+@kind(MOMENTS, "moment: one client cut off")
+def client_kill_one(nemesis: Nemesis) -> Struck | None:
+    server = nemesis.server
+    if server is None:
+        return None
+    with suppress(RedisError), server.client() as client:
+        others = [one["addr"] for one in client.client_list(_type="normal") if int(one["id"]) != client.client_id()]
+        if others and client.client_kill_filter(addr=nemesis.chance.choice(others)):
+            return Struck()
+    return None
+
+
+@kind(MOMENTS, "moment: SCRIPT FLUSH")
+def script_flush(nemesis: Nemesis) -> Struck | None:
+    return _asked(nemesis.server, "SCRIPT", "FLUSH")
+
+
+@kind(MOMENTS, "moment: CLIENT PAUSE")
+def pause_shortly(nemesis: Nemesis) -> Struck | None:
+    return _asked(nemesis.server, "CLIENT", "PAUSE", nemesis.chance.randint(10, 150))
+
+
+def _way(nemesis: Nemesis) -> LossyProxy | None:
+    ways = nemesis.host.to_locks
+    return nemesis.chance.choice(ways) if ways else None
+
+
+@kind(MOMENTS, "moment: connections cut")
+def cut(nemesis: Nemesis) -> Struck | None:
+    if way := _way(nemesis):
+        way.cut()
+        return Struck()
+    return None
+
+
+@kind(MOMENTS, "moment: a reply lost")
+def lose_one(nemesis: Nemesis) -> Struck | None:
+    if way := _way(nemesis):
+        way.lose(1)
+        return Struck()
+    return None
+
+
+@kind(MOMENTS, "moment: slow")
+def slow_shortly(nemesis: Nemesis) -> Struck | None:
+    way = _way(nemesis)
+    if way is None or way.is_slow:
+        return None
+    way.delay(nemesis.chance.uniform(0.01, PATIENCE))
+    try:
+        nemesis.wait(nemesis.chance.uniform(0.05, 0.3))
+    finally:
+        way.delay(0.0)
     return Struck()
 
 
@@ -478,8 +671,19 @@ def nemeses(scene: Scene, seed: int, kinds: Callable[[str], bool]) -> list[Nemes
     def chosen(of: Mapping[str, Strike]) -> dict[str, Strike]:
         return {name: strike for name, strike in of.items() if kinds(name)}
 
-    made = [Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", host=host) for name, host in scene.hosts.items()]
-    for number in range(min(AT_ONCE, len(scene.locks))):
-        servers = range(len(scene.locks))[number::AT_ONCE]
-        made.append(Nemesis(scene, chosen(LOCKS), f"{seed} locks {number}", servers=servers))
+    made = []
+    for name, host in scene.hosts.items():
+        made.append(Nemesis(scene, chosen(PROCESSES), f"{seed} {name}", host=host, revives=True))
+        made.append(Nemesis(scene, chosen(CHILDREN), f"{seed} {name} children", host=host, pause=CHILD))
+    servers = scene.place.servers
+    for number in range(min(AT_ONCE, len(servers))):
+        own = range(len(servers))[number::AT_ONCE]
+        made.append(Nemesis(scene, chosen(_of_place(scene)), f"{seed} locks {number}", servers=own))
+    made.append(Nemesis(scene, chosen(MOMENTS), f"{seed} moments", pause=MOMENT))
     return [*made, Nemesis(scene, chosen(BROKER), f"{seed} broker")]
+
+
+def _of_place(scene: Scene) -> Mapping[str, Strike]:
+    if isinstance(scene.place, Servers):
+        return LOCKS
+    return SENTINELS if isinstance(scene.place, Sentinels) else CLUSTER

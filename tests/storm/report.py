@@ -1,22 +1,75 @@
-"""A storm as a table."""
+"""A storm as tables."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from tests.storm.checker import BROKEN, Verdict
+from tests.storm.excuses import REASONS
 
 
-def table(verdict: Verdict, ttl: float) -> str:
+def faults(verdict: Verdict, ttl: float) -> str:
     """By kind of fault: a finding counts with each fault of the two leases before it."""
-    heads = ["fault", "times", "double runs", "lost", "told twice", "stuck", "recovery p50", "p99", "max"]
-    rows = [heads, ["---"] * len(heads)]
+    rows = []
     for kind, times in sorted(Counter(fault.kind for fault in verdict.faults).items()):
         twice = verdict.of(kind, "overlap", ttl) + verdict.of(kind, "again", ttl)
         found = [twice, verdict.of(kind, "lost", ttl), verdict.of(kind, "told twice", ttl)]
         stuck = verdict.of(kind, "stuck", ttl) + verdict.of(kind, "left", ttl)
         rows.append([kind, *map(str, [times, *found, stuck]), *_recovery(verdict.recovery.get(kind, []))])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    counts = Counter(finding.broken for finding in verdict.broken)
+    twice, stuck = counts["overlap"] + counts["again"], counts["stuck"] + counts["left"]
+    in_all = [len(verdict.faults), twice, counts["lost"], counts["told twice"], stuck]
+    seconds = [one for some in verdict.recovery.values() for one in some]
+    rows.append(["**all**", *map(str, in_all), *_recovery(seconds)])
+    heads = ["fault", "times", "double runs", "lost", "told twice", "stuck", "recovery p50", "p99", "max"]
+    return _table(heads, rows)
+
+
+def excuses(verdict: Verdict) -> str:
+    """What the guarantees do not promise, and was seen."""
+    found = Counter((finding.excuse, finding.broken) for finding in verdict.findings if finding.excuse)
+    rows = [
+        [broken, excuse, str(found[excuse, broken]), REASONS[excuse]]
+        for excuse in REASONS
+        for broken in BROKEN
+        if found[excuse, broken]
+    ]
+    return _table(["seen", "not promised, as it", "times", "because"], rows) if rows else "Nothing was excused."
+
+
+def summary(verdict: Verdict) -> str:
+    """Counts, then each finding that has no excuse."""
+    counts = Counter(finding.broken for finding in verdict.broken)
+    minutes = verdict.seconds / 60 or 1.0
+    lines = [
+        f"{len(verdict.faults)} faults in {minutes:.1f} min ({len(verdict.faults) / minutes:.0f} a minute), "
+        f"{verdict.messages} messages, {verdict.bodies} bodies, {verdict.unsure} refused as they were sent",
+        "broken promises: " + ", ".join(f"{counts[broken]} {broken}" for broken in BROKEN),
+    ]
+    lines += [f"- {one.broken} of {one.subject} at {one.at:.2f}: {one.text}" for one in verdict.broken]
+    return "\n".join(lines)
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of storms one after another as one."""
+    whole = Verdict()
+    for one in verdicts:
+        whole.findings += one.findings
+        whole.faults += one.faults
+        whole.messages, whole.bodies = whole.messages + one.messages, whole.bodies + one.bodies
+        whole.unsure, whole.seconds = whole.unsure + one.unsure, whole.seconds + one.seconds
+        for kind, seconds in one.recovery.items():
+            whole.recovery[kind] += seconds
+    return whole
+
+
+def page(verdict: Verdict, title: str, ttl: float) -> str:
+    return "\n\n".join([f"### {title}", summary(verdict), faults(verdict, ttl), excuses(verdict)])
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 def _recovery(seconds: list[float]) -> list[str]:
@@ -24,16 +77,3 @@ def _recovery(seconds: list[float]) -> list[str]:
         return ["", "", ""]
     ordered = sorted(seconds)
     return [f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:.1f} s" for share in (0.5, 0.99, 1.0)]
-
-
-def summary(verdict: Verdict) -> str:
-    """Counts, then each finding that has no excuse."""
-    counts = Counter(finding.broken for finding in verdict.broken)
-    excused = Counter(f"{finding.broken}: {finding.excuse}" for finding in verdict.findings if finding.excuse)
-    lines = [
-        f"{len(verdict.faults)} faults, {verdict.messages} messages, {verdict.bodies} bodies",
-        "broken promises: " + ", ".join(f"{counts[broken]} {broken}" for broken in BROKEN),
-        f"not promised: {dict(excused)}; lost by the broker: {verdict.lost_by_broker}",
-    ]
-    lines += [f"{one.broken} of {one.subject} at {one.at:.2f}: {one.text}" for one in verdict.broken]
-    return "\n".join(lines)

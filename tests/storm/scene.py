@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from celery import Celery
@@ -21,6 +21,7 @@ from tests.integration.workers import Process, Worker
 from tests.proxy import LossyProxy
 from tests.storm import app as tasks
 from tests.storm import history
+from tests.storm.places import AT, PLACES, Durable, Place
 
 #: Seconds of each lock.
 TTL = 4.0
@@ -44,44 +45,16 @@ WORKERS = {
 ENDING = 20.0
 
 
-class Durable(RedisServer):
-    """A server that writes down each change before it answers: killed and started, it has all its data."""
-
-    def __init__(self) -> None:
-        super().__init__(["--appendonly", "yes", "--appendfsync", "always"])
-
-    def forget(self) -> None:
-        """Die, and come back empty."""
-        self.kill()
-        self._remove()
-        self.start()
-
-    def go_back(self, seconds: float) -> None:
-        """Die, and come back with the data of so many seconds ago."""
-        older = self._directory.with_name(f"{self._directory.name}.older")
-        shutil.copytree(self._directory, older, ignore=shutil.ignore_patterns("redis.sock", "log"))
-        try:
-            clock.sleep(seconds)
-            self.kill()
-            self._remove()
-            shutil.copytree(older, self._directory, dirs_exist_ok=True)
-        finally:
-            shutil.rmtree(older)
-        self.start()
-
-    def _remove(self) -> None:
-        for entry in self._directory.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
 class Host:
     """What runs on it, and the proxies by which it reaches the servers."""
 
-    def __init__(self, name: str, broker: RedisServer, locks: list[Durable], exits: ExitStack) -> None:
+    def __init__(self, name: str, broker: RedisServer, place: Place, exits: ExitStack) -> None:
         self.name = name
         self.to_broker = exits.enter_context(LossyProxy(broker.port))
-        self.to_locks = [exits.enter_context(LossyProxy(server.port)) for server in locks]
+        self.to_locks = place.ways(exits)
         self.workers: dict[str, Worker] = {}
+        #: Settings by which a pool's workers differ, since they were deployed anew.
+        self.deployed: dict[str, Mapping[str, Any]] = {}
         self.beat: Process | None = None
 
 
@@ -90,26 +63,24 @@ class Scene:
 
     Args:
         directory: for the logs, and the history.
-        nodes: lock servers; several are a Redlock.
+        place: where the locks are, as named in `places.py`.
         package: by which the tasks lock; ours by default.
         mutant: of our package, that the workers run.
     """
 
-    def __init__(self, directory: Path, exits: ExitStack, *, nodes: int, package: str = "", mutant: str = "") -> None:
-        self._directory, self._exits = directory, exits
+    def __init__(self, directory: Path, exits: ExitStack, *, place: str, package: str = "", mutant: str = "") -> None:
+        self._directory = directory
         self._package, self._mutant = package, mutant
         self.history = directory / "history"
         self.history.touch()
         self.broker = exits.enter_context(Durable())
         self._events = exits.enter_context(RedisServer())
-        self.locks = [exits.enter_context(Durable()) for _ in range(nodes)]
-        for server in self.locks:
-            # Nodes that are new have no vote for a while: these count as old.
-            server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
-        self.hosts = {name: Host(name, self.broker, self.locks, exits) for name in WORKERS}
-        self._starts = 0
+        self.place = PLACES[place](exits)
+        self.hosts = {name: Host(name, self.broker, self.place, exits) for name in WORKERS}
+        self._starts, self._processes = 0, list[Process]()
+        exits.callback(self._end_all)
         self._forgot_at, self._mutex = -math.inf, threading.Lock()
-        self.app: Celery = tasks.make(self._conf(self.broker.port, [server.port for server in self.locks]), package)
+        self.app: Celery = tasks.make(self._conf(self.broker.port), package)
 
     def start(self) -> None:
         """All workers, and the beats of our package."""
@@ -130,31 +101,31 @@ class Scene:
             self._forgot_at = clock.now()
             return True
 
-    def worker(self, host: Host, pool: str, *arguments: str) -> Worker:
-        """Start one; it is not ready yet."""
+    def worker(self, host: Host, pool: str) -> Worker:
+        """Start one with what was deployed last; it is not ready yet."""
         concurrency = dict(WORKERS[host.name])[pool]
         self._starts += 1
-        return self._exits.enter_context(
-            Worker(
-                f"{host.name}-{pool}-{self._starts}",
-                directory=self._directory,
-                environment=self._environment(host),
-                pool=pool,
-                concurrency=concurrency,
-                app="tests.storm.app",
-                arguments=arguments,
-            )
+        worker = Worker(
+            f"{host.name}-{pool}-{self._starts}",
+            directory=self._directory,
+            environment=self._environment(host, host.deployed.get(pool, {})),
+            pool=pool,
+            concurrency=concurrency,
+            app="tests.storm.app",
         )
+        self._note(worker)
+        return worker
 
-    def revive(self, host: Host) -> list[str]:
-        """Start again what has ended by itself on a host, as a supervisor does; what that was."""
-        ended = [pool for pool, worker in host.workers.items() if worker.process.poll() is not None]
-        for pool in ended:
-            host.workers[pool].kill()
+    def revive(self, host: Host) -> list[tuple[str, list[int]]]:
+        """Start again what has ended by itself on a host, as a supervisor does; what that was, and its processes."""
+        over = [(pool, worker) for pool, worker in host.workers.items() if worker.process.poll() is not None]
+        ended = [(pool, [worker.process.pid, *group_of(worker.process.pid)]) for pool, worker in over]
+        for pool, worker in over:
+            worker.kill()
             host.workers[pool] = self.worker(host, pool)
         if host.beat and host.beat.process.poll() is not None:
+            ended.append(("beat", [host.beat.process.pid]))
             host.beat = self.start_beat(host)
-            ended.append("beat")
         return ended
 
     def start_beat(self, host: Host) -> Process:
@@ -162,12 +133,22 @@ class Scene:
         name = f"{host.name}-beat-{self._starts}"
         command = ["beat", "-S", "exclusive", "-s", str(self._directory / f"{name}.schedule")]
         environment = self._environment(host)
-        return self._exits.enter_context(
-            Process(name, "tests.storm.app", command, directory=self._directory, environment=environment)
-        )
+        beat = Process(name, "tests.storm.app", command, directory=self._directory, environment=environment)
+        self._note(beat)
+        return beat
 
-    def _environment(self, host: Host) -> dict[str, str]:
-        conf = self._conf(host.to_broker.port, [proxy.port for proxy in host.to_locks])
+    def _note(self, process: Process) -> None:
+        # Those that are over are forgotten: in an hour their ids are those of others.
+        with self._mutex:
+            left = [one for one in self._processes if one.process.poll() is None or group_of(one.process.pid)]
+            self._processes = [*left, process]
+
+    def _end_all(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def _environment(self, host: Host, deployed: Mapping[str, Any] = MappingProxyType({})) -> dict[str, str]:
+        conf = {**self._conf(host.to_broker.port, host.to_locks), **deployed}
         return {
             "TEST_CONF": json.dumps(conf),
             "TEST_EVENTS": self._events.url,
@@ -177,21 +158,20 @@ class Scene:
             tasks.PACKAGE: self._package,
         }
 
-    def _conf(self, broker: int, locks: list[int]) -> Mapping[str, Any]:
-        at = "redis://127.0.0.1:{}/{}"
+    def _conf(self, broker: int, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
         conf: dict[str, Any] = {
-            "broker_url": at.format(broker, 0),
-            "result_backend": at.format(broker, 1),
+            "broker_url": AT.format(broker, 0),
+            "result_backend": AT.format(broker, 1),
             "broker_transport_options": FORGETFUL,
             "beat_schedule": {"tick": {"task": "tick", "schedule": 1.0, "args": ["tick"]}},
         }
+        at = self.place.conf(ways)
         if self._package:
             from benchmarks.tasks import settings
 
-            return {**conf, **settings(at.format(locks[0], 0), round(TTL))}
-        backend = ";".join(at.format(port, 0) for port in locks)
+            return {**conf, **settings(at["singleton_lock_backend"], round(TTL))}
         # A record outlives the storm.
-        return {**conf, "singleton_lock_backend": backend, "singleton_lock_ttl": TTL, "singleton_lock_beat_ttl": TTL}
+        return {**conf, **at, "singleton_lock_ttl": TTL, "singleton_lock_beat_ttl": TTL}
 
 
 @contextmanager
@@ -223,7 +203,8 @@ def group_of(pid: int) -> list[int]:
 
 def end(process: Process, how: signal.Signals) -> None:
     """Have one end by a signal to its main process, and whatever is left of it afterwards by force."""
-    process.process.send_signal(how)
+    with suppress(ProcessLookupError):  # It ends in this very moment.
+        process.process.send_signal(how)
     deadline = clock.now() + ENDING
     while group_of(process.process.pid) and process.process.poll() is None and clock.now() < deadline:
         clock.sleep(0.05)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import LockConflict, LockLost
@@ -275,3 +276,30 @@ def test_policy_that_fails_beside_a_task_of_the_same_id(app: Celery) -> None:
         deliver(task)
     assert task.backend.get_state(id_for(task)) == "PENDING"
     assert runs == []
+
+
+def test_end_that_could_not_be_stored_is_told_by_a_copy(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded by then. The result backend is away, and the message is put back: that settles nothing."""
+    task, _ = make(app, lambda: 1, on_conflict="skip", acks_late=True)
+    runtime, put_back = Runtime.of(app), []
+    other = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+    assert isinstance(runtime.store.acquire(other), Lease)
+    monkeypatch.setattr(requeue, "_send", lambda *message: put_back.append(message))
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ConnectionError("away")
+
+    with monkeypatch.context() as patch:
+        for asked in ("mark_as_failure", "get_state"):
+            patch.setattr(task.backend, asked, away)
+        _trace(task)
+    assert len(put_back) == 1
+    runtime.record_writer.write()
+    _trace(task)
+    assert app.AsyncResult(id_for(task)).state == "REVOKED"
+
+
+def _trace(task: Any) -> None:
+    """Carry out its message as a worker does."""
+    request = {"id": id_for(task), "called_directly": False, "is_eager": False, "delivery_info": {}, "retries": 0}
+    build_tracer(task.name, task, app=task.app)(id_for(task), (), {}, request)

@@ -1,0 +1,32 @@
+"""What a soak takes for flat, and its picture."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from tests.soak.__main__ import POINTS
+from tests.soak.picture import picture
+from tests.soak.soak import grown
+
+WARM = [{"MB of prefork": min(40.0 + number, 60.0)} for number in range(POINTS)]
+
+
+def test_what_grows_until_it_is_warm_is_flat() -> None:
+    assert grown(WARM) == []
+
+
+def test_what_grows_on_is_told() -> None:
+    leak = [{"MB of prefork": 40.0 + number / 4, "threads of prefork": 7.0} for number in range(POINTS)]
+    assert [one.split()[:3] for one in grown(leak)] == [["MB", "of", "prefork"]]
+
+
+def test_a_peak_is_no_growth() -> None:
+    peak = [{"keys of locks": 9000.0 if number == POINTS - 5 else 1000.0} for number in range(POINTS)]
+    assert grown(peak) == []
+
+
+def test_picture_has_a_line_for_each_and_is_well_formed() -> None:
+    samples = [{"MB of a": 1.0, "MB of <b>": 2.0, "keys of locks": 0.0}] * 3
+    drawn = ET.fromstring(picture(samples, 60.0, "3 tasks"))
+    lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == len(samples[0])

@@ -1,0 +1,146 @@
+"""What `docs/guarantees.md` leaves open, as narrow as it can be told from a history; each use of it is counted.
+
+An excuse needs a fault that explains it: at this process or the way of its host to the lock servers, at this time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.storm.story import Attempt, Line, Story
+
+FROZEN, HOGGED = "frozen, longer than its lease", "GIL held, longer than its lease"
+FORGOT = "the lock servers forgot"
+KILLED = "killed between its last line and the record"
+KILLED_RETRYING = "killed as it retried"
+FROZEN_AT_THE_END = "frozen between its last line and the record"
+SILENT = "ended while no lock server answered"
+STOPPED = "stopped while no lock server answered, or frozen"
+REJECTED = "rejected"
+UNSENT = "sent, but not as far as Celery knows"
+LOST_BY_BROKER = "lost by the broker"
+
+#: Each excuse, and what of the guarantees it is.
+REASONS: Mapping[str, str] = {
+    FROZEN: "a whole worker stood still between two instructions while its lease ended; stopped when it went on",
+    HOGGED: "C code held the GIL of a pool without a main process that renews",
+    FORGOT: "a majority of the lock servers came back empty or with older data; stopped at the next renewal",
+    KILLED: "the worker died in the round trip between the end of a body and the record",
+    KILLED_RETRYING: "Celery sends the next attempt before the body is over; the worker died before that was recorded",
+    FROZEN_AT_THE_END: "the worker stood still in that round trip until its lease had ended",
+    SILENT: "no lock server could be told of the end until the lease was over, or the worker had died",
+    STOPPED: "a run that was stopped could not be recorded; a copy that was delivered before ran",
+    REJECTED: "a rejected message leaves no record",
+    UNSENT: "Celery failed a step that the broker had taken, when its connection was cut before it said so",
+    LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
+}
+
+#: As what Celery fails a next step, or the body of a chord, that it could not send. No task of the storm fails so.
+ERRORS_OF_SENDING = ("ChordError", "ConnectionError", "OperationalError", "TimeoutError")
+
+#: Seconds for which a broker's fault may lie back when Celery gives up to send: it tries three times.
+SENDING = 10.0
+
+#: Shares of the ttl: the least for which a process stands still whose lease ends meanwhile (protocol, section 5: it
+#: was to be stopped two fifteenths before, at the least); after which a body that goes on has been stopped; after which
+#: one whose lock was forgotten has been: a renewal is due after a third, and a child that does not end is killed a
+#: tenth later. Half a tenth more is the machine's.
+STANDS_STILL, GOES_ON, FORGOTTEN = 0.13, 0.3, 0.55
+
+#: Share of the ttl in which whoever has no fault of the lock server's against it has written its record.
+ROUND_TRIP = 0.25
+
+
+class Excuses:
+    """Those that a story gives, where locks last for `ttl` seconds."""
+
+    def __init__(self, story: Story, ttl: float) -> None:
+        self._story, self._ttl = story, ttl
+
+    def of_overlap(self, first: Attempt, second: Attempt) -> str:
+        """Why a body may go on when a second one begins."""
+        before, after = first.gap_at(second.start)
+        # One that was in a lease when it stood still asks as it goes on. It may write a line before it is stopped.
+        earlier, _ = first.gap_at(before)
+        for begin, end in ((before, after), (earlier, before)):
+            stood_still = end - begin >= STANDS_STILL * self._ttl
+            if stood_still and begin <= second.start and first.end <= end + GOES_ON * self._ttl:
+                return self._why_still(first, begin, end)
+        at = self._story.forgot(first.start, second.start)
+        if at is None:
+            return ""
+        moved = first.stood_still(at, first.end, STANDS_STILL * self._ttl)
+        late = self._ttl / 3 if self._story.silences.touch(first.host, at, at + self._ttl) else 0.0
+        return FORGOT if first.end - moved <= at + late + FORGOTTEN * self._ttl else ""
+
+    def _why_still(self, attempt: Attempt, begin: float, end: float) -> str:
+        if any(self._story.struck(attempt.pid, "frozen", begin, end)):
+            return FROZEN
+        # A child that alone is stopped keeps its lock, as long as its main process can renew.
+        alone = self._story.struck(attempt.pid, "stopped", begin, end)
+        if any(self._story.silences.touch(attempt.host, one.begin, one.end) for one in alone):
+            return FROZEN
+        return HOGGED if self._story.hogged(attempt.pid, begin, end) else ""
+
+    def of_second_run(self, first: Attempt, second: Attempt) -> str:
+        """Why a body may begin after the success of its message."""
+        excuse = self._why_unrecorded(first, second.start)
+        if excuse != FORGOT and second.retries < first.retries:
+            return self._of_earlier_attempt(first, second)
+        return excuse
+
+    def _why_unrecorded(self, first: Attempt, at: float) -> str:
+        """Why nobody knows at that time that a body has ended."""
+        soon = first.end + ROUND_TRIP * self._ttl
+        if self._story.forgot(first.end, at, written=soon) is not None:
+            return FORGOT
+        told = any(first.end <= line["at"] < at for line in self._story.told.get(first.message, ()))
+        killed = list(self._story.struck(first.pid, "killed", first.end, at))
+        if any(one.begin <= soon for one in killed) and not told:
+            return KILLED
+        if any(one.begin <= soon for one in self._story.struck(first.pid, "frozen", first.end, at)):
+            return FROZEN_AT_THE_END
+        # It is told as soon as a server answers, by a process that is there.
+        over = min([at, *(one.begin for one in killed)])
+        return SILENT if self._story.silences.cover(first.host, min(soon, over), over) else ""
+
+    def _of_earlier_attempt(self, first: Attempt, second: Attempt) -> str:
+        """Of a message whose next attempt had a success: each attempt has a record of its own."""
+        for before in self._story.attempts.values():
+            if (before.message, before.retries) == (second.message, second.retries) and before.end < first.start:
+                if any(self._story.struck(before.pid, "killed", before.end, first.start)):
+                    return KILLED_RETRYING
+                if excuse := self._why_unrecorded(before, second.start):
+                    return excuse
+        return ""
+
+    def of_end(self, end: Line, at: float) -> str:
+        """Why a message may go on, at a later time, after this end."""
+        error, host = end.get("error"), end.get("host", "")
+        if error == "LockLost":
+            begin = end["at"] - 2 * self._ttl
+            frozen = any(self._story.struck(end["pid"], "frozen", begin, end["at"]))
+            if frozen or self._story.silences.touch(host, begin, end["at"]):
+                return STOPPED
+        if error == "Reject" and self._story.sent.get(end["message"], {}).get("policy", "reject") == "reject":
+            return REJECTED
+        if error in ERRORS_OF_SENDING and self._broker_failed(end["at"]):
+            return UNSENT
+        return FORGOT if self._story.forgot(end["at"], at, written=end["at"]) is not None else ""
+
+    def of_ends(self, first: Line, second: Line) -> str:
+        """Why a message may be told two different ends."""
+        # Celery keeps a success where one that was stopped, or could not send, tells that later.
+        for one in (second, first):
+            if excuse := self.of_end(one, second["at"]):
+                return excuse
+        ran = [one for one in self._story.attempts.values() if one.message == first["message"] and one.how == "done"]
+        told_by = [one for one in ran if one.pid == first["pid"] and one.end <= first["at"]]
+        return self._why_unrecorded(told_by[-1], second["at"]) if told_by else ""
+
+    def of_tick(self, first: Attempt, second: Attempt) -> str:
+        """Why a tick may be sent for a second time."""
+        return FORGOT if self._story.forgot(first.start - self._ttl, second.start) is not None else ""
+
+    def _broker_failed(self, at: float) -> bool:
+        return any(one.kind.startswith("broker") and one.overlaps(at - SENDING, at) for one in self._story.faults)

@@ -1,0 +1,173 @@
+"""A history, sorted out: which bodies ran, what became of each message, and what went wrong meanwhile."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.storm.silences import Silences
+
+Line = Mapping[str, Any]
+
+
+@dataclass
+class Attempt:
+    """A body that ran, from its first line to its last one."""
+
+    run: str
+    key: str
+    message: str
+    pid: int
+    host: str
+    fence: int
+    limit: int
+    #: Whether its end is that of its message: not, where it retries.
+    is_last: bool
+    retries: int
+    due: str | None
+    times: list[float]
+    how: str = "open"
+
+    @property
+    def start(self) -> float:
+        return self.times[0]
+
+    @property
+    def end(self) -> float:
+        return self.times[-1]
+
+    def gap_at(self, at: float) -> tuple[float, float]:
+        """The lines before and after a moment."""
+        after = min(max(bisect_left(self.times, at), 1), len(self.times) - 1)
+        return self.times[after - 1], self.times[after]
+
+    def stood_still(self, begin: float, end: float, least: float) -> float:
+        """Seconds in that time within gaps of at least so many seconds."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        gaps = ((max(one, begin), min(next_one, end)) for one, next_one in pairs if next_one - one >= least)
+        return sum(max(next_one - one, 0.0) for one, next_one in gaps)
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    begin: float
+    end: float
+    pids: frozenset[int]
+    #: What came of them: "killed", "frozen" (a whole worker stood still), "stopped" (one of its processes did).
+    fate: str
+    #: The lock server that has forgotten something by it; empty for none.
+    forgot: str
+    #: It has forgotten only what was written since the fault began.
+    latest: bool
+    #: Ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
+    silent: frozenset[str]
+
+    def overlaps(self, begin: float, end: float) -> bool:
+        return self.end >= begin and self.begin <= end
+
+
+class Story:
+    """What the lines of a history say.
+
+    Args:
+        lines: of all processes, in any order.
+        quorum: of the lock servers.
+        servers: number of them.
+        pause: seconds for which one that answers again is not heard yet.
+    """
+
+    def __init__(self, lines: Iterable[Line], *, quorum: int, servers: int, pause: float) -> None:
+        self._quorum = quorum
+        self.attempts: dict[str, Attempt] = {}
+        self.told: dict[str, list[Line]] = defaultdict(list)
+        self.sent: dict[str, Line] = {}
+        #: Perhaps sent: its sender got an error; or taken for another one by the package.
+        self.unsure: set[str] = set()
+        #: By message and attempt: what was last heard of it from the broker.
+        self.broker: dict[tuple[str, int], str] = {}
+        self.faults: list[Fault] = []
+        self.left: list[Line] = []
+        for line in sorted(lines, key=lambda line: line["at"]):
+            getattr(self, f"_{line['event']}")(line)
+        spans = [(way, one.begin, one.end) for one in self.faults for way in one.silent]
+        self.silences = Silences(spans, too_few=servers - quorum + 1, pause=pause)
+
+    def by_key(self) -> Iterator[list[Attempt]]:
+        """The attempts of each key, in the order of their starts."""
+        keys: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
+        for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.start):
+            keys[attempt.key, attempt.limit].append(attempt)
+        yield from keys.values()
+
+    def forgot(self, begin: float, end: float, *, written: float | None = None) -> float | None:
+        """When the last of so many lock servers has forgotten something in that time that no quorum is left.
+
+        Args:
+            begin: of that time.
+            end: of it.
+            written: when that was written which is missing, if it was written only once.
+        """
+        found = [one for one in self.faults if one.forgot and one.overlaps(begin, end)]
+        if written is not None:
+            found = [one for one in found if not one.latest or one.begin <= written]
+        return max(one.end for one in found) if len({one.forgot for one in found}) >= self._quorum else None
+
+    def struck(self, pid: int, fate: str, begin: float, end: float) -> Iterator[Fault]:
+        """Faults of that fate that concerned a process in that time."""
+        return (one for one in self.faults if one.fate == fate and pid in one.pids and one.overlaps(begin, end))
+
+    def hogged(self, pid: int, begin: float, end: float) -> bool:
+        """Whether a task held the GIL of that process in that time."""
+        return any(
+            one.key.startswith("hog-") and one.pid == pid and one.start <= end and one.end >= begin
+            for one in self.attempts.values()
+        )
+
+    def _start(self, line: Line) -> None:
+        self.attempts[line["run"]] = Attempt(
+            *(line["run"], line["key"], line["message"], line["pid"], line["host"]),
+            fence=line.get("fence", 0),
+            limit=line.get("limit", 1),
+            is_last=line.get("last", True),
+            retries=line.get("retries", 0),
+            due=line.get("due"),
+            times=[line["at"]],
+        )
+
+    def _beat(self, line: Line) -> None:
+        if line["run"] in self.attempts:
+            self.attempts[line["run"]].times.append(line["at"])
+
+    def _end(self, line: Line) -> None:
+        self._beat(line)
+        if line["run"] in self.attempts:
+            self.attempts[line["run"]].how = line["how"]
+
+    def _told(self, line: Line) -> None:
+        self.told[line["message"]].append(line)
+
+    def _sent(self, line: Line) -> None:
+        self.sent[line["message"]] = line
+        if not line.get("after"):
+            self.broker.setdefault((line["message"], 0), "queued")
+
+    def _unsure(self, line: Line) -> None:
+        self.unsure.add(line["message"])
+
+    def _queued(self, line: Line) -> None:
+        self.broker[line["message"], line.get("retries", 0)] = "queued"
+
+    def _taken(self, line: Line) -> None:
+        self.broker[line["message"], line.get("retries", 0)] = "taken"
+
+    def _left(self, line: Line) -> None:
+        self.left.append(line)
+
+    def _fault(self, line: Line) -> None:
+        pids, silent = frozenset(line.get("pids", ())), frozenset(line.get("silent", ()))
+        about = line["kind"], line["begin"], line["at"], pids, line.get("fate", "")
+        self.faults.append(Fault(*about, line.get("forgot", ""), line.get("latest", False), silent))
