@@ -229,7 +229,14 @@ class Simulation:
         if task is None or getcurrent() is not task.greenlet:
             return
         self.until_preempted = int(self.rng.expovariate(1.0 / self.interval)) + 1
-        self.yield_now()
+        if self.ready or (self._heap and self._heap[0][0] <= self.now) or not self._may_stay(task):
+            self.yield_now()
+        else:
+            self._take_a_turn(task)
+
+    def _may_stay(self, task: Task) -> bool:
+        """Whether it would be the next one, and find everything as it is."""
+        return task.process.alive and task.process.runs and not (self.over or task.signals or task.thrown)
 
     def signal(self, process: Process, signum: int) -> None:
         """Send a signal to the main thread of a process."""
@@ -276,6 +283,12 @@ class Simulation:
                 self.ready.append(task)
         elif task not in task.process.held_up:
             task.process.held_up.append(task)
+
+    def _take_a_turn(self, task: Task) -> None:
+        self.now += self.rng.random() * SWITCH
+        self.switches += 1
+        if self.switches > TURNS:
+            self.fail(f"{task} and others go on for ever")
 
     def _leave(self) -> None:
         task = self.current
@@ -355,12 +368,10 @@ class Simulation:
         while self.failure is None and not self.is_finished:
             while heap and heap[0][0] <= self.now:
                 heapq.heappop(heap)[2]()
-            if self.ready:
-                task = self.ready.pop(rng.randrange(len(self.ready)))
-                self.now += rng.random() * SWITCH
-                self.switches += 1
-                if self.switches > TURNS:
-                    self.fail(f"{task} and others go on for ever")
+            if ready := self.ready:
+                task = ready.pop(int(rng.random() * len(ready)) if len(ready) > 1 else 0)
+                self._take_a_turn(task)
+                if self.failure is not None:
                     return
                 self.current = task
                 task.greenlet.switch()
