@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis.utils
@@ -208,7 +209,7 @@ class _Peer:
         self.session = model.connect(way.answer, address=f"{client.name}:{server.run.next_number()}")
 
     def receive(self, data: bytes) -> None:
-        self._server.do(lambda: self.session.receive(data))
+        self._server.do(partial(self.session.receive, data))
 
     def close(self) -> None:
         self._server.forget(self)
