@@ -14,6 +14,7 @@ import dis
 import importlib
 import importlib.machinery
 import importlib.util
+import marshal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSet
@@ -145,6 +146,13 @@ class _Source:
 source = _Source()
 
 
+def _own(code: CodeType) -> CodeType:
+    """The same code for one copy alone. What Python has learned of a code's types and globals, to run it faster, is of no
+    use to another copy.
+    """
+    return marshal.loads(marshal.dumps(code))  # type: ignore[no-any-return]
+
+
 class _Resource:
     """A file beside the package's modules, or a folder of them."""
 
@@ -184,7 +192,7 @@ class _Loader:
             "__import__": _importer(own),
             "__point__": point,
         }
-        exec(source.code(self._spec.origin), module.__dict__)
+        exec(_own(source.code(self._spec.origin)), module.__dict__)
 
 
 class _Finder:
