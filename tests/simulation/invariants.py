@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Any
 
 from celery import states
@@ -183,7 +182,6 @@ def _runs(server: Any) -> list[tuple[str, bytes]]:
     return [(key, value) for key, value in server.living_values() if ":run" in key]
 
 
-@lru_cache(maxsize=256)
 def _pid_in(value: bytes) -> int:
     """The process that holds a lock; 0 for a reservation, and for what a node was given back."""
     fields = json.loads(value[32:]) if value[32:].startswith(b"[") else [""] * 8
