@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dis
 import importlib
 import importlib.machinery
 import importlib.util
@@ -118,6 +117,7 @@ class _Source:
 
     def __init__(self) -> None:
         self._codes: dict[str, CodeType] = {}
+        self._rebound: dict[str, set[str]] = {}
         self.edit: Edit | None = None
 
     def load(self) -> None:
@@ -138,9 +138,17 @@ class _Source:
             text = Path(file).read_text()
             if self.edit is not None:
                 text = self.edit(str(Path(file).relative_to(_ROOT)), text)
-            tree = _AtEachStatement().visit(ast.parse(text, file))
+            tree = ast.parse(text, file)
+            declared = [node for node in ast.walk(tree) if isinstance(node, ast.Global)]
+            self._rebound[file] = {name for node in declared for name in node.names}
+            tree = _AtEachStatement().visit(tree)
             self._codes[file] = compile(ast.fix_missing_locations(tree), file, "exec")
         return self._codes[file]
+
+    def rebound(self, file: str) -> set[str]:
+        """The names that functions of a module assign by `global`."""
+        self.code(file)
+        return self._rebound[file]
 
 
 source = _Source()
@@ -273,7 +281,7 @@ class Package:
         self._globals = [
             (vars(module), {name: vars(module)[name] for name in names if name in vars(module)})
             for module in self._modules.values()
-            if (names := _rebound(source.code(str(module.__file__))))
+            if (names := source.rebound(str(module.__file__)))
         ]
         self._contents = [*self._containers()]
         self._starts_anew = list(self("forks")._all)
@@ -320,15 +328,6 @@ class Package:
                     continue
                 seen.add(id(part))
                 yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())
-
-
-def _rebound(code: CodeType, *, is_module: bool = True) -> set[str]:
-    """The names that functions of a module assign by `global`."""
-    found = set() if is_module else {it.argval for it in dis.get_instructions(code) if it.opname == "STORE_GLOBAL"}
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            found |= _rebound(part, is_module=False)
-    return found
 
 
 def _identity() -> str:
