@@ -179,7 +179,7 @@ class BeatsChecker:
             run.is_finished = True
 
     def _well_from(self) -> float:
-        """When each tick must be sent in time: claims of who is gone are over, and somebody leads, or everybody may send."""
+        """When each tick must be sent in time: somebody leads, or all may send, and claims of the dead are over."""
         latest = self._calm_from_all + self.plan.ttl + FOLLOWS
         is_led = self.plan.mode == "leader"
         return (min(max(self._calm_from_all, self._not_led_at), latest) if is_led else latest) + CLAIMED

@@ -155,9 +155,7 @@ source = _Source()
 
 
 def _own(code: CodeType) -> CodeType:
-    """The same code for one copy alone. What Python has learned of a code's types and globals, to run it faster, is of no
-    use to another copy.
-    """
+    """The same code for one copy alone: what Python learns of types and globals, to be faster, differs by copy."""
     return marshal.loads(marshal.dumps(code))  # type: ignore[no-any-return]
 
 
