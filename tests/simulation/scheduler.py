@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -177,7 +178,8 @@ class Simulation:
 
     def at(self, when: float, function: Callable[[], None]) -> None:
         """Call `function` at a time, outside of any task."""
-        heapq.heappush(self._heap, (max(when, self.now), self.next_number(), function))
+        self._numbers += 1
+        heapq.heappush(self._heap, (when if when > self.now else self.now, self._numbers, function))
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
         """Call it in so many true seconds."""
@@ -199,15 +201,17 @@ class Simulation:
         task.woken, task.parked = None, True
         if seconds is not None:
             turn = task.waits
-            self.after(max(seconds, 0.0) / task.process.host.rate, lambda: self._time_out(task, turn))
+            self.after(max(seconds, 0.0) / task.process.host.rate, partial(self._time_out, task, turn))
         try:
             while task.woken is None:
                 self._leave()
-                self._handle_signals(task)
+                if task.signals:
+                    self._handle_signals(task)
         finally:
             task.parked = False
-        self._raise_thrown(task)
-        return bool(task.woken)
+        if task.thrown:
+            raise task.thrown.pop(0)
+        return task.woken
 
     def wake(self, task: Task) -> None:
         """End the waiting of a task."""
@@ -220,8 +224,10 @@ class Simulation:
         task = self._own()
         self._may_go_on(task)
         self._leave()
-        self._handle_signals(task)
-        self._raise_thrown(task)
+        if task.signals:
+            self._handle_signals(task)
+        if task.thrown:
+            raise task.thrown.pop(0)
 
     def point(self) -> None:
         """Before a statement: from time to time, the task is preempted here."""
@@ -254,10 +260,6 @@ class Simulation:
             if callable(handler):
                 handler(signum, None)
 
-    def _raise_thrown(self, task: Task) -> None:
-        if task.thrown:
-            raise task.thrown.pop(0)
-
     def throw(self, task: Task, error: type[BaseException]) -> None:
         """Raise an exception in a task, with its next statement."""
         task.thrown[:] = [error]
@@ -276,13 +278,12 @@ class Simulation:
             self._may_go_on(task)
 
     def _may_go_on(self, task: Task) -> None:
-        if not task.process.alive:
+        process = task.process
+        if not process.alive:
             return
-        if task.process.runs:
-            if task not in self.ready:
-                self.ready.append(task)
-        elif task not in task.process.held_up:
-            task.process.held_up.append(task)
+        waiting = process.held_up if process.stopped or process.host.suspended else self.ready
+        if task not in waiting:
+            waiting.append(task)
 
     def _take_a_turn(self, task: Task) -> None:
         self.now += self.rng.random() * SWITCH

@@ -215,6 +215,8 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
         return
     key, servers, owner = _run_key(process.package, lease.key, lease.slot), world.servers, lease.owner[:28].encode()
     others = [server for server in servers if not server.keeps(key, owner)]
+    if len(others) * 2 <= len(servers):
+        return
     if len([server for server in others if len(servers) == 1 or server.remembers(lease.ttl)]) * 2 > len(servers):
         keeping = len(servers) - len(others)
         world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {keeping} of {len(servers)} servers keep")
