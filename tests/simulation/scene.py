@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.simulation import found, loading
 from tests.simulation.plan import Plan, draw
+from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
 
@@ -25,6 +27,15 @@ def failures(first: str, last: str) -> dict[str, str]:
     prepare()
     results = {seed: simulate(draw(int(seed))) for seed in map(str, range(int(first), int(last)))}
     return {seed: result.failure for seed, result in results.items() if result.failure is not None}
+
+
+def left(*seeds: str) -> dict[str, int]:
+    """How many simulations are still in memory after some: the last one is."""
+    prepare()
+    for seed in seeds:
+        simulate(draw(int(seed), kind=["tasks", "locks", "beats"][int(seed) % 3]))
+    gc.collect()
+    return {"simulations": sum(isinstance(it, Simulation) for it in gc.get_objects())}
 
 
 def again(file: str) -> dict[str, str | None]:

@@ -144,6 +144,8 @@ class Simulation:
         self.switches = 0
         #: Called whenever the time is about to go on: what must hold at each moment.
         self.watch: list[Callable[[], None]] = []
+        #: Called when it is over.
+        self.at_close: list[Callable[[], object]] = []
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
         self._hub = getcurrent()
@@ -398,6 +400,8 @@ class Simulation:
                     with suppress(BaseException):
                         task.greenlet.throw(Ended)
         self.tasks.clear()
+        for at_close in self.at_close:
+            at_close()
 
 
 #: The simulation that is under way.
