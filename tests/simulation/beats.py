@@ -173,7 +173,8 @@ class BeatsChecker:
             self._not_led_at = run.now
         if leaders or run.now < self._calm_from:
             self._led_at = run.now
-        elif self.plan.mode == "leader" and run.now > self._led_at + self._patience:
+        # While the only beat is stopped, nothing happens, and nobody looks.
+        elif self.plan.mode == "leader" and run.now > max(self._led_at, self._calm_from) + self._patience:
             run.fail(f"nobody leads since {run.now - self._led_at:.3f} s")
         if run.now > self._well_from() + CALM:
             run.is_finished = True
