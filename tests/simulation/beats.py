@@ -34,7 +34,7 @@ AHEAD = 0.2
 AT_ONCE = 1.5
 
 #: Seconds for which all must go well at the end.
-CALM = 12.0
+CALM = 10.0
 
 #: Seconds that a look at the schedule takes at least.
 TICK = 0.001
@@ -79,11 +79,13 @@ class BeatsChecker:
         self._sent: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         self._not_taken: set[tuple[str, str]] = set()
         self._led_at = 0.0
+        #: When it was last so that nobody led.
+        self._not_led_at = 0.0
         self._patience = world.plan.ttl + FOLLOWS
         self._calm_from = max((self._calm_after(fault) for fault in world.plan.faults), default=0.0)
         # A new node of a Redlock has no vote for one ttl.
         self._calm_from = max(self._calm_from, world.plan.ttl if world.plan.nodes > 1 else 0.0)
-        self._ends = max(world.plan.calm_at, self._calm_from) + world.plan.ttl + FOLLOWS + CLAIMED + CALM
+        self._calm_from_all = max(world.plan.calm_at, self._calm_from)
         world.broker.on_put.append(self._is_sent)
 
     def live(self, beat: Program) -> None:
@@ -167,16 +169,25 @@ class BeatsChecker:
                 must_be_kept(self.world, process, lease, f"leader {process.name}")
         if len(leaders) > 1:
             run.fail(f"{leaders} believe that they lead")
+        if not leaders:
+            self._not_led_at = run.now
         if leaders or run.now < self._calm_from:
             self._led_at = run.now
-        elif self.plan.mode == "leader" and run.now > self._led_at + self._patience:
+        # While the only beat is stopped, nothing happens, and nobody looks.
+        elif self.plan.mode == "leader" and run.now > max(self._led_at, self._calm_from) + self._patience:
             run.fail(f"nobody leads since {run.now - self._led_at:.3f} s")
-        if run.now > self._ends:
+        if run.now > self._well_from() + CALM:
             run.is_finished = True
+
+    def _well_from(self) -> float:
+        """When each tick must be sent in time: somebody leads, or all may send, and claims of the dead are over."""
+        latest = self._calm_from_all + self.plan.ttl + FOLLOWS
+        is_led = self.plan.mode == "leader"
+        return (min(max(self._calm_from_all, self._not_led_at), latest) if is_led else latest) + CLAIMED
 
     def look_at_the_end(self) -> None:
         """When everything has been well for a while."""
-        since = self._ends - CALM
+        since = self._well_from()
         for entry, interval in self._intervals.items():
             ticks = [at for at, _, _ in self._sent[entry] if at > since]
             # One may be just before, and the beat's clock may be slow.

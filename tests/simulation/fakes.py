@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from queue import Empty
@@ -349,6 +350,18 @@ class SimpleQueue:
         return not self._items
 
 
+class finalize(weakref.finalize):  # type: ignore[type-arg]
+    """`weakref.finalize`. Its registry is the interpreter's: it would keep whole simulations when they are over."""
+
+    __slots__ = ()
+
+    def __init__(self, it: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(it, function, *args, **kwargs)
+        run = active()
+        if run is not None:
+            run.at_close.append(self.detach)
+
+
 def _module(name: str, of: ModuleType | None = None, **parts: Any) -> ModuleType:
     """A module as `of`, with other parts."""
     made = ModuleType(name)
@@ -641,6 +654,7 @@ MODULES: dict[str, ModuleType] = {
     "signal": _module("signal", signal, signal=_signal, getsignal=_getsignal, pthread_kill=_pthread_kill),
     "_signal": _module("_signal", None, getsignal=_getsignal),
     "socket": _module("socket", socket, gethostname=lambda: _process().host.name, socket=Socket),
+    "weakref": _module("weakref", weakref, finalize=finalize),
     "queue": _module("queue", None, SimpleQueue=SimpleQueue, Empty=Empty),
 }
 MODULES["ctypes"] = _module(

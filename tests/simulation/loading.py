@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dis
 import importlib
 import importlib.machinery
 import importlib.util
+import marshal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSet
@@ -37,30 +37,41 @@ _PREFIX = "simulated_"
 Edit = Callable[[str, str], str]
 
 
-class _Points:
-    left = 0
+def _counter() -> tuple[Callable[[], None], Callable[[int], int]]:
+    left = 0  # In a cell: to count there takes a third of the time that an attribute of a class takes.
+
+    def point() -> None:
+        """Before a statement."""
+        nonlocal left
+        left -= 1
+        if left < 0:
+            run = active()
+            if run is None or run.over:
+                left = 1000
+            else:
+                run.point()
+                left = run.until_preempted
+
+    def reset(to: int) -> int:
+        """Have so many statements go by before the next preemption; how many it were."""
+        nonlocal left
+        previous, left = left, to
+        return previous
+
+    return point, reset
 
 
-def point() -> None:
-    """Before a statement."""
-    _Points.left -= 1
-    if _Points.left < 0:
-        run = active()
-        if run is not None and not run.over:
-            run.point()
-            _Points.left = run.until_preempted
-        else:
-            _Points.left = 1000
+point, _set_points_left = _counter()
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """No point in here counts: for what is made once, and found ready later."""
-    left, _Points.left = _Points.left, 10**12
+    left = _set_points_left(10**12)
     try:
         yield
     finally:
-        _Points.left = left
+        _set_points_left(left)
 
 
 class _AtEachStatement(ast.NodeTransformer):
@@ -106,6 +117,7 @@ class _Source:
 
     def __init__(self) -> None:
         self._codes: dict[str, CodeType] = {}
+        self._rebound: dict[str, set[str]] = {}
         self.edit: Edit | None = None
 
     def load(self) -> None:
@@ -126,12 +138,25 @@ class _Source:
             text = Path(file).read_text()
             if self.edit is not None:
                 text = self.edit(str(Path(file).relative_to(_ROOT)), text)
-            tree = _AtEachStatement().visit(ast.parse(text, file))
+            tree = ast.parse(text, file)
+            declared = [node for node in ast.walk(tree) if isinstance(node, ast.Global)]
+            self._rebound[file] = {name for node in declared for name in node.names}
+            tree = _AtEachStatement().visit(tree)
             self._codes[file] = compile(ast.fix_missing_locations(tree), file, "exec")
         return self._codes[file]
 
+    def rebound(self, file: str) -> set[str]:
+        """The names that functions of a module assign by `global`."""
+        self.code(file)
+        return self._rebound[file]
+
 
 source = _Source()
+
+
+def _own(code: CodeType) -> CodeType:
+    """The same code for one copy alone: what Python learns of types and globals, to be faster, differs by copy."""
+    return marshal.loads(marshal.dumps(code))  # type: ignore[no-any-return]
 
 
 class _Resource:
@@ -173,7 +198,7 @@ class _Loader:
             "__import__": _importer(own),
             "__point__": point,
         }
-        exec(source.code(self._spec.origin), module.__dict__)
+        exec(_own(source.code(self._spec.origin)), module.__dict__)
 
 
 class _Finder:
@@ -254,7 +279,7 @@ class Package:
         self._globals = [
             (vars(module), {name: vars(module)[name] for name in names if name in vars(module)})
             for module in self._modules.values()
-            if (names := _rebound(source.code(str(module.__file__))))
+            if (names := source.rebound(str(module.__file__)))
         ]
         self._contents = [*self._containers()]
         self._starts_anew = list(self("forks")._all)
@@ -301,15 +326,6 @@ class Package:
                     continue
                 seen.add(id(part))
                 yield part, (list(part) if isinstance(part, (list, deque)) else part.copy())
-
-
-def _rebound(code: CodeType, *, is_module: bool = True) -> set[str]:
-    """The names that functions of a module assign by `global`."""
-    found = set() if is_module else {it.argval for it in dis.get_instructions(code) if it.opname == "STORE_GLOBAL"}
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            found |= _rebound(part, is_module=False)
-    return found
 
 
 def _identity() -> str:
@@ -387,5 +403,5 @@ def ready(count: int) -> list[Package]:
 
 def give_back_all() -> None:
     """Between two simulations: all are free."""
-    _Points.left = 0
+    _set_points_left(0)
     _free[:] = _loaded

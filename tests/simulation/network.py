@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from tests.simulation.scheduler import Ended, Host, Simulation, Task, active, simulation
@@ -58,6 +59,12 @@ class Link:
     #: Called when a way is open again.
     opened: list[Callable[[], None]] = field(default_factory=list)
 
+    def is_cut_there(self) -> bool:
+        return self.cut_there
+
+    def is_cut_back(self) -> bool:
+        return self.cut_back
+
     def open(self) -> None:
         """Have messages arrive again."""
         self.cut_there = self.cut_back = False
@@ -91,11 +98,11 @@ class Way:
 
     def send(self, data: bytes) -> None:
         """The client sends."""
-        self._there = self._pass(self._there, lambda: self.link.cut_there, lambda: self._arrive(data))
+        self._there = self._pass(self._there, self.link.is_cut_there, partial(self._arrive, data))
 
     def answer(self, data: bytes) -> None:
         """The server sends."""
-        self._back = self._pass(self._back, lambda: self.link.cut_back, lambda: self.socket.arrive(data))
+        self._back = self._pass(self._back, self.link.is_cut_back, partial(self.socket.arrive, data))
 
     def client_is_gone(self, *, at_once: bool = False) -> None:
         """The client has closed it: the server hears of it behind what was sent; with `at_once`, what is under way is
@@ -103,12 +110,12 @@ class Way:
         """
         if at_once:
             self.broken = True
-        self._there = self._pass(self._there, lambda: self.link.cut_there, self._close_peer, always=True)
+        self._there = self._pass(self._there, self.link.is_cut_there, self._close_peer, always=True)
 
     def server_is_gone(self) -> None:
         """The server's process has ended: its kernel says so."""
         self.peer = None
-        self._back = self._pass(self._back, lambda: self.link.cut_back, self.socket.end)
+        self._back = self._pass(self._back, self.link.is_cut_back, self.socket.end)
 
     def _arrive(self, data: bytes) -> None:
         if self.peer is not None and not self.broken:
@@ -125,17 +132,27 @@ class Way:
         self, last: float, is_cut: Callable[[], bool], arrive: Callable[[], None], *, always: bool = False
     ) -> float:
         """Have something arrive behind what arrives at `last`; when it does."""
-        run, link = self.network.run, self.link
-        when = max(last, run.now + run.rng.uniform(*link.delay))
-
-        def landed() -> None:
-            if is_cut():
-                link.opened.append(lambda: run.after(run.rng.uniform(*link.delay), landed))
-            elif always or not self.broken:
-                arrive()
-
-        run.at(when, landed)
+        run = self.network.run
+        low, high = self.link.delay
+        when = max(last, run.now + low + (high - low) * run.rng.random())
+        run.at(when, _Message(self, is_cut, arrive, always).land)
         return when
+
+
+class _Message:
+    """What is under way. It refers to nothing that refers to it: so it is gone as soon as it has landed."""
+
+    __slots__ = ("_always", "_arrive", "_is_cut", "_way")
+
+    def __init__(self, way: Way, is_cut: Callable[[], bool], arrive: Callable[[], None], always: bool) -> None:
+        self._way, self._is_cut, self._arrive, self._always = way, is_cut, arrive, always
+
+    def land(self) -> None:
+        link, run = self._way.link, self._way.network.run
+        if self._is_cut():
+            link.opened.append(lambda: run.after(run.rng.uniform(*link.delay), self.land))
+        elif self._always or not self._way.broken:
+            self._arrive()
 
 
 class Socket:
@@ -169,13 +186,13 @@ class Socket:
             if listen is not None and not way.broken:
                 way.peer = listen(way, client)
             accepted = way.peer is not None
-            way._back = way._pass(way._back, lambda: link.cut_back, lambda: heard(accepted))
+            way._back = way._pass(way._back, link.is_cut_back, lambda: heard(accepted))
 
         def heard(accepted: bool) -> None:
             answer.append(accepted)
             run.wake(task)
 
-        way._there = way._pass(0.0, lambda: link.cut_there, reach)
+        way._there = way._pass(0.0, link.is_cut_there, reach)
         until = run.now + (timeout if timeout is not None else 60.0)
         while not answer and run.now < until:
             if not run.park(until - run.now):

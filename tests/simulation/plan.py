@@ -104,7 +104,7 @@ class Plan:
 
 
 #: Kinds of plans with their weights.
-PLANS = {"tasks": 60, "locks": 25, "beats": 15}
+PLANS = {"tasks": 60, "locks": 30, "beats": 10}
 
 #: Kinds of faults with their weights, and the longest that they last in ttls.
 KINDS: dict[str, tuple[float, float]] = {
@@ -246,7 +246,7 @@ def _beats(seed: int, nodes: int | None) -> Plan:
     until = rng.uniform(2.0, 2.5 * ttl)
     entries = tuple(
         (f"entry{number}", rng.choice((1.0, 2.0, 5.0, round(rng.uniform(0.7, 2 * ttl), 2))))
-        for number in range(rng.randint(1, 4))
+        for number in range(rng.randint(1, 3))
     )
     kinds = {kind: how for kind, how in KINDS.items() if kind not in NOT_OF_PROGRAMS and kind != "wall clock set"}
     faults = tuple(sorted(_faults(rng, until, ttl, nodes, kinds | OF_BEATS), key=lambda fault: fault.at))

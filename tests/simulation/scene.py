@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.simulation import found, loading
 from tests.simulation.plan import Plan, draw
+from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
 
@@ -25,6 +27,18 @@ def failures(first: str, last: str) -> dict[str, str]:
     prepare()
     results = {seed: simulate(draw(int(seed))) for seed in map(str, range(int(first), int(last)))}
     return {seed: result.failure for seed, result in results.items() if result.failure is not None}
+
+
+def left(*seeds: str) -> list[int]:
+    """How many simulations are in memory after some, and after the same once more."""
+    prepare()
+    counts = []
+    for _ in range(2):
+        for seed in seeds:
+            simulate(draw(int(seed), kind=["tasks", "locks", "beats"][int(seed) % 3]))
+        gc.collect()
+        counts.append(sum(isinstance(it, Simulation) for it in gc.get_objects()))
+    return counts
 
 
 def again(file: str) -> dict[str, str | None]:

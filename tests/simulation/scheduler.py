@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -143,6 +144,8 @@ class Simulation:
         self.switches = 0
         #: Called whenever the time is about to go on: what must hold at each moment.
         self.watch: list[Callable[[], None]] = []
+        #: Called when it is over.
+        self.at_close: list[Callable[[], object]] = []
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
         self._hub = getcurrent()
@@ -177,7 +180,8 @@ class Simulation:
 
     def at(self, when: float, function: Callable[[], None]) -> None:
         """Call `function` at a time, outside of any task."""
-        heapq.heappush(self._heap, (max(when, self.now), self.next_number(), function))
+        self._numbers += 1
+        heapq.heappush(self._heap, (when if when > self.now else self.now, self._numbers, function))
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
         """Call it in so many true seconds."""
@@ -199,15 +203,17 @@ class Simulation:
         task.woken, task.parked = None, True
         if seconds is not None:
             turn = task.waits
-            self.after(max(seconds, 0.0) / task.process.host.rate, lambda: self._time_out(task, turn))
+            self.after(max(seconds, 0.0) / task.process.host.rate, partial(self._time_out, task, turn))
         try:
             while task.woken is None:
                 self._leave()
-                self._handle_signals(task)
+                if task.signals:
+                    self._handle_signals(task)
         finally:
             task.parked = False
-        self._raise_thrown(task)
-        return bool(task.woken)
+        if task.thrown:
+            raise task.thrown.pop(0)
+        return task.woken
 
     def wake(self, task: Task) -> None:
         """End the waiting of a task."""
@@ -220,8 +226,10 @@ class Simulation:
         task = self._own()
         self._may_go_on(task)
         self._leave()
-        self._handle_signals(task)
-        self._raise_thrown(task)
+        if task.signals:
+            self._handle_signals(task)
+        if task.thrown:
+            raise task.thrown.pop(0)
 
     def point(self) -> None:
         """Before a statement: from time to time, the task is preempted here."""
@@ -229,7 +237,14 @@ class Simulation:
         if task is None or getcurrent() is not task.greenlet:
             return
         self.until_preempted = int(self.rng.expovariate(1.0 / self.interval)) + 1
-        self.yield_now()
+        if self.ready or (self._heap and self._heap[0][0] <= self.now) or not self._may_stay(task):
+            self.yield_now()
+        else:
+            self._take_a_turn(task)
+
+    def _may_stay(self, task: Task) -> bool:
+        """Whether it would be the next one, and find everything as it is."""
+        return task.process.alive and task.process.runs and not (self.over or task.signals or task.thrown)
 
     def signal(self, process: Process, signum: int) -> None:
         """Send a signal to the main thread of a process."""
@@ -246,10 +261,6 @@ class Simulation:
             handler = task.process.handlers.get(signum)
             if callable(handler):
                 handler(signum, None)
-
-    def _raise_thrown(self, task: Task) -> None:
-        if task.thrown:
-            raise task.thrown.pop(0)
 
     def throw(self, task: Task, error: type[BaseException]) -> None:
         """Raise an exception in a task, with its next statement."""
@@ -269,13 +280,18 @@ class Simulation:
             self._may_go_on(task)
 
     def _may_go_on(self, task: Task) -> None:
-        if not task.process.alive:
+        process = task.process
+        if not process.alive:
             return
-        if task.process.runs:
-            if task not in self.ready:
-                self.ready.append(task)
-        elif task not in task.process.held_up:
-            task.process.held_up.append(task)
+        waiting = process.held_up if process.stopped or process.host.suspended else self.ready
+        if task not in waiting:
+            waiting.append(task)
+
+    def _take_a_turn(self, task: Task) -> None:
+        self.now += self.rng.random() * SWITCH
+        self.switches += 1
+        if self.switches > TURNS:
+            self.fail(f"{task} and others go on for ever")
 
     def _leave(self) -> None:
         task = self.current
@@ -355,12 +371,10 @@ class Simulation:
         while self.failure is None and not self.is_finished:
             while heap and heap[0][0] <= self.now:
                 heapq.heappop(heap)[2]()
-            if self.ready:
-                task = self.ready.pop(rng.randrange(len(self.ready)))
-                self.now += rng.random() * SWITCH
-                self.switches += 1
-                if self.switches > TURNS:
-                    self.fail(f"{task} and others go on for ever")
+            if ready := self.ready:
+                task = ready.pop(int(rng.random() * len(ready)) if len(ready) > 1 else 0)
+                self._take_a_turn(task)
+                if self.failure is not None:
                     return
                 self.current = task
                 task.greenlet.switch()
@@ -386,6 +400,8 @@ class Simulation:
                     with suppress(BaseException):
                         task.greenlet.throw(Ended)
         self.tasks.clear()
+        for at_close in self.at_close:
+            at_close()
 
 
 #: The simulation that is under way.

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis.utils
@@ -14,6 +16,30 @@ from redis.connection import Connection
 from tests.simulation.network import Network, Socket, Way
 from tests.simulation.redis import RedisModel
 from tests.simulation.scheduler import Host, Simulation, simulation
+
+#: A key, its value, and the ms since the epoch at which it ends.
+Entry = tuple[str, Any, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the checker has found in a server's data, which stays so between two moments unless something is written."""
+
+    of: Any
+    version: int
+    since: float
+    until: float
+    living: list[Entry]
+    values: list[tuple[str, bytes]]
+
+    @staticmethod
+    def of_data(data: Any, version: int, now: float) -> _Seen:
+        database = data.database(0)
+        every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
+        living = [it for it in every if it[2] is None or it[2] > now]
+        values = [(key, value) for key, value, _ in living if isinstance(value, bytes)]
+        until = min((ends_at for _, _, ends_at in living if ends_at is not None), default=float("inf"))
+        return _Seen(data, version, now, until, living, values)
 
 
 class Server:
@@ -36,6 +62,7 @@ class Server:
         self._data: Any = None
         self._empty_since = 0.0
         self._saved: Any = None
+        self._seen: _Seen | None = None
         network.listening[self.address] = self._accept
         self.start()
 
@@ -100,31 +127,38 @@ class Server:
 
     # For the checker
 
-    def keeps(self, key: str, owner: str) -> bool:
+    def keeps(self, key: bytes, owner: bytes) -> bool:
         """Whether what is at the key is this owner's; what it had when it went down counts while it is down."""
         data = self._data if self.model is None else self.model.dataset
-        now = self.clock() * 1000
         database = data.database(0)
-        value, ends_at = database.values.get(key.encode()), database.ends_at.get(key.encode())
-        return isinstance(value, bytes) and value.startswith(owner.encode()) and (ends_at is None or ends_at > now)
+        value = database.values.get(key)
+        if value.__class__ is not bytes or not value.startswith(owner):
+            return False
+        ends_at = database.ends_at.get(key)
+        return ends_at is None or ends_at > self.clock() * 1000
 
     def remembers(self, seconds: float) -> bool:
         """Whether it has what was written in the last seconds: else it has no vote in a Redlock."""
         return (self.run.now - self._empty_since) * self.host.rate >= seconds
 
-    def _living(self) -> list[tuple[str, Any, int | None]]:
-        data = self._data if self.model is None else self.model.dataset
-        database, now = data.database(0), self.clock() * 1000
-        every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
-        return [(key, value, ends_at) for key, value, ends_at in every if ends_at is None or ends_at > now]
+    def _living(self) -> list[Entry]:
+        """Its keys, as they were found when they had changed last."""
+        data, version = (self._data, -1) if self.model is None else (self.model.dataset, self.model.offset)
+        now = self.clock() * 1000
+        seen = self._seen
+        if seen is None or seen.of is not data or seen.version != version or not seen.since <= now < seen.until:
+            seen = self._seen = _Seen.of_data(data, version, now)
+        return seen.living
 
     def without_end(self, part: str = "") -> str | None:
         """A key, of those with this in their names, that has no time to live."""
         return next((key for key, _, ends_at in self._living() if ends_at is None and part in key), None)
 
     def living_values(self) -> list[tuple[str, bytes]]:
-        """Its plain values, by their keys."""
-        return [(key, value) for key, value, _ in self._living() if isinstance(value, bytes)]
+        """Its plain values, by their keys; the same list while nothing changes."""
+        self._living()
+        assert self._seen is not None
+        return self._seen.values
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
         """A lock that is held; those outside of tasks have these names."""
@@ -175,7 +209,7 @@ class _Peer:
         self.session = model.connect(way.answer, address=f"{client.name}:{server.run.next_number()}")
 
     def receive(self, data: bytes) -> None:
-        self._server.do(lambda: self.session.receive(data))
+        self._server.do(partial(self.session.receive, data))
 
     def close(self) -> None:
         self._server.forget(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from tests.simulation.redis.served import ServedModel
 
 Steps = Sequence[tuple[int, Sequence[Command]]]
 
-SOME, MANY = 300, int(os.environ.get("MODEL_SEQUENCES", "5000"))
+SOME, MANY = 60, int(os.environ.get("MODEL_SEQUENCES", "5000"))
 _SETTINGS: dict[str, Any] = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
@@ -39,6 +39,23 @@ def compare(server: RedisServer, control: RealSession, steps: Steps, resp: int) 
         for client, commands in steps:
             pair.step(client, commands)
     finally:
+        pair.close()
+
+
+def compare_refusals(
+    server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Callable[[Pair], None]
+) -> None:
+    pair = Pair(server, control, clients=4)
+    try:
+        for client, commands in before:
+            pair.step(client, commands)
+            if pair.is_blocked:
+                return  # A replica sends it away.
+        state(pair)
+        for client, commands in after:
+            pair.step(client, commands)
+    finally:
+        pair.recover()
         pair.close()
 
 
@@ -61,22 +78,31 @@ def test_who_waits_is_woken_in_order(redis_server: RedisServer, control: RealSes
     compare(redis_server, control, steps, 2)
 
 
-@pytest.mark.parametrize("state", [Pair.run_out_of_memory, Pair.become_replica])
+@pytest.mark.slow
+@given(steps=HAND_OVERS)
+@settings(max_examples=MANY // 5, **_SETTINGS)
+def test_many_who_wait_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
+    compare(redis_server, control, steps, 2)
+
+
+STATES = [Pair.run_out_of_memory, Pair.become_replica]
+
+
+@pytest.mark.parametrize("state", STATES)
 @given(before=SEQUENCES, after=SEQUENCES)
-@settings(max_examples=SOME // 5, **_SETTINGS)
+@settings(max_examples=SOME // 4, **_SETTINGS)
 def test_refusals(redis_server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Any) -> None:
-    pair = Pair(redis_server, control, clients=4)
-    try:
-        for client, commands in before:
-            pair.step(client, commands)
-            if pair.is_blocked:
-                return  # A replica sends it away.
-        state(pair)
-        for client, commands in after:
-            pair.step(client, commands)
-    finally:
-        pair.recover()
-        pair.close()
+    compare_refusals(redis_server, control, before, after, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", STATES)
+@given(before=SEQUENCES, after=SEQUENCES)
+@settings(max_examples=MANY // 20, **_SETTINGS)
+def test_many_refusals(
+    redis_server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Any
+) -> None:
+    compare_refusals(redis_server, control, before, after, state)
 
 
 def test_what_stands_behind_a_woken_pop_runs_at_the_end_of_the_turn(

@@ -39,6 +39,12 @@ def test_a_seed_has_one_trace_in_every_process_and_after_other_seeds() -> None:
     assert len(set(first.values())) == 4
 
 
+def test_a_simulation_that_is_over_is_forgotten() -> None:
+    """But for what copies of the package have that no later one has used yet."""
+    before, after = scene("left", *map(str, range(6)))
+    assert after <= before
+
+
 def test_some_seeds_keep_all_promises() -> None:
     assert scene("failures", "0", "40") == {}
 

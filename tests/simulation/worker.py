@@ -19,7 +19,7 @@ from celery.concurrency import prefork
 from celery.worker import strategy
 from kombu.transport import virtual
 
-from tests.simulation import apps, fakes
+from tests.simulation import apps, fakes, loading
 from tests.simulation.broker import Consumer, Delivery
 from tests.simulation.scheduler import Host, Process, Task
 
@@ -113,10 +113,7 @@ class Worker:
                 self._add_child()
         self._free_threads = self.concurrency
         channel = app.connection_for_read().channel()
-        strategies = {name: self._strategy(app, task) for name, task in app.tasks.items() if name.startswith("shop.")}
-        strategies |= {
-            name: self._strategy(app, app.tasks[name]) for name in ("celery.chord_unlock", "celery.backend_cleanup")
-        }
+        strategies = _Made(lambda name: self._strategy(app, app.tasks[name]))
 
         def take(delivery: Delivery) -> None:
             self._post(lambda: self._received(channel, strategies, delivery))
@@ -293,6 +290,18 @@ class Worker:
             assert self.process is not None
             _report(job, failed, loads(value, self.process))
         self._dispatch()
+
+
+class _Made(dict[str, Any]):
+    """Strategies, of which each has a class of requests of its own: made as the first message of their task arrives."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        self._make = make
+
+    def __missing__(self, name: str) -> Any:
+        with loading.uninterrupted():
+            made = self[name] = self._make(name)
+        return made
 
 
 def _trace(process: Process, job: Job) -> tuple[bool, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from tests.simulation import loading
@@ -213,8 +213,16 @@ def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
     left = lease.trusted_until - process.host.clock(world.run.now)
     if lease.reason is not None or left <= 0 or lease.slot is None:
         return
-    key, servers = process.package("stores.redis.keyspace").run_key(lease.key, lease.slot), world.servers
-    keeping = [server for server in servers if server.keeps(key, lease.owner[:28])]
-    others = [server for server in servers if server not in keeping]
+    key, servers, owner = _run_key(process.package, lease.key, lease.slot), world.servers, lease.owner[:28].encode()
+    others = [server for server in servers if not server.keeps(key, owner)]
+    if len(others) * 2 <= len(servers):
+        return
     if len([server for server in others if len(servers) == 1 or server.remembers(lease.ttl)]) * 2 > len(servers):
-        world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {len(keeping)} of {len(servers)} servers keep")
+        keeping = len(servers) - len(others)
+        world.run.fail(f"{of} trusts its lease for {left:.3f} s, which {keeping} of {len(servers)} servers keep")
+
+
+@lru_cache(maxsize=256)
+def _run_key(package: Any, key: str, slot: int) -> bytes:
+    with loading.uninterrupted():
+        return str(package("stores.redis.keyspace").run_key(key, slot)).encode()

@@ -12,6 +12,7 @@ _FLOAT = re.compile(
     rb"(?:[pP][+-]?[0-9]+)?|inf(?:inity)?)",
     re.IGNORECASE,
 )
+ZERO = ord("0")
 LEAST, MOST = -(2**63), 2**63 - 1
 
 NOT_AN_INTEGER = "ERR value is not an integer or out of range"
@@ -19,6 +20,8 @@ NOT_A_FLOAT = "ERR value is not a valid float"
 
 
 def integer(text: bytes, error: str = NOT_AN_INTEGER) -> int:
+    if len(text) < 19 and text.isdigit() and text[0] != ZERO:
+        return int(text)  # As most are.
     if _INTEGER.fullmatch(text) and LEAST <= (number := int(text)) <= MOST:
         return number
     raise CommandError(error)

@@ -102,9 +102,10 @@ class Lua:
                 )
             name, *args = [word if word.__class__ is bytes else _text(word) for word in words]
             reply = self._server.from_script(name, args)  # type: ignore[union-attr]
-            if reply.__class__ is bytes or reply.__class__ is int:
+            kind = reply.__class__
+            if kind is bytes or kind is int:
                 return reply, None
-            return self._as_lua(reply), None
+            return False if reply is None else self._as_lua(reply), None
         except CallError as error:
             return None, error.text if self._is_seven else self._here() + error.before_seven
         except CommandError as error:

@@ -115,13 +115,25 @@ class RedisModel:
 
         What stands behind a woken BLPOP runs at its end, and answers are sent then; else each `receive` is a turn.
         """
-        self._turns += 1
+        self.begin_turn()
         try:
             yield
         finally:
-            self._turns -= 1
-            if not self._turns:
-                self._end_turn()
+            self.end_turn()
+
+    def begin_turn(self) -> None:
+        """As `turn` begins."""
+        self._turns += 1
+
+    def end_turn(self) -> None:
+        """As `turn` ends."""
+        self._turns -= 1
+        if self._turns:
+            return
+        while self._woken:
+            self._woken.popleft().go_on()
+        while self._to_flush:
+            self._to_flush.pop(next(iter(self._to_flush))).flush()
 
     def disconnect_all(self) -> None:
         """The server closes all connections; as it ends, say."""
@@ -413,12 +425,6 @@ class RedisModel:
                     self._unblock(session, error)
                     if closes:
                         self.drop(session)
-
-    def _end_turn(self) -> None:
-        while self._woken:
-            self._woken.popleft().go_on()
-        while self._to_flush:
-            self._to_flush.pop(next(iter(self._to_flush))).flush()
 
     def _tick(self) -> int:
         self.us = int(self._clock() * 1_000_000)

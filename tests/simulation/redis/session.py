@@ -36,6 +36,9 @@ class Blocked:
         return sum(server.lookup(key) is not None for key in self.keys)
 
 
+_ONLY_BYTES = frozenset({bytes})
+
+
 class Written(bytes):
     """An answer that is written down already."""
 
@@ -73,9 +76,12 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Bytes from the client, at most parts of a command among them."""
         if self._is_open:
-            with self.server.turn():
+            self.server.begin_turn()
+            try:
                 self._reader.feed(data)
                 self.go_on()
+            finally:
+                self.server.end_turn()
 
     def close(self) -> None:
         """The client is gone: what it has sent behind a blocked command is not carried out."""
@@ -90,7 +96,7 @@ class Session:
             words = self._reader.gets()
             if words is False:
                 return
-            if not isinstance(words, list) or not all(isinstance(word, bytes) for word in words):
+            if words.__class__ is not list or not _ONLY_BYTES.issuperset(map(type, words)):
                 raise UnknownCommand(f"no command: {words!r}")
             if words:
                 self.server.execute(self, words)
@@ -103,4 +109,4 @@ class Session:
         """Send the answers."""
         if self._answers:
             answers, self._answers = self._answers, []
-            self._send(b"".join(answers))
+            self._send(answers[0] if len(answers) == 1 else b"".join(answers))
