@@ -132,6 +132,11 @@ def _cut(there: bool, back: bool) -> Any:
     return befalls
 
 
+def _held_back(world: Any, fault: Fault) -> None:
+    link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+    link.holds_back.extend([fault.seconds] * (1 + fault.target // 10 % 4))
+
+
 def _slow(world: Any, fault: Fault) -> None:
     link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
     usual = Link().delay  # Another may be over before this one.
@@ -199,6 +204,7 @@ _BY_KIND: dict[str, Any] = {
     "cut back": _cut(False, True),
     "cut": _cut(True, True),
     "slow": _slow,
+    "requests held back": _held_back,
     "delivered again": _delivered_again,
     "acknowledgement lost": _acknowledgement_lost,
     "broker cut": _broker_cut,

@@ -66,7 +66,7 @@ class Invariants:
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         for it, since in self._since.items():
             excuses = _HARMLESS if it[0] == "free" else _BRIEF
-            if self.run.now - since > self._patience(it[0]) and not self._is_troubled(but=excuses):
+            if self.run.now - since > AT_ONCE[it[0]] and not self._is_troubled(but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
@@ -113,11 +113,6 @@ class Invariants:
             for fault in self.world.plan.faults
             if fault.kind not in but
         )
-
-    def _patience(self, what: str) -> float:
-        # On a Redlock a copy that is woken, and finds that its message is done, wakes nobody else.
-        # And what is left on one node is no lock: it is freed there when that answers again.
-        return LOOKED_FOR if what in ("free", "ended") and len(self.world.servers) > 1 else AT_ONCE[what]
 
     def _missed(self, held: dict[str, bytes]) -> set[Any]:
         """Locks that are free while somebody waits to be woken."""

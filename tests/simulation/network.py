@@ -6,6 +6,7 @@ What was handed to the kernel outlives its process: it still arrives, and then t
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -50,11 +51,14 @@ class Link:
         delay: seconds that a message takes, at least and at most.
         cut_there, cut_back: whether what is sent does not arrive: it waits until the way is open again, as TCP would
             repeat it, or is lost with its connection.
+        holds_back: seconds for which the next messages to the server stay in between, as with a proxy: each arrives
+            then, also where its connection was closed.
     """
 
     delay: tuple[float, float] = (0.0001, 0.0008)
     cut_there: bool = False
     cut_back: bool = False
+    holds_back: deque[float] = field(default_factory=deque)
     #: Called when a way is open again.
     opened: list[Callable[[], None]] = field(default_factory=list)
 
@@ -91,7 +95,12 @@ class Way:
 
     def send(self, data: bytes) -> None:
         """The client sends."""
-        self._there = self._pass(self._there, lambda: self.link.cut_there, lambda: self._arrive(data))
+        is_held = bool(self.link.holds_back)
+        if is_held:
+            self._there = max(self._there, self.network.run.now + self.link.holds_back.popleft())
+        self._there = self._pass(
+            self._there, lambda: self.link.cut_there, lambda: self._arrive(data, always=is_held), always=is_held
+        )
 
     def answer(self, data: bytes) -> None:
         """The server sends."""
@@ -110,8 +119,8 @@ class Way:
         self.peer = None
         self._back = self._pass(self._back, lambda: self.link.cut_back, self.socket.end)
 
-    def _arrive(self, data: bytes) -> None:
-        if self.peer is not None and not self.broken:
+    def _arrive(self, data: bytes, *, always: bool) -> None:
+        if self.peer is not None and (always or not self.broken):
             self.peer.receive(data)
         elif self.peer is None:
             self.server_is_gone()
