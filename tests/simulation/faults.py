@@ -8,6 +8,7 @@ from typing import Any
 from tests.simulation.network import Link
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
+from tests.simulation.trouble import HOLDS_BACK
 from tests.simulation.worker import Child, Worker
 
 
@@ -135,6 +136,7 @@ def _cut(there: bool, back: bool) -> Any:
 def _held_back(world: Any, fault: Fault) -> None:
     link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
     link.holds_back.extend([fault.seconds] * (1 + fault.target // 10 % 4))
+    world.run.after(HOLDS_BACK, link.holds_back.clear)
 
 
 def _slow(world: Any, fault: Fault) -> None:
