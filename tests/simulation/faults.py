@@ -116,6 +116,15 @@ def _restarted(having: str) -> Any:
     return befalls
 
 
+def _restarted_behind(world: Any, fault: Fault) -> None:
+    _server(world, fault).host.wall -= 3600.0
+    _restarted("nothing")(world, fault)
+
+
+def _evicted(world: Any, fault: Fault) -> None:
+    _server(world, fault).evict()
+
+
 def _scripts_forgotten(world: Any, fault: Fault) -> None:
     _server(world, fault).forget_scripts()
 
@@ -200,6 +209,8 @@ _BY_KIND: dict[str, Any] = {
     "server restarted": _restarted("all"),
     "server restarted empty": _restarted("nothing"),
     "server restarted with older data": _restarted("saved"),
+    "server restarted empty and behind": _restarted_behind,
+    "key evicted": _evicted,
     "server forgets its scripts": _scripts_forgotten,
     "connections closed": _connections_closed,
     "cut there": _cut(True, False),

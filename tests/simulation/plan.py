@@ -61,6 +61,7 @@ class Plan:
         entries: of the beats' schedule: names, and seconds between two ticks.
         mode: of the beats.
         forgets: whether the result backend keeps results for a moment only.
+        beyond: which assumption of the guarantees does not hold, by a name of `beyond.py`; empty: they all do.
     """
 
     seed: int
@@ -79,6 +80,7 @@ class Plan:
     entries: tuple[tuple[str, float], ...] = ()
     mode: str = "leader"
     forgets: bool = False
+    beyond: str = ""
 
     @property
     def calm_at(self) -> float:
@@ -193,7 +195,9 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
     )
     asked = [message.at for message in messages]
     faults = tuple(
-        sorted((*_faults(rng, until, ttl, nodes, KINDS), *_held_back(seed, asked)), key=lambda fault: fault.at)
+        sorted(
+            (*_faults(rng, until, ttl, nodes, KINDS), *_held_back(seed, asked, dies=True)), key=lambda fault: fault.at
+        )
     )
     return Plan(
         seed,
@@ -286,12 +290,14 @@ def _faults(
         yield _fault(rng, kind, kinds, until, ttl)
 
 
-def _held_back(seed: int, asked: Sequence[float]) -> Iterator[Fault]:
-    """As one of these times comes, when something is asked for; of some plans."""
+def _held_back(seed: int, asked: Sequence[float], *, dies: bool = False) -> Iterator[Fault]:
+    """As one of these times comes, when something is asked for; of some plans. Who has asked may die meanwhile."""
     rng = random.Random(f"held back of {seed}")
     if rng.random() < HELD_BACK:
         at = rng.choice(asked) + rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 2)))
         yield Fault(round(at, 4), "requests held back", rng.randrange(100), round(rng.uniform(*rng.choice(LATE)), 3))
+        if dies and rng.random() < 0.4:
+            yield Fault(round(at + rng.uniform(0.02, 2), 4), "child killed", rng.randrange(100))
 
 
 def _fault(rng: random.Random, kind: str, kinds: dict[str, tuple[float, float]], until: float, ttl: float) -> Fault:

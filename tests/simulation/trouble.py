@@ -10,8 +10,8 @@ from tests.simulation.plan import Fault
 #: Seconds after a fault in which nothing has to happen at once; and after one that lets messages take two.
 AFTERMATH, OF_SLOW = 1.5, 3.5
 
-#: Seconds for which a link holds requests back, and those after which whoever sent one has given it up and said so.
-HOLDS_BACK, GIVEN_UP = 2.0, 4.0
+#: Seconds in which a link holds back what is sent; and those after which whoever sent it has given it up and said so.
+HOLDS_BACK, GIVEN_UP = 3.5, 4.0
 
 #: Faults that delay nothing once they have happened.
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
@@ -20,12 +20,18 @@ BRIEF = (*HARMLESS, "child killed", "worker killed", "child killed at an end")
 
 def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
     """Whether a fault, or what comes of it, is an excuse; those of some kinds are none."""
-    now = world.run.now
-    return any(fault.at <= now < _is_over(fault) for fault in world.plan.faults if fault.kind not in but)
+    return was_there(world, world.run.now, but=but)
+
+
+def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:
+    """Whether there was any from then until now."""
+    faults = [fault for fault in world.plan.faults if fault.kind not in but]
+    times = [(fault.at, _is_over(fault)) for fault in faults]
+    times += [(at, at + GIVEN_UP) for at in world.network.held_back_at]
+    return any(begins <= world.run.now and since < ends for begins, ends in times)
 
 
 def _is_over(fault: Fault) -> float:
     if fault.kind == "requests held back":
-        # What arrives when it is over must not matter.
-        return fault.at + HOLDS_BACK + GIVEN_UP
+        return fault.at  # It matters to who sends then; what arrives when it is over must not.
     return fault.at + fault.seconds + (OF_SLOW if fault.kind == "slow" else AFTERMATH)
