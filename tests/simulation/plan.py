@@ -239,8 +239,8 @@ def _locks(seed: int, nodes: int | None) -> Plan:
     )
     kinds = {kind: how for kind, how in KINDS.items() if kind not in NOT_OF_PROGRAMS}
     befall = (replace(fault, at=begins + fault.at) for fault in _faults(rng, until, ttl, nodes, kinds))
-    asked = [use.at for use in uses]
-    faults = tuple(sorted((*befall, *_held_back(seed, asked)), key=lambda fault: fault.at))
+    befall = (*befall, *_held_back(seed, [use.at for use in uses]))
+    faults = tuple(sorted(befall, key=lambda fault: fault.at))
     interval = rng.choice((15.0, 60.0, 200.0))
     return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), faults, "locks", uses, limits)
 

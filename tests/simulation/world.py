@@ -32,6 +32,8 @@ class World:
         self.network = run.network = Network(run)  # type: ignore[attr-defined]
         self.broker = run.broker = Broker(run, visibility=visibility)  # type: ignore[attr-defined]
         self.hosts: list[Host] = []
+        #: Of hosts that are made: within which bounds their clocks are, and the identity that they share, if any.
+        self.rates, self.walls, self.identity = (0.996, 1.004), (-2.0, 2.0), ""
         self.servers = [Server(run, self.network, self.host(f"redis{number}")) for number in range(nodes)]
         url = ";".join(f"redis://redis{number}:6379/0" for number in range(nodes))
         self.settings = {"singleton_lock_backend": url, **settings}
@@ -43,8 +45,6 @@ class World:
         self.sent: dict[int, tuple[str, Any]] = {}
         #: By id: the final states that were stored.
         self.ends: dict[str, list[str]] = defaultdict(list)
-        #: Of hosts that are made: within which bounds their clocks are, and the identity that they share, if any.
-        self.rates, self.walls, self.identity = (0.996, 1.004), (-2.0, 2.0), ""
         #: By host: what its workers have otherwise.
         self.settings_of: dict[str, dict[str, Any]] = {}
         #: Of locks outside of tasks, by the parity of the use.
