@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.simulation.beyond import BY_NAME, Assumption, draw_without
+from tests.simulation.plan import draw
 
 #: Seeds after which an assumption is taken for one that nothing depends on.
 ENOUGH = 2000
@@ -32,15 +33,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=ENOUGH)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--search", action="store_true", help="in this process; prints JSON")
+    parser.add_argument("--kept", action="store_true", help="take nothing away: nothing may be seen")
     given = parser.parse_args()
     names = given.names or [*BY_NAME]
     if given.search:
-        print(json.dumps(_search(*names, given.seeds)))
+        print(json.dumps(_search(*names, given.seeds, kept=given.kept)))
         return 0
     with ThreadPoolExecutor(given.jobs) as threads:
-        found = [*threads.map(partial(_found, seeds=given.seeds), names)]
+        found = [*threads.map(partial(_found, seeds=given.seeds, kept=given.kept), names)]
     print(report(found))
-    return int(any(it.failure is None for it in found))
+    return int(any((it.failure is None) != given.kept for it in found))
 
 
 def report(found: Sequence[Broken]) -> str:
@@ -52,21 +54,24 @@ def report(found: Sequence[Broken]) -> str:
     return "\n".join(lines)
 
 
-def _found(name: str, *, seeds: int) -> Broken:
+def _found(name: str, *, seeds: int, kept: bool) -> Broken:
     """By a process of its own, which is changed by what it simulates."""
     command = [sys.executable, "-m", "tests.simulation.edges", name, "--search", "--seeds", str(seeds)]
+    command += ["--kept"] if kept else []
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     found = Broken(BY_NAME[name], *json.loads(said))
     print(f"{name}: {found.seeds}, {found.failure}", file=sys.stderr, flush=True)
     return found
 
 
-def _search(name: str, seeds: int) -> tuple[int, str | None]:
+def _search(name: str, seeds: int, *, kept: bool) -> tuple[int, str | None]:
     from tests.simulation.simulate import prepare, simulate
 
     prepare()
+    assumption = BY_NAME[name]
     for seed in range(seeds):
-        failure = simulate(draw_without(BY_NAME[name], seed)).failure
+        as_drawn = draw(seed, nodes=assumption.nodes, kind=assumption.kind)
+        failure = simulate(as_drawn if kept else draw_without(assumption, seed)).failure
         if failure is not None:
             return seed + 1, failure
     return seeds, None
