@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tests.simulation.plan import Fault, Message, Plan, Use, draw
+from tests.simulation.plan import FIRST, Fault, Message, Plan, Use, draw
 from tests.simulation.servers import Server
 
 #: Two at once, of tasks, of locks outside of tasks, and of beats.
@@ -75,6 +75,24 @@ def _on_two_nodes(kind: str) -> Callable[[random.Random, Plan], Plan]:
         return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)))
 
     return plan
+
+
+def _asked_for_beside(rng: random.Random, plan: Plan) -> Plan:
+    """A lock that is held for long, as others ask for it; two nodes forget it meanwhile."""
+    held = Use(13.0, 0, 0, "a", 2, None, 9.0)
+    others = [Use(round(rng.uniform(13.5, 17.0), 3), 1, 0, "a", number, None, 0.3) for number in (3, 5)]
+    plan = replace(plan, workers=2, ttl=10.0, uses=(plan.uses[0], held, *others), faults=())
+    at, node = rng.uniform(13.2, 16.0), rng.randrange(3)
+    faults = [Fault(round(at + 0.1 * it, 3), "server restarted empty", node + it, 0.05) for it in range(2)]
+    return replace(plan, faults=tuple(faults))
+
+
+def _by_other_majorities(rng: random.Random, plan: Plan) -> Plan:
+    """Of three nodes one forgets, and the two that took a lock last do not both see who takes it next."""
+    times = ((0.0, 0, FIRST), (5.0, 0, 2), (9.0, 1, 3), (13.0 + rng.uniform(0, 1), 1, 5))
+    uses = tuple(Use(at, program, 0, "a", number, None if at else 0.0, 0.3) for at, program, number in times)
+    faults = (Fault(4.0, "cut", 2, 3.0), Fault(6.5, "server restarted empty", 0, 0.1), Fault(8.0, "cut", 1, 12.0))
+    return replace(plan, workers=2, concurrency=1, ttl=3.0, uses=uses, faults=faults)
 
 
 def _at_two_workers(_: random.Random, plan: Plan) -> Plan:
@@ -168,7 +186,7 @@ ASSUMPTIONS = (
         "some ask with a shorter ttl than the holder's, and nodes come back empty",
         kind="locks",
         nodes=3,
-        plan=_on_two_nodes("server restarted empty"),
+        plan=_asked_for_beside,
         world=_two_ttls,
     ),
     Assumption(
@@ -186,11 +204,11 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "clients' clocks on a Redlock",
-        "a node forgets, and clients' clocks differ by an hour",
+        "a node forgets, and the clocks of clients differ by an hour",
         shows=r"fence \d+ (after|is given out twice)",
         kind="locks",
         nodes=3,
-        plan=_with("server restarted empty"),
+        plan=_by_other_majorities,
         world=_of_hosts(walls=(-3600.0, 3600.0)),
     ),
     Assumption(
