@@ -115,8 +115,9 @@ class Leadership:
 
     def _lose(self, reason: str) -> None:
         logger.warning("beat: leads schedule %s no more: %s", self._name, reason)
-        if self._lease is not None and reason != GONE:
-            # A renewal that was not answered may be carried out later, and keep the others waiting.
+        if self._lease is not None:
+            # A renewal that was not answered may be carried out later, and keep the others waiting; so does a node of a
+            # Redlock that has the lease which most have lost.
             self._given_up.append(self._lease.owner)
         self._lease, self._owner = None, new_owner()
 

@@ -326,6 +326,20 @@ def test_redlock_goes_on_with_a_majority(redis_server: RedisServer) -> None:
     redis_server.flush()
 
 
+def test_node_that_has_lost_its_ledger_takes_nothing_for_sent(redis_server: RedisServer) -> None:
+    """A beat that begins gives the present: a tick that was missed would never be made up for."""
+    store = open_url(";".join(map(redis_server.url_of, range(3))), {"restart_delay": False})
+    ledger = store.ledger(KEY)
+    for number in range(3):
+        record(ledger, "x", 10 * (number + 1))
+        with redis_server.client(number) as client:
+            client.flushdb()
+        assert align(ledger, x=99) == {"x": 10 * (number + 1)}
+        assert claim(ledger, "x", 10 * (number + 1)) is None
+    store.close()
+    redis_server.flush()
+
+
 def test_ledger_ends_when_nobody_uses_it(redis_server: RedisServer) -> None:
     store = open_url(redis_server.url)
     align(store.ledger(KEY), x=10, y=20)

@@ -13,6 +13,7 @@ import pytest
 from redis.connection import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.beat.leader import Leadership
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -581,6 +582,25 @@ class TestForgetfulNodes:
         store.free(lease)
         assert store.renew([lease], timeout=0.5) == [False]
         until(lambda: nodes.holding(RUN) == [], "it is free")
+
+    def test_leader_that_lost_its_majority_does_not_wait_for_what_the_others_keep(self, nodes: Nodes) -> None:
+        """No beat would send anything for the rest of the ttl."""
+        self.remember(nodes)
+        for server in nodes.servers[3:]:
+            server.kill()
+        leadership = Leadership(open_url(nodes.url), KEY, "test", ttl=LONG, holder=ME)
+        assert leadership.lead(0)
+        for server in nodes.servers[3:]:
+            server.start()
+        self.remember(nodes)
+        nodes.servers[0].flush()
+
+        def leads_again() -> bool:
+            leadership._renews_at = 0.0
+            return leadership.lead(0) and leadership.term == 2
+
+        until(leads_again, "it leads again")
+        leadership.resign()
 
     def test_renewal_without_a_majority_is_no_renewal(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)

@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from tests.simulation import apps, fakes
+from tests.simulation import apps, fakes, holds, trouble
 from tests.simulation.plan import Fault
 from tests.simulation.program import Program
 from tests.simulation.worker import Worker
@@ -41,6 +41,9 @@ TICK = 0.001
 
 #: Faults that befall one beat alone, so that another one follows as soon as it begins.
 _OF_ONE = frozenset({"worker killed", "worker stopped", "host suspended", "beat ended"})
+
+#: Those in which a beat can end in order.
+_ENDS = (*trouble.BRIEF, "beat ended", "broker refuses")
 
 
 def begin(world: World) -> BeatsChecker:
@@ -104,6 +107,7 @@ class BeatsChecker:
         except SystemExit:
             scheduler.close()
             self.run.note("has ended in order")
+            self._must_lead_no_more(process)
             self.run.kill(process)
 
     def _end_in_order(self, scheduler: Any) -> Any:
@@ -149,6 +153,12 @@ class BeatsChecker:
         is_next = abs(due - last - interval) < 0.001
         if len(ticks) == 2 and not is_next and not (due > last and wall - last > interval - 2 * AHEAD - LATE):
             self.run.fail(f"{entry}: a tick is due {due - last:.6f} s after the one before, every {interval:g} s")
+
+    def _must_lead_no_more(self, process: Any) -> None:
+        """Or nobody would lead until its lease ends."""
+        leads = [value for key, value in holds.on_most(self.world.servers).items() if "{beat:" in key]
+        if any(holds.pid_in(it) == process.pid for it in leads) and not trouble.is_there(self.world, but=_ENDS):
+            self.run.fail(f"{process.name} has ended in order, and keeps its lease")
 
     def _calm_after(self, fault: Fault) -> float:
         """From when on a beat is there that nothing keeps from leading."""

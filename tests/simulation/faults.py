@@ -8,6 +8,7 @@ from typing import Any
 from tests.simulation.network import Link
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
+from tests.simulation.trouble import HOLDS_BACK
 from tests.simulation.worker import Child, Worker
 
 
@@ -115,6 +116,15 @@ def _restarted(having: str) -> Any:
     return befalls
 
 
+def _restarted_behind(world: Any, fault: Fault) -> None:
+    _server(world, fault).host.wall -= 3600.0
+    _restarted("nothing")(world, fault)
+
+
+def _evicted(world: Any, fault: Fault) -> None:
+    _server(world, fault).evict()
+
+
 def _scripts_forgotten(world: Any, fault: Fault) -> None:
     _server(world, fault).forget_scripts()
 
@@ -130,6 +140,12 @@ def _cut(there: bool, back: bool) -> Any:
         world.run.after(fault.seconds, link.open)
 
     return befalls
+
+
+def _held_back(world: Any, fault: Fault) -> None:
+    link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+    link.holds_back.extend([fault.seconds] * (1 + fault.target // 10 % 4))
+    world.run.after(HOLDS_BACK, link.holds_back.clear)
 
 
 def _slow(world: Any, fault: Fault) -> None:
@@ -193,12 +209,15 @@ _BY_KIND: dict[str, Any] = {
     "server restarted": _restarted("all"),
     "server restarted empty": _restarted("nothing"),
     "server restarted with older data": _restarted("saved"),
+    "server restarted empty and behind": _restarted_behind,
+    "key evicted": _evicted,
     "server forgets its scripts": _scripts_forgotten,
     "connections closed": _connections_closed,
     "cut there": _cut(True, False),
     "cut back": _cut(False, True),
     "cut": _cut(True, True),
     "slow": _slow,
+    "requests held back": _held_back,
     "delivered again": _delivered_again,
     "acknowledgement lost": _acknowledgement_lost,
     "broker cut": _broker_cut,

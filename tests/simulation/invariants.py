@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from celery import states
 
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
-from tests.simulation import apps
+from tests.simulation import apps, holds, trouble
 from tests.simulation.scheduler import Process
 
 #: Seconds of the simulation between two looks at the servers' data.
 OFTEN = 0.05
 
-#: Seconds after a fault in which nothing has to happen at once; and after one that lets messages take two.
-AFTERMATH, OF_SLOW = 1.5, 3.5
-
 #: Seconds that a free lock may take to get to who waits for it, and the lock of who is dead, or has ended, to be free.
 AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15, "idle": 1.5}
-
-#: Seconds after which a waiter has looked by itself.
-LOOKED_FOR = 1.5
 
 #: Seconds within which it is known that all was sent of a message that has ended: before a copy looks.
 SETTLED = 5.0
 
 _OF_HOLDERS = {"dead": "is dead", "ended": "has ended its body", "idle": "runs no body under it"}
-
-#: Faults that delay nothing once they have happened.
-_HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
-_BRIEF = (*_HARMLESS, "child killed", "worker killed", "child killed at an end")
 
 
 class Invariants:
@@ -58,23 +48,23 @@ class Invariants:
         for process in self.run.processes:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
-        held = {key: value for server in self.world.servers for key, value in _runs(server)}
+        held = holds.on_most(self.world.servers)
         now = {("dead", *it) for it in self._left_behind(held)}
         now |= {("ended", *it) for it in self._not_freed(held)}
         now |= {("idle", *it) for it in self._idle(held)}
         now |= {("free", *it) for it in self._missed(held)}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         for it, since in self._since.items():
-            excuses = _HARMLESS if it[0] == "free" else _BRIEF
-            if self.run.now - since > self._patience(it[0]) and not self._is_troubled(but=excuses):
+            excuses = trouble.HARMLESS if it[0] == "free" else trouble.BRIEF
+            if self.run.now - since > AT_ONCE[it[0]] and not trouble.is_there(self.world, but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """A message is sent: not again, while its lock is kept for it."""
         headers: Mapping[str, Any] = message.get("headers") or {}
-        if not is_taken or PUT_BACK_HEADER not in headers or self._is_troubled(but=_BRIEF):
+        if not is_taken or PUT_BACK_HEADER not in headers or trouble.is_there(self.world, but=trouble.BRIEF):
             return
-        runs = [run for server in self.world.servers for run in _runs(server)]
+        runs = [run for server in self.world.servers for run in holds.on(server)]
         kept = [json.loads(value[32:]) for key, value in runs if "shop.keeps" in key and b'"",0' in value]
         attempts = [(task_id, retries) for _, task_id, retries, *_ in kept]
         if attempts.count((headers.get("id"), headers.get("retries"))) * 2 > len(self.world.servers):
@@ -82,7 +72,7 @@ class Invariants:
 
     def note_end(self, task_id: str, state: str) -> None:
         """A final state is stored."""
-        if self._is_troubled(but=_BRIEF):
+        if trouble.is_there(self.world, but=trouble.BRIEF):
             self._unsure.add((task_id, state))
 
     def look_at_the_end(self) -> None:
@@ -105,20 +95,6 @@ class Invariants:
             if states.SUCCESS in ends and is_sure and "server restarted empty" not in kinds:
                 self._is_recorded(number, task_id)
 
-    def _is_troubled(self, *, but: Collection[str]) -> bool:
-        """Whether a fault, or what comes of it, is an excuse."""
-        now = self.run.now
-        return any(
-            fault.at <= now < fault.at + fault.seconds + (OF_SLOW if fault.kind == "slow" else AFTERMATH)
-            for fault in self.world.plan.faults
-            if fault.kind not in but
-        )
-
-    def _patience(self, what: str) -> float:
-        # On a Redlock a copy that is woken, and finds that its message is done, wakes nobody else.
-        # And what is left on one node is no lock: it is freed there when that answers again.
-        return LOOKED_FOR if what in ("free", "ended") and len(self.world.servers) > 1 else AT_ONCE[what]
-
     def _missed(self, held: dict[str, bytes]) -> set[Any]:
         """Locks that are free while somebody waits to be woken."""
         found = set()
@@ -137,9 +113,9 @@ class Invariants:
         """Holds whose body has ended, in a process that is well."""
         ended = self.world.bodies.owners_ended
         return {
-            (key, process.pid, value[:28])
+            (key, process.pid, holds.stem(value))
             for key, value in held.items()
-            if (process := ended.get(value[:28].decode())) is not None and process.alive and process.runs
+            if (process := ended.get(holds.stem(value))) is not None and process.alive and process.runs
         }
 
     def _idle(self, held: dict[str, bytes]) -> set[Any]:
@@ -148,18 +124,18 @@ class Invariants:
         busy = {body.lease.owner[:28] for running in bodies.running.values() for body in running}
         living = {process.pid for process in self.run.processes if process.alive and process.runs}
         return {
-            (key, pid, value[:28])
+            (key, pid, holds.stem(value))
             for key, value in held.items()
-            if (pid := _pid_in(value)) in living and value[:28].decode() not in busy
+            if (pid := holds.pid_in(value)) in living and holds.stem(value) not in busy
         }
 
     def _left_behind(self, held: dict[str, bytes]) -> set[Any]:
         """Holds of processes that are dead, which somebody knows who is well."""
         found = set()
         for key, value in held.items():
-            pid = _pid_in(value)
+            pid = holds.pid_in(value)
             if pid in self._dead_since and self._knows(pid):
-                found.add((key, pid, value[:28]))
+                found.add((key, pid, holds.stem(value)))
         return found
 
     def _knows(self, pid: int) -> bool:
@@ -176,16 +152,6 @@ class Invariants:
         succeeded = [state for state, _, _, settled in ended if state == states.SUCCESS and settled]
         if len(succeeded) * 2 <= len(servers):
             self.run.fail(f"message {number} has ended well, and is settled on {len(succeeded)} servers: {ended}")
-
-
-def _runs(server: Any) -> list[tuple[str, bytes]]:
-    return [(key, value) for key, value in server.living_values() if ":run" in key]
-
-
-def _pid_in(value: bytes) -> int:
-    """The process that holds a lock; 0 for a reservation, and for what a node was given back."""
-    fields = json.loads(value[32:]) if value[32:].startswith(b"[") else [""] * 8
-    return int(fields[7].split("/")[1]) if fields[7] else 0
 
 
 def _words_of(what: tuple[Any, ...]) -> str:

@@ -332,17 +332,17 @@ def _identity() -> str:
     """In place of `process_identity.own`."""
     run = active()
     task = None if run is None else run.current
-    return "" if task is None else f"{task.process.host.name}/{task.process.pid}/1"
+    return "" if task is None else f"{task.process.host.identity}/{task.process.pid}/1"
 
 
 def _is_over(process: str) -> bool:
     """In place of `process_identity.is_over`: proven for processes of the same host only."""
     run = active()
     task = None if run is None else run.current
-    if run is None or task is None or process.partition("/")[0] != task.process.host.name:
+    if run is None or task is None or process.partition("/")[0] != task.process.host.identity:
         return False
-    pid = int(process.split("/")[1])
-    return not any(other.pid == pid and other.alive for other in run.processes)
+    pid, host = int(process.split("/")[1]), task.process.host
+    return not any(other.pid == pid and other.alive and other.host is host for other in run.processes)
 
 
 def _is_child() -> bool:

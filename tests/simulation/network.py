@@ -6,6 +6,7 @@ What was handed to the kernel outlives its process: it still arrives, and then t
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,11 +52,14 @@ class Link:
         delay: seconds that a message takes, at least and at most.
         cut_there, cut_back: whether what is sent does not arrive: it waits until the way is open again, as TCP would
             repeat it, or is lost with its connection.
+        holds_back: seconds for which what is sent to the server stays in between, as with a proxy, on each of the next
+            connections: it arrives then, also where its connection was closed.
     """
 
     delay: tuple[float, float] = (0.0001, 0.0008)
     cut_there: bool = False
     cut_back: bool = False
+    holds_back: deque[float] = field(default_factory=deque)
     #: Called when a way is open again.
     opened: list[Callable[[], None]] = field(default_factory=list)
 
@@ -79,6 +83,8 @@ class Network:
     def __init__(self, run: Simulation) -> None:
         self.run = run
         self._links: dict[tuple[str, str], Link] = {}
+        #: When connections began to be held back.
+        self.held_back_at: list[float] = []
         #: Makes the server's side of a connection, None where it is down; by address.
         self.listening: dict[tuple[str, int], Callable[[Way, Host], Peer | None]] = {}
 
@@ -95,10 +101,17 @@ class Way:
         self.peer: Peer | None = None
         self._there = self._back = 0.0
         self.broken = False
+        self._is_held_back = False
 
     def send(self, data: bytes) -> None:
         """The client sends."""
-        self._there = self._pass(self._there, self.link.is_cut_there, partial(self._arrive, data))
+        if self.link.holds_back and not self._is_held_back:
+            self._is_held_back = True
+            self.network.held_back_at.append(self.network.run.now)
+            self._there = max(self._there, self.network.run.now + self.link.holds_back.popleft())
+        self._there = self._pass(
+            self._there, self.link.is_cut_there, partial(self._arrive, data), always=self._is_held_back
+        )
 
     def answer(self, data: bytes) -> None:
         """The server sends."""
@@ -118,7 +131,7 @@ class Way:
         self._back = self._pass(self._back, self.link.is_cut_back, self.socket.end)
 
     def _arrive(self, data: bytes) -> None:
-        if self.peer is not None and not self.broken:
+        if self.peer is not None and (self._is_held_back or not self.broken):
             self.peer.receive(data)
         elif self.peer is None:
             self.server_is_gone()

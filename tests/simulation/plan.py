@@ -5,7 +5,7 @@ plain data, so that a plan that breaks a promise can be made smaller.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -61,6 +61,7 @@ class Plan:
         entries: of the beats' schedule: names, and seconds between two ticks.
         mode: of the beats.
         forgets: whether the result backend keeps results for a moment only.
+        beyond: which assumption of the guarantees does not hold, by a name of `beyond.py`; empty: they all do.
     """
 
     seed: int
@@ -79,6 +80,7 @@ class Plan:
     entries: tuple[tuple[str, float], ...] = ()
     mode: str = "leader"
     forgets: bool = False
+    beyond: str = ""
 
     @property
     def calm_at(self) -> float:
@@ -129,6 +131,11 @@ KINDS: dict[str, tuple[float, float]] = {
     "broker deaf": (1, 1.0),
     "out of order": (1, 2.0),
 }
+
+#: Of the plans, how many have requests that are held back as something is asked for, and for how many seconds: until
+#: another try is made, until nobody waits any more, until long after that.
+HELD_BACK = 0.2
+LATE = ((0.5, 2.0), (1.5, 6.0), (5.0, 25.0))
 
 #: Those that only a Redlock bears, one per plan.
 OF_REDLOCK: dict[str, tuple[float, float]] = {"server restarted empty": (4, 0.5)}
@@ -186,7 +193,12 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
         )
         for number in range(rng.randint(2, 6))
     )
-    faults = tuple(sorted(_faults(rng, until, ttl, nodes, KINDS), key=lambda fault: fault.at))
+    asked = [message.at for message in messages]
+    faults = tuple(
+        sorted(
+            (*_faults(rng, until, ttl, nodes, KINDS), *_held_back(seed, asked, dies=True)), key=lambda fault: fault.at
+        )
+    )
     return Plan(
         seed,
         pool,
@@ -227,6 +239,7 @@ def _locks(seed: int, nodes: int | None) -> Plan:
     )
     kinds = {kind: how for kind, how in KINDS.items() if kind not in NOT_OF_PROGRAMS}
     befall = (replace(fault, at=begins + fault.at) for fault in _faults(rng, until, ttl, nodes, kinds))
+    befall = (*befall, *_held_back(seed, [use.at for use in uses]))
     faults = tuple(sorted(befall, key=lambda fault: fault.at))
     interval = rng.choice((15.0, 60.0, 200.0))
     return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), faults, "locks", uses, limits)
@@ -249,7 +262,8 @@ def _beats(seed: int, nodes: int | None) -> Plan:
         for number in range(rng.randint(1, 3))
     )
     kinds = {kind: how for kind, how in KINDS.items() if kind not in NOT_OF_PROGRAMS and kind != "wall clock set"}
-    faults = tuple(sorted(_faults(rng, until, ttl, nodes, kinds | OF_BEATS), key=lambda fault: fault.at))
+    befall = (*_faults(rng, until, ttl, nodes, kinds | OF_BEATS), *_held_back(seed, [0.5, 1.0, until / 2, until]))
+    faults = tuple(sorted(befall, key=lambda fault: fault.at))
     mode, beats = rng.choice(("leader", "leader", "leader", "shared")), rng.choice((1, 2, 2, 3))
     interval = rng.choice((15.0, 60.0, 200.0))
     return Plan(seed, "threads", nodes, beats, 2, ttl, 60.0, interval, (), faults, "beats", entries=entries, mode=mode)
@@ -274,6 +288,16 @@ def _faults(
     for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
         kind = rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
         yield _fault(rng, kind, kinds, until, ttl)
+
+
+def _held_back(seed: int, asked: Sequence[float], *, dies: bool = False) -> Iterator[Fault]:
+    """As one of these times comes, when something is asked for; of some plans. Who has asked may die meanwhile."""
+    rng = random.Random(f"held back of {seed}")
+    if rng.random() < HELD_BACK:
+        at = rng.choice(asked) + rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 2)))
+        yield Fault(round(at, 4), "requests held back", rng.randrange(100), round(rng.uniform(*rng.choice(LATE)), 3))
+        if dies and rng.random() < 0.4:
+            yield Fault(round(at + rng.uniform(0.02, 2), 4), "child killed", rng.randrange(100))
 
 
 def _fault(rng: random.Random, kind: str, kinds: dict[str, tuple[float, float]], until: float, ttl: float) -> Fault:

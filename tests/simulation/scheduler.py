@@ -40,12 +40,14 @@ class Host:
         rate: seconds that its steady clock counts in a true one.
         steady: what the steady clock said at the beginning.
         wall: what the wall clock is ahead of the true time, seconds.
+        identity: its name, and the id of its boot.
     """
 
     name: str
     rate: float = 1.0
     steady: float = 1000.0
     wall: float = 0.0
+    identity: str = ""
     suspended: bool = False
 
     def clock(self, now: float) -> float:

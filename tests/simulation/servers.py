@@ -99,6 +99,14 @@ class Server:
         if self.model is None:
             self.start({"all": self._data, "saved": self._saved, "nothing": None}[having])
 
+    def evict(self) -> None:
+        """Forget a key, as a server does whose memory is full."""
+        if self.model is not None and (values := self.model.dataset.database(0).values):
+            key = self.run.rng.choice(sorted(values))
+            del values[key]
+            self.model.dataset.database(0).ends_at.pop(key, None)
+            self.run.note("evicts", key.decode(), by=self.host.name)
+
     def stall(self) -> None:
         """Carry out nothing for now; the kernel takes what comes."""
         self.stalled = True

@@ -13,7 +13,7 @@ from typing import Any
 from celery import states
 from celery.worker import state as worker_state
 
-from tests.simulation import apps, beats, faults, loading, locks, servers
+from tests.simulation import apps, beats, beyond, faults, loading, locks, servers
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
 from tests.simulation.scheduler import Simulation, begin
@@ -77,6 +77,8 @@ def simulate(plan: Plan) -> Result:
     settings = {"singleton_lock_ttl": plan.ttl, "singleton_lock_journal": 0}
     world = World(run, settings, nodes=plan.nodes, visibility=plan.visibility)
     world.plan = plan
+    if plan.beyond:
+        beyond.take_away(world)
     checker = {"tasks": _begin_tasks, "locks": locks.begin, "beats": beats.begin}[plan.kind](world)
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))

@@ -66,6 +66,7 @@ class Worker:
     ) -> None:
         self.world, self.host, self.pool, self.concurrency, self.prefetch = world, host, pool, concurrency, prefetch
         self.run = world.run
+        self.settings = {**world.settings, **world.settings_of.get(host.name, {})}
         self.node = f"celery@w{number}"
         self.name = f"w{number}"
         self.process: Process | None = None
@@ -101,7 +102,7 @@ class Worker:
         assert process is not None
         package = process.package
         package.begin()
-        app = apps.app_of(package, self.world.settings)
+        app = apps.app_of(package, self.settings)
         runtime = package("runtime").Runtime.of(app)
         bootstep = package("worker.bootstep")
         if self.pool == "prefork":
@@ -259,7 +260,7 @@ class Worker:
         package = child.process.package
         package.begin()
         package("task.key_report")._channel = parent.package("task.key_report")._channel
-        apps.app_of(package, self.world.settings)
+        apps.app_of(package, self.settings)
         while parent.alive:
             if not child.inbox:
                 child.idle = self.run.current

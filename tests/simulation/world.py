@@ -32,6 +32,8 @@ class World:
         self.network = run.network = Network(run)  # type: ignore[attr-defined]
         self.broker = run.broker = Broker(run, visibility=visibility)  # type: ignore[attr-defined]
         self.hosts: list[Host] = []
+        #: Of hosts that are made: within which bounds their clocks are, and the identity that they share, if any.
+        self.rates, self.walls, self.identity = (0.996, 1.004), (-2.0, 2.0), ""
         self.servers = [Server(run, self.network, self.host(f"redis{number}")) for number in range(nodes)]
         url = ";".join(f"redis://redis{number}:6379/0" for number in range(nodes))
         self.settings = {"singleton_lock_backend": url, **settings}
@@ -43,12 +45,17 @@ class World:
         self.sent: dict[int, tuple[str, Any]] = {}
         #: By id: the final states that were stored.
         self.ends: dict[str, list[str]] = defaultdict(list)
+        #: By host: what its workers have otherwise.
+        self.settings_of: dict[str, dict[str, Any]] = {}
+        #: Of locks outside of tasks, by the parity of the use.
+        self.ttls: tuple[float, float] | None = None
         self._pids = 100
 
     def host(self, name: str) -> Host:
         """A new machine."""
         rng = self.run.rng
-        host = Host(name, rate=rng.uniform(0.996, 1.004), steady=rng.uniform(100, 5000), wall=rng.uniform(-2, 2))
+        host = Host(name, rate=rng.uniform(*self.rates), steady=rng.uniform(100, 5000), wall=rng.uniform(*self.walls))
+        host.identity = self.identity or name
         self.hosts.append(host)
         return host
 
@@ -102,6 +109,8 @@ class Bodies:
     #: Messages and attempts whose process was gone before a lock server knew that they were done.
     unknown: set[tuple[int | str, int]] = field(default_factory=set)
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    #: Whether who was frozen could not know that its lease was over.
+    excuses: bool = True
 
     def run(self, task: Any, name: str, key: str, number: int | str, plan: str) -> None:
         """A body: `plan` says in words how long it takes, and how it ends."""
@@ -202,7 +211,7 @@ class Bodies:
     def _is_excused(self, other: Running) -> bool:
         """Whether nothing could have told it: it is frozen, or was a moment ago, and nobody renewed for it."""
         process = other.process
-        return self._is_frozen(process) and (process.parent is None or self._is_frozen(process.parent))
+        return self.excuses and self._is_frozen(process) and (process.parent is None or self._is_frozen(process.parent))
 
     def _is_frozen(self, process: Process) -> bool:
         return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES

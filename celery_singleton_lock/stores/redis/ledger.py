@@ -69,11 +69,11 @@ class RedisLedger:
 
     def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
         self._forget_all_but(lasts)
-        aligned: dict[str, int] = {}
-        for part in batches([*lasts]):
-            answers = self._ask(Call(ALIGN, [self._runs], [ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
-            aligned.update({entry: max(known) for entry, *known in zip(part, *answers, strict=True)})
-        return aligned
+        if self._quorum > 1:
+            # Look first: a node that has lost it would keep what is given here, which is later than what was sent.
+            known = self._aligned(dict.fromkeys(lasts, 0), ceiling)
+            lasts = {entry: known[entry] or last for entry, last in lasts.items()}
+        return self._aligned(lasts, ceiling)
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         refused: dict[str, Refused] = {}
@@ -112,6 +112,13 @@ class RedisLedger:
             value = max(known) or secrets.token_hex(16)
         self._secret = value
         return value
+
+    def _aligned(self, lasts: Mapping[str, int], ceiling: int) -> dict[str, int]:
+        aligned: dict[str, int] = {}
+        for part in batches([*lasts]):
+            answers = self._ask(Call(ALIGN, [self._runs], [ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
+            aligned.update({entry: max(known) for entry, *known in zip(part, *answers, strict=True)})
+        return aligned
 
     def _secrets(self, value: str, *, at_least: bool) -> set[str]:
         """What they have; with a value, that becomes the secret where there is none (or, at least, a smaller one)."""

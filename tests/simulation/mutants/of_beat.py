@@ -17,6 +17,12 @@ MUTANTS = (
         new="        self._owner = new_owner()\n\n    def _take_back",
         breaks="one beat leads",
     ),
+    _leader(
+        "a leader that ends keeps its lease",
+        old="            self._store.free(lease)\n            logger.info",
+        new="            logger.info",
+        breaks="another beat takes over at once",
+    ),
     _claims(
         "what beat sends is not recorded",
         old="            self._ledger.record(self._unrecorded, self._owner, ceiling=_ceiling())\n",

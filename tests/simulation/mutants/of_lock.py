@@ -45,4 +45,10 @@ MUTANTS = (
         new="if False:",
         breaks="a lock is kept while it is held",
     ),
+    _lock(
+        "a wait is ten times as long",
+        old="else clock.now() + patience",
+        new="else clock.now() + 10 * patience",
+        breaks="nobody waits for longer than was asked for",
+    ),
 )

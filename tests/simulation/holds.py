@@ -1,0 +1,31 @@
+"""The locks that the servers hold, for the checkers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+
+def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict[str, bytes]:
+    """By key, what most servers hold: what is left on one node of a Redlock keeps nobody out."""
+    holds = [hold for server in servers for hold in on(server, names)]
+    each = Counter((key, stem(value)) for key, value in holds)
+    return {key: value for key, value in holds if each[key, stem(value)] * 2 > len(servers)}
+
+
+def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, bytes]]:
+    """Keys and values; locks outside of tasks have these names."""
+    return [(key, value) for key, value in server.living_values() if ":run" in key or key in names]
+
+
+def stem(value: bytes) -> str:
+    """Whose it is, whichever attempt took it."""
+    return value[:28].decode(errors="replace")
+
+
+def pid_in(value: bytes) -> int:
+    """The process that holds a lock; 0 for a reservation, and for what a node was given back."""
+    fields = json.loads(value[32:]) if value[32:].startswith(b"[") else [""] * 8
+    return int(fields[7].split("/")[1]) if fields[7] else 0

@@ -1,0 +1,37 @@
+"""When something that takes its time is excused, since a fault is under way or has only just ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from tests.simulation.plan import Fault
+
+#: Seconds after a fault in which nothing has to happen at once; and after one that lets messages take two.
+AFTERMATH, OF_SLOW = 1.5, 3.5
+
+#: Seconds in which a link holds back what is sent; and those after which whoever sent it has given it up and said so.
+HOLDS_BACK, GIVEN_UP = 3.5, 4.0
+
+#: Faults that delay nothing once they have happened.
+HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
+BRIEF = (*HARMLESS, "child killed", "worker killed", "child killed at an end")
+
+
+def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
+    """Whether a fault, or what comes of it, is an excuse; those of some kinds are none."""
+    return was_there(world, world.run.now, but=but)
+
+
+def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:
+    """Whether there was any from then until now."""
+    faults = [fault for fault in world.plan.faults if fault.kind not in but]
+    times = [(fault.at, _is_over(fault)) for fault in faults]
+    times += [(at, at + GIVEN_UP) for at in world.network.held_back_at]
+    return any(begins <= world.run.now and since < ends for begins, ends in times)
+
+
+def _is_over(fault: Fault) -> float:
+    if fault.kind == "requests held back":
+        return fault.at  # It matters to who sends then; what arrives when it is over must not.
+    return fault.at + fault.seconds + (OF_SLOW if fault.kind == "slow" else AFTERMATH)
