@@ -60,6 +60,7 @@ MUTANTS = (
         old="late=tuple(late)",
         new="late=()",
         breaks="what arrives late of a request that was given up takes nothing",
+        kind="locks",
     ),
     _store(
         "an abandoned acquire is not undone",

@@ -97,6 +97,7 @@ MUTANTS = (
         old="  redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)\n",
         new="",
         breaks="what arrives late of an owner that was given up takes nothing",
+        kind="locks",
     ),
     _free(
         "no reservation",
@@ -115,18 +116,21 @@ MUTANTS = (
         old="  if redis.call('EXISTS', over, request) ~= 0 then\n    return {GIVEN_UP}",
         new="  if redis.call('EXISTS', request) ~= 0 then\n    return {GIVEN_UP}",
         breaks="what arrives late of an owner that was given up takes nothing",
+        kind="locks",
     ),
     _acquire(
         "a given up request may take",
         old="  if redis.call('EXISTS', over, request) ~= 0 then\n    return {GIVEN_UP}",
         new="  if redis.call('EXISTS', over) ~= 0 then\n    return {GIVEN_UP}",
         breaks="what arrives late of a request that was given up takes nothing",
+        kind="locks",
     ),
     _acquire(
         "late requests are not noted",
         old="  redis.call('SET', KEYS[i], 1, 'PX', over_ms)\n",
         new="",
         breaks="what arrives late of a request that was given up takes nothing",
+        kind="locks",
     ),
     _acquire(
         "what was given up stays held",
