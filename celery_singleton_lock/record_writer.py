@@ -10,6 +10,7 @@ Protocol: `docs/protocol.md`, section 6.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from celery.utils.log import get_logger
 
@@ -71,8 +72,16 @@ class RecordWriter:
                 self._store.replace_records([(key, record) for (key, _), record in batch])
             except LockUnavailable as error:
                 logger.debug("records: not written, trying again: %s", error)
+                self._put_last(batch)
                 return WRITE_AFTER
             with self._mutex:
                 for place, record in batch:
                     if self._records.get(place) is record:
                         del self._records[place]
+
+    def _put_last(self, batch: Sequence[tuple[tuple[str, str], Record]]) -> None:
+        """The others are written first: these may wait for long, for one of several servers."""
+        with self._mutex:
+            for place, _ in batch:
+                if (record := self._records.pop(place, None)) is not None:
+                    self._records[place] = record

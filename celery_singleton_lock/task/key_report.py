@@ -89,6 +89,11 @@ class _Channel:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._rest = b""
+        self._deliveries = count(1)
+
+    def fills(self) -> bool:
+        """As another delivery begins: whether so many have begun that it is to be emptied."""
+        return next(self._deliveries) % _SELDOM == 0
 
     def write(self, report: Report) -> None:
         """In a process of the pool."""
@@ -113,9 +118,6 @@ class _Channel:
 _expected: WeakValueDictionary[str, Expected] = WeakValueDictionary()
 
 _channel: _Channel | None = None
-
-#: Counts the deliveries that have begun.
-_begun = count(1)
 
 #: Held for moments, and while nothing of anybody else's runs.
 _mutex = Mutex()
@@ -154,7 +156,7 @@ def receive() -> None:
 
 def make_room() -> None:
     """In the main process, as a delivery begins: receive now and then, so that the pipe is never full."""
-    if next(_begun) % _SELDOM == 0:
+    if _channel is not None and _channel.fills():
         receive()
 
 

@@ -384,6 +384,43 @@ class TestRelease:
         until(lambda: not writer._records)
         assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
+    def test_holds_up_the_notes_of_no_other_lock(
+        self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("celery_singleton_lock.record_writer.BATCH", 1)
+        writer, record = RecordWriter(direct), Record(ME.message, b"record", 60.0)
+        direct.remember("other", record)
+        lease = taken(direct, holder=ME)
+        monkeypatch.setattr(direct._pending._repeater, "_settle", lambda: True)
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            direct.free(lease, record=record)
+        own_redis.resume()
+        own_redis.client().ping()
+        for key in (KEY, "other"):
+            writer.replace(key, record._replace(content=b"settled"))
+        until(lambda: [record.content for record in direct.inspect("other").records] == [b"settled"])
+        with pytest.raises(LockUnavailable):
+            direct.replace_records([(KEY, record), ("other", record._replace(content=b"again"))])
+        assert [record.content for record in direct.inspect("other").records] == [b"again"]
+
+    def test_is_said_where_it_was_interrupted_as_it_was_written_down(
+        self, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A soft time limit may come there."""
+        lease, record = taken(direct, holder=ME), Record(ME.message, b"record", 60.0)
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("celery_singleton_lock.stores.redis.stencil.free", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                direct.free(lease, record=record)
+        until(lambda: is_settled(direct))
+        assert direct.held(KEY) == []
+        assert [record.content for record in direct.inspect(KEY).records] == [b"record"]
+
 
 class TestAge:
     """A copy of the message sees by the time that is left of a record how long ago the body ended."""

@@ -351,7 +351,7 @@ class TestGivenUp:
         assert not isinstance(acquire_by(store, owner), Lease)
         assert isinstance(acquire(store), Lease)
 
-    @pytest.mark.parametrize("how", ["acquire", "waiter"])
+    @pytest.mark.parametrize("how", ["acquire", "waiter", "acquire, then waiter"])
     def test_late_attempt_takes_nothing_from_the_next_one(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch, how: str
     ) -> None:
@@ -372,15 +372,15 @@ class TestGivenUp:
 
         monkeypatch.setattr(Conversation, "ask", ask_late)
         monkeypatch.setattr(Conversation, "tell", tell_late)
-        if how == "waiter":
+        if how == "acquire":
+            lease = taken(store)
+        else:
             monkeypatch.setattr("celery_singleton_lock.stores.redis.redlock.nodes.TRIES", 1)
             request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
             with store.waiter(request) as waiter:
                 with pytest.raises(LockUnavailable):
-                    waiter.ask()
+                    waiter.ask() if how == "waiter" else store.acquire(request)
                 lease = waiter.ask()
-        else:
-            lease = taken(store)
         assert isinstance(lease, Lease)
         for each in store._nodes.each:
             for call in late:

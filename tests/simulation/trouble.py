@@ -17,10 +17,21 @@ HOLDS_BACK, GIVEN_UP = 3.5, 4.0
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
 BRIEF = (*HARMLESS, "child killed", "worker killed", "child killed at an end")
 
+#: Faults that may keep a process from the lock servers.
+CUTS_OFF = (
+    *("cut", "cut there", "cut back", "slow", "connections closed", "requests held back"),
+    *("server stalled", "server restarted", "server restarted empty"),
+)
+
 
 def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
     """Whether a fault, or what comes of it, is an excuse; those of some kinds are none."""
     return was_there(world, world.run.now, but=but)
+
+
+def cut_off(world: Any, since: float) -> bool:
+    """Whether lock servers could not be reached, from some host, at some time from then until now."""
+    return was_there(world, since, but=tuple({fault.kind for fault in world.plan.faults} - {*CUTS_OFF}))
 
 
 def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:

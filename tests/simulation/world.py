@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from tests.simulation import loading
+from tests.simulation import loading, trouble
 from tests.simulation.broker import Broker
 from tests.simulation.network import Network
 from tests.simulation.scheduler import Host, Process, Simulation
@@ -209,9 +209,12 @@ class Bodies:
         return leave
 
     def _is_excused(self, other: Running) -> bool:
-        """Whether nothing could have told it: it is frozen, or was a moment ago, and nobody renewed for it."""
+        """Whether nothing could have told it: it is frozen, or was a moment ago, and nobody could renew for it."""
         process = other.process
-        return self.excuses and self._is_frozen(process) and (process.parent is None or self._is_frozen(process.parent))
+        if not self.excuses or not self._is_frozen(process):
+            return False
+        is_alone = process.parent is None or self._is_frozen(process.parent)
+        return is_alone or trouble.cut_off(self.world, since=self.world.run.now - other.lease.ttl)
 
     def _is_frozen(self, process: Process) -> bool:
         return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES

@@ -39,3 +39,11 @@ def test_error_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
     Repeater(settle).start()
     assert again.wait(LIMIT)
     assert "out of order" in caplog.text
+
+
+def test_starts_no_thread_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is collected then may have something pending; the start of a thread would never return."""
+    repeater = Repeater(lambda: False)
+    monkeypatch.setattr("sys.is_finalizing", lambda: True)
+    repeater.start()
+    assert repeater._thread is None

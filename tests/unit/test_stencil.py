@@ -48,6 +48,16 @@ def test_free_is_what_lock_commands_says(key: str, record: Record | None, slot: 
         assert ready.by_text == lock_commands.free(hold, record=record).by_text
 
 
+def test_results_of_all_lengths_have_one() -> None:
+    stencil._for_free.cache_clear()
+    for length in (1, 2, 7, 300, 4000):
+        hold, record = Hold("k", new_owner(), ttl=30.0), Record("m", b"\x05" * length, 60.0)
+        ready = stencil.free(hold, record)
+        assert ready is not None
+        assert ready.by_digest == packed(lock_commands.free(hold, record=record).by_digest)
+    assert stencil._for_free.cache_info().misses == 1
+
+
 def test_rare_calls_have_none() -> None:
     """They are written down whole."""
     owner, them = new_owner(), holder(1)

@@ -6,6 +6,7 @@ more, and then nobody else would say so when the server answers again.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +41,8 @@ class Repeater:
         # Before the thread is asked for, which reads this last: so one of the two goes on.
         self._wanted = True
         thread = self._thread
+        if sys.is_finalizing():
+            return  # Before Python 3.12, a thread's start would wait for ever.
         if thread is None or not thread.is_alive():
             thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-repeater", daemon=True)
             with suppress(RuntimeError):  # No thread is to be had, or the interpreter is about to end.

@@ -23,6 +23,9 @@ from celery_singleton_lock.stores.redis.script import Call, Ready
 #: Stencils that are kept: one for each combination of lengths, of which a task has a few.
 _MOST = 1024
 
+#: One mark: not what is in a digest, nor between the parts of a command.
+_MARK = re.compile(rb"([\x01-\x08])\1*")
+
 
 def acquire(request: LockRequest, name: str) -> Ready | None:
     """As `lock_commands.acquire`; None for what is rare."""
@@ -41,28 +44,34 @@ def free(hold: Hold, record: Record | None) -> Ready | None:
     """As `lock_commands.free`; None for what is rare."""
     if hold.limit != 1 or hold.slot:
         return None
-    left = () if record is None else (record.message.encode(), record.content)
+    left, content = ((), ()) if record is None else ((record.message.encode(),), (record.content,))
     parts = *_of_key(hold.key), hold.owner.encode(), *left
-    if not all(parts):
+    if not all((*parts, *content)):
         return None
     seconds = None if record is None else record.seconds
     stencil = _for_free(type(hold.key), hold.ttl, seconds, tuple(map(len, parts)))
     whole = partial(lock_commands.free, hold, record=record, began=clock.now())
-    return Ready(lock_commands.FREE, stencil.filled(parts), whole)
+    return Ready(lock_commands.FREE, stencil.filled((*parts, *map(_bulk, content))), whole)
 
 
 class _Stencil:
     """A command with marks in it.
 
     Args:
-        call: whose keys and arguments are made of the marks.
-        marks: one for each part, and as long.
+        call: whose keys and arguments are made of marks: of one character each, by its number the place of a part.
+        any_length: the mark of a part that comes with its length, as `_bulk` has it; it is an argument by itself.
     """
 
-    def __init__(self, call: Call, marks: Sequence[str]) -> None:
-        whole, found = packed(call.by_digest), [mark.encode() for mark in marks]
-        self._pieces = re.split(b"(" + b"|".join(map(re.escape, found)) + b")", whole)
-        self._in_order = itemgetter(*map(found.index, self._pieces[1::2]))
+    def __init__(self, call: Call, any_length: str = "") -> None:
+        whole = packed(call.by_digest)
+        if any_length:
+            whole = whole.replace(_bulk(any_length.encode()), any_length.encode())
+        marks = [*_MARK.finditer(whole)]
+        begins, ends = [0, *(mark.end() for mark in marks)], [*(mark.start() for mark in marks), len(whole)]
+        #: What is the same each time, and room for a part after each piece but the last.
+        self._pieces = [b""] * (2 * len(marks) + 1)
+        self._pieces[::2] = [whole[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        self._in_order = itemgetter(*(mark[0][0] - 1 for mark in marks))
 
     def filled(self, parts: Sequence[bytes]) -> bytes:
         """The command with these parts."""
@@ -84,24 +93,31 @@ class _MarkedHolder(Holder):
 
 @lru_cache(maxsize=_MOST)
 def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths: tuple[int, ...]) -> _Stencil:
-    marks = key, base, owner, name, message, holder, asked_at = _marks(lengths)
+    key, base, owner, name, message, holder, asked_at = _marks(lengths)
     marked = _MarkedHolder(record=message, process=holder)
     request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
     keys, asked = lock_commands.question(request, name)
-    return _Stencil(Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at)), marks)
+    return _Stencil(Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at)))
 
 
 @lru_cache(maxsize=_MOST)
 def _for_free(kind: type[str], ttl: float, seconds: float | None, lengths: tuple[int, ...]) -> _Stencil:
-    marks = key, base, owner, *left = _marks(lengths)
-    record = None if seconds is None else Record(left[0], left[1].encode(), seconds)
-    hold = Hold(_marked_key(kind, key, base), owner, ttl=ttl)
-    return _Stencil(lock_commands.free(hold, record=record), marks)
+    key, base, owner, *left = _marks(lengths)
+    hold, content = Hold(_marked_key(kind, key, base), owner, ttl=ttl), chr(len(lengths) + 1)
+    if seconds is None:
+        return _Stencil(lock_commands.free(hold))
+    # Results are of many lengths: each by itself would have a stencil made anew.
+    return _Stencil(lock_commands.free(hold, record=Record(left[0], content.encode(), seconds)), any_length=content)
 
 
 def _marks(lengths: Sequence[int]) -> list[str]:
     """Texts of these lengths, each of a character that is in no other."""
     return [chr(number) * length for number, length in enumerate(lengths, 1)]
+
+
+def _bulk(text: bytes) -> bytes:
+    """As an argument goes over the wire."""
+    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def _of_key(key: str) -> tuple[bytes, bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
@@ -114,10 +115,13 @@ class RedisStore:
         return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
-        ready = stencil.free(hold, record) if reservation is None else None
-        call, tries = ready or lock_commands.free(hold, record=record, reservation=reservation), 0
+        call: Ready | Call | None = None
+        tries = 0
 
-        def attempt() -> Freeing:
+        def whole() -> Ready | Call:
+            return lock_commands.free(hold, record=record, reservation=reservation)
+
+        def attempt(call: Ready | Call) -> Freeing:
             nonlocal tries
             tries += 1
             if self._servers.run(call if tries == 1 else call.again(repeated=False)):
@@ -126,11 +130,12 @@ class RedisStore:
             return Freeing.UNCLEAR if tries > 1 or hold.ending else Freeing.NOT_OURS
 
         try:
-            return self._patiently(attempt)
-        except BaseException:
+            call = (stencil.free(hold, record) if reservation is None else None) or whole()
+            return self._patiently(partial(attempt, call))
+        except BaseException:  # Or an interruption, before it was written down or after that.
             hold.ending = True
             worth = max(hold.ttl, record.seconds if record is not None else 0.0)
-            self._end(("free", hold.key, hold.owner), call, worth, at_once=False)
+            self._end(("free", hold.key, hold.owner), call or whole(), worth, at_once=False)
             raise
 
     def abandon(self, hold: Hold) -> bool | None:
@@ -152,17 +157,19 @@ class RedisStore:
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         unsaid = {key for what, key, _ in self._pending.names() if what == "free"} if self._pending else ()
-        if any(key in unsaid for key, _ in records):
-            # It would come behind this, and put in place what this is to replace.
-            raise LockUnavailable(self.server, "the end of a lock was not answered yet, which has the record")
-        batches = [lock_commands.replace_records(batch) for batch in self._batches(records, lambda it: it[0])]
+        there = [record for record in records if record[0] not in unsaid]
+        batches = [lock_commands.replace_records(batch) for batch in self._batches(there, lambda it: it[0])]
 
         def attempt() -> None:
             for answer in self._servers.run_each(batches):
                 if isinstance(answer, Exception):
                     raise answer
 
-        self._patiently(attempt)
+        if batches:
+            self._patiently(attempt)
+        if len(there) < len(records):
+            # It would come behind this, and put in place what this is to replace.
+            raise LockUnavailable(self.server, "the end of a lock was not answered yet, which has the record")
 
     def waiter(self, request: LockRequest) -> Waiter:
         question = Question(self._run, replace(request, waiting=True), replicas=self._replicas)

@@ -73,16 +73,14 @@ class RedlockStore:
         self.server = server
         self._nodes = Nodes(servers, server)
         self._memory = memory
+        self._late = Late(len(servers))
         self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        return self._ask(request, Late(len(self._nodes.each)))
-
-    def _ask(self, request: LockRequest, late: Late) -> Lease | Held | Record:
         wanted = replace(request, owner=commands.attempt_of(request.owner, 0))
         try:
             with self._nodes.conversation() as conversation:
-                found = self._acquire(conversation, wanted, late)
+                found = self._acquire(conversation, wanted)
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
             self.abandon(wanted.hold())
@@ -125,6 +123,7 @@ class RedlockStore:
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         answers: Answers = {}
+        self._late.forget(hold.owner)
         call = commands.free(hold, record=record, reservation=reservation)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
@@ -140,6 +139,7 @@ class RedlockStore:
         raise self._nodes.unavailable(errors_of(answers))
 
     def abandon(self, hold: Hold) -> bool | None:
+        self._late.forget(hold.owner)
         ours, gone = _freed_on(self._said(hold, commands.abandon(hold)))
         return None if ours + gone < self._nodes.quorum else ours > 0 and gone <= self._nodes.spare
 
@@ -159,8 +159,7 @@ class RedlockStore:
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
         bell, waiting = _NodesBell(request.key, self._nodes.each, self.server), replace(request, waiting=True)
-        late = Late(len(self._nodes.each))
-        return AskingWaiter(bell, lambda: self._ask(waiting, late))
+        return AskingWaiter(bell, lambda: self.acquire(waiting))
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         quorum = self._nodes.quorum
@@ -190,7 +189,7 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(self, conversation: Conversation, wanted: LockRequest, late: Late) -> Lease | Held | Record | Votes:
+    def _acquire(self, conversation: Conversation, wanted: LockRequest) -> Lease | Held | Record | Votes:
         """What was found; the last votes where that is not clear."""
         unclear: Votes | None = None
         slots = wanted.limit
@@ -199,7 +198,7 @@ class RedlockStore:
                 conversation.connect(step=CONNECT, seconds=CONNECT_ALL)
             unclear, holders = None, []
             for slot in range(wanted.limit):
-                found = self._try(conversation, wanted, late, slot, slots)
+                found = self._try(conversation, wanted, slot, slots)
                 if not isinstance(found, Votes):
                     return found
                 if found.slots > slots:
@@ -219,13 +218,11 @@ class RedlockStore:
                 return min(holders, key=lambda held: held.remaining)
         return unclear or Votes(self._nodes.quorum, wanted.holder.message)
 
-    def _try(
-        self, conversation: Conversation, wanted: LockRequest, late: Late, slot: int, slots: int
-    ) -> Lease | Record | Votes:
-        """One attempt; nothing is left of it unless it gives a lease. It is added to those that come `late`."""
+    def _try(self, conversation: Conversation, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | Votes:
+        """One attempt; nothing is left of it unless it gives a lease."""
         attempt = commands.attempt_of(wanted.owner, chance.randrange(1, commands.ATTEMPTS))
         named, settled = replace(wanted, owner=attempt), set[int]()
-        call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=late.names())
+        call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=self._late.names(attempt))
         sent_at = clock.now()
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl), settled=settled)
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
@@ -237,7 +234,7 @@ class RedlockStore:
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
         settled |= votes.unasked
-        late.add(attempt, settled)
+        self._late.add(attempt, settled)
         conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 
