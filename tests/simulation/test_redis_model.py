@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock.stores import open_url
@@ -24,6 +24,8 @@ Steps = Sequence[tuple[int, Sequence[Command]]]
 
 SOME, MANY = 60, int(os.environ.get("MODEL_SEQUENCES", "5000"))
 _SETTINGS: dict[str, Any] = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+#: Of the quick ones: whoever changes something else learns of no new difference. The many are others each time.
+_SAME: dict[str, Any] = {**_SETTINGS, "derandomize": True}
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def compare_refusals(
 
 
 @given(steps=SEQUENCES, resp=st.sampled_from([2, 2, 3]))
-@settings(max_examples=SOME, **_SETTINGS)
+@settings(max_examples=SOME, **_SAME)
 def test_some_sequences(redis_server: RedisServer, control: RealSession, steps: Steps, resp: int) -> None:
     compare(redis_server, control, steps, resp)
 
@@ -73,7 +75,7 @@ def test_many_sequences(redis_server: RedisServer, control: RealSession, steps: 
 
 
 @given(steps=HAND_OVERS)
-@settings(max_examples=SOME // 2, **_SETTINGS)
+@settings(max_examples=SOME // 2, **_SAME)
 def test_who_waits_is_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
     compare(redis_server, control, steps, 2)
 
@@ -88,9 +90,13 @@ def test_many_who_wait_are_woken_in_order(redis_server: RedisServer, control: Re
 STATES = [Pair.run_out_of_memory, Pair.become_replica]
 
 
+_REFUSED = ("EVAL", "local answer = redis.pcall(unpack(ARGV, 2)) return answer", 1, "k{1}", b"", "SET", "k{1}", b"")
+
+
 @pytest.mark.parametrize("state", STATES)
+@example(before=[], after=[(0, [_REFUSED])])
 @given(before=SEQUENCES, after=SEQUENCES)
-@settings(max_examples=SOME // 4, **_SETTINGS)
+@settings(max_examples=SOME // 4, **_SAME)
 def test_refusals(redis_server: RedisServer, control: RealSession, before: Steps, after: Steps, state: Any) -> None:
     compare_refusals(redis_server, control, before, after, state)
 

@@ -151,7 +151,9 @@ class Pair:
         self.model.out_of_memory = True
 
     def become_replica(self) -> None:
-        """Of a server that is not there."""
+        """Of a server that is not there. What has ended is removed before: scripts see it on a replica."""
+        for key in [*self.model.dataset.database(0).ends_at]:
+            self._control.ask("EXISTS", key)
         self._control.ask("REPLICAOF", "127.0.0.1", 1)
         self.model.demote()
 

@@ -89,6 +89,10 @@ local function line(text)
   return (gsub(text, '[\r\n]', ' '))
 end
 
+local function error_line(text)
+  return line((gsub(text, '[\r\n]+$', '')))
+end
+
 local function written(value, nothing)
   local kind = type(value)
   if kind == 'string' then
@@ -102,7 +106,7 @@ local function written(value, nothing)
   end
   local err, ok = rawget(value, 'err'), rawget(value, 'ok')
   if type(err) == 'string' then
-    return '-' .. line(err) .. '\r\n'
+    return '-' .. error_line(err) .. '\r\n'
   elseif type(ok) == 'string' then
     return '+' .. line(ok) .. '\r\n'
   end
@@ -118,7 +122,7 @@ end
 
 local function refused(sha, err)
   if type(err) ~= 'table' then
-    return '-ERR Error running script (call to f_' .. sha .. '): ' .. line((gsub(tostring(err), '[\r\n]+$', ''))) .. '\r\n'
+    return '-ERR Error running script (call to f_' .. sha .. '): ' .. error_line(tostring(err)) .. '\r\n'
   end
   local text = tostring(rawget(err, 'err'))
   if rawget(err, 'line') then

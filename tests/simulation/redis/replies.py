@@ -84,4 +84,4 @@ def encoded(reply: Any, resp: int) -> bytes:
 
 
 def error_line(text: bytes) -> bytes:
-    return b"-%b\r\n" % text.replace(b"\r", b" ").replace(b"\n", b" ")
+    return b"-%b\r\n" % text.rstrip(b"\r\n").replace(b"\r", b" ").replace(b"\n", b" ")
