@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -119,7 +120,8 @@ def test_what_stands_behind_a_woken_pop_runs_at_the_end_of_the_turn(
     sent: list[list[Command]] = [[("BLPOP", "k", 0), ("GET", "x")], [("RPUSH", "k", 1)], [("SET", "x", 2)]]
     for session in (real[0], modelled[0]):
         session.send(sent[0])
-    control.send([("EVAL", "for _ = 1, 20000000 do end", 0)])
+    control.send([("EVAL", "for _ = 1, 40000000 do end", 0)])
+    time.sleep(0.05)  # It has begun by then: else the first of them could come in the turn before.
     for client in (1, 2):
         real[client].send(sent[client])
     with model.turn():
