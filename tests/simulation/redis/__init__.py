@@ -10,8 +10,6 @@ Where it differs from the real one, as far as is known (`tests/simulation/test_r
 - `MAXLEN ~` trims nodes of 100 entries; those of the real one may be smaller, if the entries are large.
 - cjson is stricter about numbers (`01`, `0x1`), and says otherwise what is wrong; a script that raises a table before
   version 7, or one without `err` since, is answered otherwise. There are no `bit`, `struct` and `cmsgpack`.
-- Two clients that each wait for what the other one pushes, with more commands sent behind that: who is served first
-  in such a turn is not always the same (seen in one of some thousand sequences).
 - A script sees what has ended on a replica of the real one, until its primary deletes that.
 - Busy and loading servers, passwords, and WAIT with replicas are made after the documentation, and not compared.
 """

@@ -55,6 +55,8 @@ class RealSession:
 
     def __init__(self, server: RedisServer) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        # Else what is sent behind a command that blocks stays here until that one is acknowledged, 40 ms later.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
 
     def send(self, commands: Sequence[Command]) -> None:
