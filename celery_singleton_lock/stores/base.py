@@ -15,7 +15,7 @@ Protocol: `docs/protocol.md`, sections 2 and 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -40,6 +40,8 @@ class LockRequest:
             taken under a higher limit.
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and what
             arrives of them later takes nothing.
+        attempts: for a store on several servers, which of them will not carry out an attempt of this owner any more.
+            Whoever asks again for the owner, as a waiter too, passes this request or a `replace` of it.
     """
 
     key: str
@@ -50,6 +52,7 @@ class LockRequest:
     once: bool = False
     limit: int = 1
     given_up: Sequence[str] = ()
+    attempts: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
     def hold(self) -> Hold:
         """What the owner may have got, as far as is known without an answer."""

@@ -100,10 +100,11 @@ class Acquisition:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
         it = self.execution
         may_wait = it.options.wait > 0 or it.holder.attempt > FIRST
-        found = self._store.acquire(self._request(waiting=may_wait))
+        request = self._request(waiting=may_wait)
+        found = self._store.acquire(request)
         if not isinstance(found, Held):
             return found
-        with self._store.waiter(self._request(waiting=True)) as waiter:
+        with self._store.waiter(request) as waiter:
             while isinstance(found, Held) and found.owner not in this_thread.owners:
                 if not self._free_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait

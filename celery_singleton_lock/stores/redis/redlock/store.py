@@ -27,7 +27,6 @@ from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Answers, Conversation
-from celery_singleton_lock.stores.redis.redlock.late import Late
 from celery_singleton_lock.stores.redis.redlock.majority import agreed, merged
 from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.nodes import (
@@ -56,6 +55,9 @@ PATIENCE = 3.0
 #: Seconds at least for which the end of a hold, or of an attempt, is repeated: what a node was sent may come as late.
 REPEAT_FOR = 600.0
 
+#: Attempts at most that a node is told come too late: one that has not answered for longer is asked for nothing.
+MOST_LATE = 32
+
 #: Seconds for which a node promises to refuse a message: much longer than the round trip that ends it.
 PROMISED = 5.0
 
@@ -73,7 +75,6 @@ class RedlockStore:
         self.server = server
         self._nodes = Nodes(servers, server)
         self._memory = memory
-        self._late = Late(len(servers))
         self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
@@ -123,7 +124,6 @@ class RedlockStore:
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         answers: Answers = {}
-        self._late.forget(hold.owner)
         call = commands.free(hold, record=record, reservation=reservation)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
@@ -139,7 +139,6 @@ class RedlockStore:
         raise self._nodes.unavailable(errors_of(answers))
 
     def abandon(self, hold: Hold) -> bool | None:
-        self._late.forget(hold.owner)
         ours, gone = _freed_on(self._said(hold, commands.abandon(hold)))
         return None if ours + gone < self._nodes.quorum else ours > 0 and gone <= self._nodes.spare
 
@@ -222,7 +221,7 @@ class RedlockStore:
         """One attempt; nothing is left of it unless it gives a lease."""
         attempt = commands.attempt_of(wanted.owner, chance.randrange(1, commands.ATTEMPTS))
         named, settled = replace(wanted, owner=attempt), set[int]()
-        call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=self._late.names(attempt))
+        call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=self._late(wanted))
         sent_at = clock.now()
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl), settled=settled)
         votes = Votes.of(answers, self._nodes.quorum, wanted.holder.message)
@@ -234,13 +233,20 @@ class RedlockStore:
         maybe = [index for index in range(len(self._nodes.each)) if index not in not_granted]
         hold = Hold(wanted.key, wanted.owner, ttl=wanted.ttl, limit=wanted.limit, slot=slot)
         settled |= votes.unasked
-        self._late.add(attempt, settled)
+        wanted.attempts[attempt] = settled
         conversation.tell(commands.undo(hold, attempt), maybe, repeat_for=max(wanted.ttl, REPEAT_FOR))
         return votes.record or votes
 
     def _is_decided(self, answers: Answers) -> bool:
         """Whether the other nodes' votes cannot change anything."""
         return Answer.RECORD in map(_kind, answers.values()) or self._is_agreed(answers)
+
+    def _late(self, request: LockRequest) -> list[str]:
+        """The attempts for its owner that some node may still carry out."""
+        for attempt, settled in [*request.attempts.items()]:
+            if len(settled) == len(self._nodes.each):
+                del request.attempts[attempt]
+        return [*request.attempts][-MOST_LATE:]
 
     def _fence(self, conversation: Conversation, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be made sure."""
