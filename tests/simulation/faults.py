@@ -33,6 +33,13 @@ def _server(world: Any, fault: Fault) -> Any:
     return world.servers[fault.target % len(world.servers)]
 
 
+def _way(world: Any, fault: Fault) -> Link:
+    """Between a worker's host and a server, which is troubled from now on."""
+    link: Link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+    link.troubled_until = max(link.troubled_until, world.run.now + max(fault.seconds, HOLDS_BACK))
+    return link
+
+
 def _child_killed(world: Any, fault: Fault) -> None:
     child = _child(world, fault)
     if child is not None:
@@ -135,7 +142,7 @@ def _connections_closed(world: Any, fault: Fault) -> None:
 
 def _cut(there: bool, back: bool) -> Any:
     def befalls(world: Any, fault: Fault) -> None:
-        link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+        link = _way(world, fault)
         link.cut_there, link.cut_back = there, back
         world.run.after(fault.seconds, link.open)
 
@@ -143,13 +150,13 @@ def _cut(there: bool, back: bool) -> Any:
 
 
 def _held_back(world: Any, fault: Fault) -> None:
-    link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+    link = _way(world, fault)
     link.holds_back.extend([fault.seconds] * (1 + fault.target // 10 % 4))
     world.run.after(HOLDS_BACK, link.holds_back.clear)
 
 
 def _slow(world: Any, fault: Fault) -> None:
-    link = world.network.link(_worker(world, fault).host.name, _server(world, fault).host.name)
+    link = _way(world, fault)
     usual = Link().delay  # Another may be over before this one.
     link.delay = (0.0, 2.0 if fault.target % 2 else 0.3)
 

@@ -60,6 +60,8 @@ class Link:
     cut_there: bool = False
     cut_back: bool = False
     holds_back: deque[float] = field(default_factory=deque)
+    #: Until when something delays or keeps what goes this way.
+    troubled_until: float = 0.0
     #: Called when a way is open again.
     opened: list[Callable[[], None]] = field(default_factory=list)
 

@@ -17,11 +17,8 @@ HOLDS_BACK, GIVEN_UP = 3.5, 4.0
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
 BRIEF = (*HARMLESS, "child killed", "worker killed", "child killed at an end")
 
-#: Faults that may keep a process from the lock servers.
-CUTS_OFF = (
-    *("cut", "cut there", "cut back", "slow", "connections closed", "requests held back"),
-    *("server stalled", "server restarted", "server restarted empty"),
-)
+#: Faults of servers, whichever host asks them.
+OF_SERVERS = ("server stalled", "server restarted", "server restarted empty", "connections closed")
 
 
 def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
@@ -29,9 +26,11 @@ def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
     return was_there(world, world.run.now, but=but)
 
 
-def cut_off(world: Any, since: float) -> bool:
-    """Whether lock servers could not be reached, from some host, at some time from then until now."""
-    return was_there(world, since, but=tuple({fault.kind for fault in world.plan.faults} - {*CUTS_OFF}))
+def cut_off(world: Any, host: Any, since: float) -> bool:
+    """Whether something kept this host from a lock server at some time from then until now."""
+    ways = [world.network.link(host.name, server.host.name) for server in world.servers]
+    others = {fault.kind for fault in world.plan.faults} - {*OF_SERVERS}
+    return any(way.troubled_until > since for way in ways) or was_there(world, since, but=others)
 
 
 def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:

@@ -213,8 +213,9 @@ class Bodies:
         process = other.process
         if not self.excuses or not self._is_frozen(process):
             return False
-        is_alone = process.parent is None or self._is_frozen(process.parent)
-        return is_alone or trouble.cut_off(self.world, since=self.world.run.now - other.lease.ttl)
+        if process.parent is None or self._is_frozen(process.parent):
+            return True
+        return trouble.cut_off(self.world, process.host, since=self.world.run.now - other.lease.ttl)
 
     def _is_frozen(self, process: Process) -> bool:
         return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES
