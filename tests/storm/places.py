@@ -79,7 +79,9 @@ class Servers:
 
 
 class _Group:
-    """Servers that say where they are themselves: no proxy can be in between. They make up one lock server."""
+    """Servers that say where they are themselves: no proxy can be in between. They make up one lock server, of which a
+    replica has each lock before it counts.
+    """
 
     quorum = 1
 
@@ -87,37 +89,32 @@ class _Group:
         self.group = exits.enter_context(group)
         self.servers = [self.group.servers[0]]
 
+    @property
+    def primaries(self) -> Sequence[RedisServer]:
+        return [server for server in self.group.servers if _is_primary(server)]
+
     def ways(self, exits: ExitStack) -> list[LossyProxy]:
         return []
 
+    def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
+        return {"singleton_lock_backend": self.group.url, "singleton_lock_replicas": 1}
+
 
 class Sentinels(_Group):
-    """A primary, two replicas, of which one has each lock before it counts, and three Sentinels."""
+    """A primary, two replicas, and three Sentinels."""
 
     def __init__(self, exits: ExitStack) -> None:
         super().__init__(SentinelGroup(), exits)
 
-    @property
-    def primaries(self) -> Sequence[RedisServer]:
-        return [server for server in self.group.servers if _is_primary(server)]
-
     def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
-        options = {"singleton_lock_transport_options": self.group.options, "singleton_lock_replicas": 1}
-        return {"singleton_lock_backend": self.group.url, **options}
+        return {**super().conf(ways), "singleton_lock_transport_options": self.group.options}
 
 
 class Clustered(_Group):
-    """Three primaries with a replica each, which has each lock before it counts."""
+    """Three primaries with a replica each."""
 
     def __init__(self, exits: ExitStack) -> None:
         super().__init__(Cluster(), exits)
-
-    @property
-    def primaries(self) -> Sequence[RedisServer]:
-        return [server for server in self.group.servers if _is_primary(server)]
-
-    def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
-        return {"singleton_lock_backend": self.group.url, "singleton_lock_replicas": 1}
 
 
 def _is_primary(server: RedisServer) -> bool:

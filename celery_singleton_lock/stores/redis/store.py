@@ -118,7 +118,7 @@ class RedisStore:
         call: Ready | Call | None = None
         tries = 0
 
-        def whole() -> Ready | Call:
+        def whole() -> Call:
             return lock_commands.free(hold, record=record, reservation=reservation)
 
         def attempt(call: Ready | Call) -> Freeing:
