@@ -19,7 +19,7 @@ from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import Call, Script
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.fuzz.targets.answers import KEY, VALUE, PlayedServer, Player, as_resp
-from tests.patience import LIMIT
+from tests.patience import LIMIT, sleepless
 
 RECORD = Record("id:0.0", b"x", 60.0)
 
@@ -39,7 +39,7 @@ class Fixed(Player):
 @pytest.fixture(params=["server", "redlock"])
 def of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A store on servers with these answers."""
-    monkeypatch.setattr(clock, "sleep", lambda seconds: None)
+    monkeypatch.setattr(clock, "sleep", sleepless())
     monkeypatch.setattr(pending_calls.PendingCalls, "add", lambda *_, **__: None)
     monkeypatch.setattr(repeater.Repeater, "start", lambda self: None)
     for limit in ("CONNECT", "CONNECT_ALL", "MAX_ANSWER"):  # However busy the machine is.

@@ -23,6 +23,7 @@ from celery_singleton_lock.task.requeue import (
     put_back_count,
 )
 from celery_singleton_lock.task.running import progress_of
+from tests.patience import sleepless
 
 _numbers = itertools.count()
 
@@ -76,7 +77,7 @@ def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, e
         sent.append(header)
 
     monkeypatch.setattr(requeue, "_send", send)
-    monkeypatch.setattr(clock, "sleep", lambda seconds: None)
+    monkeypatch.setattr(clock, "sleep", sleepless())
     task.push_request(id="the id", retries=1, headers={PUT_BACK_HEADER: {"retries": 1, "conflict": 4}})
     owner = progress_of(task.request).gives_up = new_owner()
     with pytest.raises(Ignore, match="put back"):
