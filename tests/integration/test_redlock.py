@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
@@ -36,7 +37,7 @@ RUN = f"{KEY}:run"
 TTL = 10.0
 
 #: Of locks that are free soon because somebody was told so.
-LONG = 120.0
+LONG = 600.0
 ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
 
 #: They forget nothing in these tests, or are to be believed all the same.
@@ -318,6 +319,34 @@ class TestGivenUp:
         with pytest.raises(KeyboardInterrupt):
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
+
+    @pytest.mark.parametrize(
+        "ending",
+        [
+            lambda store, lease: store.free(lease, record=Record(ME.message, b"record", 60.0)),
+            lambda store, lease: store.abandon(lease),
+        ],
+        ids=["free", "abandon"],
+    )
+    def test_interrupted_end_is_said_all_the_same(
+        self,
+        nodes: Nodes,
+        store: RedlockStore,
+        ending: Callable[[RedlockStore, Lease], object],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A time limit that strikes while a node is connected to, before any was told."""
+        lease = taken(store, ttl=LONG)
+        until(lambda: len(nodes.holding(RUN)) == 5, "the last ones have heard of it")
+
+        def interrupted(*_: object, **__: object) -> None:
+            monkeypatch.undo()
+            raise SoftTimeLimitExceeded
+
+        monkeypatch.setattr(Conversation, "connect", interrupted)
+        with pytest.raises(SoftTimeLimitExceeded):
+            ending(store, lease)
+        until(lambda: not nodes.holding(RUN), "all nodes have heard of it")
 
     def test_release_without_an_answer_is_said_again(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)

@@ -245,12 +245,16 @@ class RedisStore:
             seconds: for how long it is worth saying, if that is more than `OVER_TTL`.
             at_once: try it now; else in the background.
         """
+        repeat = partial(self._pending.add, name, call, seconds=max(seconds, OVER_TTL))
         try:
             if at_once:
                 return self._servers.run(call)
         except (RedisError, OSError) as error:
             logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, words_of(error))
-        self._pending.add(name, call, seconds=max(seconds, OVER_TTL))
+        except BaseException:  # An interruption, before it was sent or after that.
+            repeat()
+            raise
+        repeat()
         return None
 
     def _run(self, call: Call | Ready) -> Sequence[Any]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery.utils.log import get_logger
-from redis.exceptions import TimeoutError
+from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -274,7 +274,7 @@ class RedlockStore:
         """As `_freed`, without an error."""
         try:
             return self._freed(hold, call, repeats=True)
-        except Exception as error:  # noqa: BLE001 - it is repeated all the same
+        except (RedisError, OSError) as error:
             logger.debug("redlock: %s: the end of a lock or a message is said later: %s", hold.key, words_of(error))
             return {}
 
@@ -286,12 +286,18 @@ class RedlockStore:
             return ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers)
 
         repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
-        with self._nodes.conversation() as conversation:
-            answers = conversation.ask(call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for)
-            if Freed.SOMEBODY_WAITS in answers.values():
-                # Only now: who wakes while most nodes still hold the lock would find it held.
-                wake = lock_commands.wake(hold.key, limit=hold.limit)
-                conversation.tell(wake, range(len(self._nodes.each)))
+        try:
+            with self._nodes.conversation() as conversation:
+                answers = conversation.ask(call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for)
+                if Freed.SOMEBODY_WAITS in answers.values():
+                    # Only now: who wakes while most nodes still hold the lock would find it held.
+                    wake = lock_commands.wake(hold.key, limit=hold.limit)
+                    conversation.tell(wake, range(len(self._nodes.each)))
+        except BaseException:
+            if repeats:  # Interrupted, maybe before it was sent.
+                hold.ending = True
+                self._nodes.repeat(call, repeat_for)
+            raise
         return answers
 
     def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
