@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.testing import RedisServer
@@ -371,6 +371,31 @@ class TestGivenUp:
         with pytest.raises(LockUnavailable):
             store.free(lease)
         self.wait_until_free(nodes)
+
+    def test_attempts_that_a_node_never_answers_do_not_add_up(self) -> None:
+        """A waiter may ask for days, and one node's connections be cut each time."""
+        with Nodes(3, proxied=True) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            lease = taken(store, ttl=LONG)
+            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("another"))
+            for _ in range(MOST_LATE + 10):
+                assert store.renew([lease], timeout=1.0) == [True]  # On a new connection to it.
+                nodes.proxies[0].hold(replies=True)
+                assert isinstance(store.acquire(request), Held)
+                nodes.proxies[0].cut()
+                nodes.proxies[0].let_through()
+            assert len(request.attempts) <= MOST_LATE + 1
+            store.close()
+
+    def test_no_attempt_has_the_name_of_one_that_is_being_undone(self) -> None:
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+        names = set()
+        for _ in range(commands.ATTEMPTS - 1):
+            names.add(name := commands.next_attempt(request))
+            request.attempts.clear()
+            request.attempts[name] = set()
+        assert len(names) == commands.ATTEMPTS - 1
+        assert commands.attempt_of(request.owner, 0) not in names
 
     def test_owner_that_was_abandoned_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
         owner = new_owner()
