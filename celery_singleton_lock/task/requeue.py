@@ -29,14 +29,14 @@ from celery_singleton_lock.task.running import progress_of
 logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
-#: copy stands by in case that worker dies.
-Reason = Literal["conflict", "unavailable", "copy"]
+#: copy stands by in case that worker dies; its run was stopped for a lost lock, and that could not be recorded.
+Reason = Literal["conflict", "unavailable", "copy", "lost"]
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
 FIRST_DELAY = 1.0
 
 #: Seconds that a put-back copy waits at most.
-MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0}
+MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0, "lost": 8.0}
 
 #: How many given up owners a message names: the latest.
 MAX_GIVEN_UP = 16
@@ -49,7 +49,7 @@ def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None) -> N
 
     Args:
         task: whose `request` is the message.
-        reason: why. A "copy" was begun elsewhere, and so does not expire any more.
+        reason: why. What was begun, here or elsewhere, does not expire any more.
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
 
     Raises:
@@ -90,6 +90,11 @@ def put_back_count(request: RequestLike, reason: Reason) -> int:
     return _count(_header_of(request).get(reason)) or 0
 
 
+def was_lost(request: RequestLike) -> bool:
+    """Whether this attempt of the message was stopped for a lost lock, and has only to end."""
+    return put_back_count(request, "lost") > 0
+
+
 def given_up(request: RequestLike) -> tuple[str, ...]:
     """The owners under which earlier deliveries of this attempt have asked for the lock without an answer; the latest
     sixteen.
@@ -107,7 +112,7 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
 
 def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:
     request = task.request
-    expires = reason != "copy"
+    expires = reason not in ("copy", "lost")
     if (original := original_of(request)) is not None:
         Publisher.of(task.app).send(original, header, expires=expires, delay=delay)
         return
@@ -121,9 +126,10 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
 
 def _header(request: RequestLike, reason: Reason) -> dict[str, Any]:
     """The header of the next copy."""
-    counts: dict[str, Any] = {other: put_back_count(request, other) for other in ("conflict", "unavailable")}
-    if reason != "copy":
-        counts[reason] += 1
+    reasons: tuple[Reason, ...] = ("conflict", "unavailable", "lost")
+    counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in reasons}
+    if not counts["lost"]:
+        del counts["lost"]
     owner = progress_of(request).gives_up
     owners = given_up(request) if owner is None else (*given_up(request), owner)
     return {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}

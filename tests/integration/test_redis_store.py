@@ -23,6 +23,7 @@ from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
+from tests.servers import until
 
 KEY = "probe:{job:1}"
 TTL = 10.0
@@ -131,6 +132,20 @@ class TestLostReplies:
         with pytest.raises(KeyboardInterrupt):
             acquire(store)
         assert client.exists(f"{KEY}:run") == 0
+
+    def test_interrupted_abandon_is_said_all_the_same(
+        self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease = taken(store, ttl=600.0)
+
+        def interrupted(*_: object, **__: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(store._servers, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.abandon(lease)
+        until(lambda: client.exists(f"{KEY}:run") == 0, "the server has heard of it")
 
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: RedisStore) -> None:
         store.free(taken(store))

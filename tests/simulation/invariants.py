@@ -70,10 +70,18 @@ class Invariants:
         if attempts.count((headers.get("id"), headers.get("retries"))) * 2 > len(self.world.servers):
             self.run.fail(f"message {headers.get('id')} is put back, while its lock is kept for it")
 
-    def note_end(self, task_id: str, state: str) -> None:
+    def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
-        if trouble.is_there(self.world, but=trouble.BRIEF):
+        if trouble.is_there(self.world, but=trouble.BRIEF) and not self._is_recorded_first(task_id, result):
             self._unsure.add((task_id, state))
+
+    def _is_recorded_first(self, task_id: str, result: Any) -> bool:
+        """Whether an end is told only when lock servers that keep their data have it: of a run that was stopped."""
+        late = [message for id_, message in self.world.sent.values() if id_ == task_id]
+        if not any(apps.TASKS[message.task].get("acks_late") for message in late):
+            return False
+        stopped = isinstance(result, Mapping) and result.get("exc_type") == "LockLost"
+        return stopped and not any("restarted" in fault.kind for fault in self.world.plan.faults)
 
     def look_at_the_end(self) -> None:
         """When everything is over."""

@@ -119,7 +119,7 @@ class Checker:
     def _stored(self, task_id: str, state: str, result: Any) -> None:
         if state in states.READY_STATES:
             self.world.ends[task_id].append(state)
-            self.invariants.note_end(task_id, state)
+            self.invariants.note_end(task_id, state, result)
 
     def look(self) -> None:
         """As the time is about to go on."""

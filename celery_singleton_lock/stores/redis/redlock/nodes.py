@@ -98,6 +98,12 @@ class Nodes:
                 return given(answers)
         raise self.unavailable(errors_of(answers))
 
+    def repeat(self, call: Call, seconds: float) -> None:
+        """Have each node hear this, for so many seconds, whatever it has heard before."""
+        for node in self.each:
+            node.note(call, clock.now() + seconds, ConnectionError("it was not asked"))
+        self._repeater.start()
+
     def first(self, call: Call) -> Any:
         """The answer of the first node that gives one.
 
