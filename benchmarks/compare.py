@@ -52,6 +52,8 @@ def main() -> None:
     try:
         commit = _commit(options.base)
     except NoHistory as error:
+        if options.base:
+            parser.error(str(error))
         print(f"nothing to compare with: {error}")
         return
     print(f"base: {_git('log', '-1', '--format=%h %s', commit)}\nthis: {_this()}\n", flush=True)
