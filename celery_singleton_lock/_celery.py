@@ -10,7 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,9 @@ if TYPE_CHECKING:
         def apply_async(
             self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
         ) -> Any: ...
+        def schedules_equal(
+            self, old_schedules: Mapping[str, ScheduleEntry] | None, new_schedules: Mapping[str, ScheduleEntry] | None
+        ) -> bool: ...
         def sync(self) -> None: ...
         def close(self) -> None: ...
         def _when(self, entry: ScheduleEntry, next_time_to_run: float) -> float: ...
@@ -336,24 +339,33 @@ def forget_heap(scheduler: Scheduler) -> None:
     scheduler._heap = None
 
 
-def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> list[ScheduleEntry]:
+def next_entry(scheduler: Scheduler) -> ScheduleEntry | None:
+    """The entry that is to be looked at next; None where there is no heap, or nothing in it.
+
+    Promise: as for `put_off`; and what was removed or changed is not sent as it was.
+    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
+    """
+    heap = scheduler._heap
+    entry: ScheduleEntry | None = heap[0].entry if heap else None
+    return entry
+
+
+def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> Iterator[ScheduleEntry]:
     """The entries that are to be looked at by now, as `entry` is, the first ones first; none where there is no heap.
+
+    Looks at no more of them than are asked for.
 
     Promise: ticks that are due together are claimed in one round trip.
     Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
     """
-    now = scheduler._when(entry, 0)
-    return [event.entry for event in sorted(event for event in scheduler._heap or () if event.time <= now)]
-
-
-def is_next(scheduler: Scheduler, entry: ScheduleEntry) -> bool:
-    """Whether this entry is the next one to be looked at.
-
-    Promise: as for `put_off`.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
-    """
-    heap = scheduler._heap
-    return bool(heap and heap[0].entry is entry)
+    now, heap = scheduler._when(entry, 0), scheduler._heap or []
+    front = [(heap[0].time, 0)] if heap else []
+    while front and front[0][0] <= now:
+        _, place = heapq.heappop(front)
+        yield heap[place].entry
+        for child in (2 * place + 1, 2 * place + 2):
+            if child < len(heap):
+                heapq.heappush(front, (heap[child].time, child))
 
 
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:

@@ -7,6 +7,8 @@ means is in `celery_singleton_lock/_celery.py`, and in docs/celery-inside.md.
 from __future__ import annotations
 
 import ast
+import copy
+import heapq
 import importlib
 import inspect
 import signal
@@ -409,7 +411,8 @@ class TestWorkers:
 class TestScheduler:
     def test_heap_is_made_anew_where_there_is_none(self, scheduler: Scheduler) -> None:
         _celery.forget_heap(scheduler)
-        assert _celery.entries_beside(scheduler, scheduler.schedule["first"]) == []
+        assert list(_celery.entries_beside(scheduler, scheduler.schedule["first"])) == []
+        assert _celery.next_entry(scheduler) is None
         scheduler.tick()
         assert scheduler._heap is not None
         assert len(scheduler._heap) == 2
@@ -418,18 +421,26 @@ class TestScheduler:
         first, second = scheduler.schedule["first"], scheduler.schedule["second"]
         later = scheduler._when(first, 60)
         scheduler._heap = [event_t(1.0, 5, second), event_t(later, 5, first)]
-        assert _celery.entries_beside(scheduler, first) == [second]
+        assert list(_celery.entries_beside(scheduler, first)) == [second]
         scheduler._heap = [event_t(1.0, 5, second), event_t(2.0, 5, first)]
-        assert _celery.entries_beside(scheduler, first) == [second, first]
-        assert _celery.is_next(scheduler, second)
-        assert not _celery.is_next(scheduler, first)
+        assert list(_celery.entries_beside(scheduler, first)) == [second, first]
+        assert _celery.next_entry(scheduler) is second
+
+    def test_of_many_entries_those_that_are_due_come_in_the_order_of_their_time(self, scheduler: Scheduler) -> None:
+        entry = scheduler.schedule["first"]
+        times = [float((7 * number) % 100) for number in range(100)] + [scheduler._when(entry, 60)] * 50
+        scheduler._heap = [event_t(time, number, copy.copy(entry)) for number, time in enumerate(times)]
+        heapq.heapify(scheduler._heap)
+        time_of = {id(event.entry): event.time for event in scheduler._heap}
+        found = [time_of[id(beside)] for beside in _celery.entries_beside(scheduler, entry)]
+        assert found == [float(number) for number in range(100)]
 
     def test_entry_that_is_put_off_makes_room_for_the_next(self, scheduler: Scheduler) -> None:
         first, second = scheduler.schedule["first"], scheduler.schedule["second"]
         scheduler._heap = [event_t(1.0, 5, first), event_t(2.0, 5, second)]
         now = scheduler._when(first, 0)
         _celery.put_off(scheduler, first, 60.0)
-        assert _celery.is_next(scheduler, second)
+        assert _celery.next_entry(scheduler) is second
         assert [event.time - now for event in scheduler._heap if event.entry is first] == [pytest.approx(60, abs=5)]
 
     @pytest.mark.parametrize("method", [Scheduler.tick, Scheduler.populate_heap])
@@ -439,6 +450,7 @@ class TestScheduler:
         assert {"_heap", "_when"} <= used
         if method is Scheduler.tick:
             assert {"is_due", "reserve", "apply_entry", "populate_heap", "producer"} <= used
+            assert {"schedules_equal", "old_schedulers", "schedule"} <= used
 
     def test_connection_and_scheduler_are_made_when_they_are_asked_for(self, app: Celery, scheduler: Scheduler) -> None:
         assert isinstance(vars(Scheduler)["connection"], cached_property)
