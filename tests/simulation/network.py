@@ -54,12 +54,14 @@ class Link:
             repeat it, or is lost with its connection.
         holds_back: seconds for which what is sent to the server stays in between, as with a proxy, on each of the next
             connections: it arrives then, also where its connection was closed.
+        breaks_off: whether the client finds the next of them closed, a moment after it has sent something.
     """
 
     delay: tuple[float, float] = (0.0001, 0.0008)
     cut_there: bool = False
     cut_back: bool = False
     holds_back: deque[float] = field(default_factory=deque)
+    breaks_off: bool = False
     #: Until when something delays or keeps what goes this way.
     troubled_until: float = 0.0
     #: Called when a way is open again.
@@ -111,6 +113,8 @@ class Way:
             self._is_held_back = True
             self.network.held_back_at.append(self.network.run.now)
             self._there = max(self._there, self.network.run.now + self.link.holds_back.popleft())
+            if self.link.breaks_off:
+                self.network.run.after(self.network.run.rng.choice((0.001, 0.1)), self.socket.end)
         self._there = self._pass(
             self._there, self.link.is_cut_there, partial(self._arrive, data), always=self._is_held_back
         )

@@ -149,8 +149,8 @@ class Server:
         """Whether it has what was written in the last seconds: else it has no vote in a Redlock."""
         return (self.run.now - self._empty_since) * self.host.rate >= seconds
 
-    def _living(self) -> list[Entry]:
-        """Its keys, as they were found when they had changed last."""
+    def living(self) -> list[Entry]:
+        """Its keys, as they were found when they had changed last; the same list while nothing changes."""
         data, version = (self._data, -1) if self.model is None else (self.model.dataset, self.model.offset)
         now = self.clock() * 1000
         seen = self._seen
@@ -160,17 +160,17 @@ class Server:
 
     def without_end(self, part: str = "") -> str | None:
         """A key, of those with this in their names, that has no time to live."""
-        return next((key for key, _, ends_at in self._living() if ends_at is None and part in key), None)
+        return next((key for key, _, ends_at in self.living() if ends_at is None and part in key), None)
 
     def living_values(self) -> list[tuple[str, bytes]]:
         """Its plain values, by their keys; the same list while nothing changes."""
-        self._living()
+        self.living()
         assert self._seen is not None
         return self._seen.values
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
         """A lock that is held; those outside of tasks have these names."""
-        keys = (key for key, _, _ in self._living())
+        keys = (key for key, _, _ in self.living())
         return next((key for key in keys if key.endswith(":run") or ":run:" in key or key in names), None)
 
     def do(self, action: Callable[[], None]) -> None:

@@ -1,0 +1,71 @@
+"""Faults on the way from one program to one node of a Redlock, each as another one sees it or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.network import Link
+from tests.simulation.plan import Fault
+from tests.simulation.trouble import HOLDS_BACK
+
+#: Connections in a row that are held back.
+IN_A_ROW = 2
+
+
+def between(world: Any, program: int, node: int) -> Link:
+    """The way between the host of a program and a node."""
+    host, servers = world.workers[program % len(world.workers)].host, world.servers
+    link: Link = world.network.link(host.name, servers[node % len(servers)].host.name)
+    return link
+
+
+def _of(world: Any, fault: Fault) -> Link:
+    link = between(world, *divmod(fault.target, 10))
+    link.troubled_until = max(link.troubled_until, world.run.now + max(fault.seconds, HOLDS_BACK))
+    return link
+
+
+def _cut(there: bool, back: bool) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        link = _of(world, fault)
+        link.cut_there, link.cut_back = there, back
+        world.run.after(fault.seconds, link.open)
+
+    return befalls
+
+
+def _slow(share: float) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        link, usual = _of(world, fault), Link().delay
+        link.delay = (0.0, share * world.plan.ttl)
+        world.run.after(fault.seconds, lambda: setattr(link, "delay", usual))
+
+    return befalls
+
+
+def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        link = _of(world, fault)
+        link.holds_back.extend([fault.seconds] * IN_A_ROW)
+        link.breaks_off = breaks
+
+        def over() -> None:
+            link.holds_back.clear()
+            link.breaks_off = False
+
+        world.run.after(HOLDS_BACK, over)
+
+    return befalls
+
+
+BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
+    "way cut": _cut(True, True),
+    "way cut there": _cut(True, False),
+    "way cut back": _cut(False, True),
+    # An answer within a fortieth of the ttl each way is in time, and one within a third of it seldom is.
+    "way slow": _slow(1 / 40),
+    "way very slow": _slow(1 / 3),
+    "way held back": _held_back(False),
+    "way held back and broken": _held_back(True),
+}
