@@ -75,6 +75,7 @@ class Copies:
             self.run.note("has no answer", f"{turn.use.name} use={turn.use.number} {error}")
         else:
             self.run.note("gives back", f"{turn.use.name} use={turn.use.number}")
+        self._checker._freed_at[lease.owner[:28]] = self.run.now
 
     def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock

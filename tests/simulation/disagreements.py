@@ -1,5 +1,5 @@
-"""Plans of a Redlock whose nodes disagree: programs with locks, and with copies of messages, while each node is cut off,
-slow, late or forgetful for another client. Nothing of Celery's is there, and a plan costs little.
+"""Plans of a Redlock whose nodes disagree: programs with locks, and with copies of messages, while each node is cut
+off, slow, late or forgetful for another client. Nothing of Celery's is there, and a plan costs little.
 """
 
 from __future__ import annotations

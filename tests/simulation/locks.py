@@ -80,6 +80,8 @@ class LocksChecker:
         self._under_way: list[Turn] = []
         self._nothing_left_since: float | None = None
         self._next_look = 0.0
+        #: Seconds that it goes on when nothing is left.
+        self._settles = 2 * world.plan.ttl + 2
         self._unused_since: dict[Any, float] = {}
         longest = sum(use.takes + (use.patience or 0.0) for use in world.plan.uses)
         self._must_end = self.plan.calm_at + longest + (len(world.plan.uses) + 1) * (self.plan.ttl + OVERDUE)
@@ -306,7 +308,7 @@ class LocksChecker:
                 self.run.fail(f"stuck: uses {sorted(self._left)}")
         elif self._nothing_left_since is None:
             self._nothing_left_since = now
-        elif now > self._nothing_left_since + 2 * self.plan.ttl + 2:
+        elif now > self._nothing_left_since + self._settles:
             self.run.is_finished = True
 
     def _must_be_used(self) -> None:

@@ -13,7 +13,7 @@ from redis import Redis
 from tests.simulation import holds, trouble, ways
 from tests.simulation.copies import Copies
 from tests.simulation.disagreements import COPY_OF
-from tests.simulation.locks import LocksChecker, Turn
+from tests.simulation.locks import OFTEN, LocksChecker, Turn
 from tests.simulation.program import Program
 from tests.simulation.servers import Entry, Server
 from tests.simulation.world import World
@@ -88,12 +88,17 @@ class NodesChecker(LocksChecker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._copies = Copies(self)
+        self._next = 0.0
         self._last: dict[Server, _Found] = {}
         #: By the beginning of their owners: the uses that have got a lock.
         self._turns: dict[str, Turn] = {}
         self._left_since: dict[tuple[Server, str, str], float] = {}
         self._nobodys_since: dict[str, float] = {}
         self._kept_until: dict[Turn, float] = {}
+        #: By the beginning of their owners: when they were given back.
+        self._freed_at: dict[str, float] = {}
+        self._settles += trouble.GIVEN_UP
+        self.run.at(self.plan.calm_at + 2 * self._settles, lambda: None)  # What is held back arrives.
         self.forgets = any("empty" in fault.kind for fault in world.plan.faults)
         # Where a node forgets its counter, the clocks of the clients matter.
         self._fences_grow = not self.forgets
@@ -118,6 +123,7 @@ class NodesChecker(LocksChecker):
         if self._trusts(turn) and self._is_kept(turn):
             self._kept_until[turn] = turn.lease.trusted_until
         super()._release(turn)
+        self._freed_at[turn.lease.owner[:STEM]] = self.run.now
 
     # What must hold
 
@@ -126,8 +132,10 @@ class NodesChecker(LocksChecker):
         super().look()
         for server in self.world.servers:
             self._look_at(server)
-        self._is_had_by_who_asks()
-        self._nothing_is_left()
+        if self.run.now >= self._next:
+            self._next = self.run.now + OFTEN
+            self._is_had_by_who_asks()
+            self._nothing_is_left()
 
     def _fence_is_known(self, turn: Turn) -> None:
         """A token is given out when a majority has counted as far: any later one counts on."""
@@ -188,7 +196,7 @@ class NodesChecker(LocksChecker):
         for server, found in self._last.items():
             for name, (owner, _) in found.holds.items():
                 process = living.get(found.pids[name])
-                if owner[:STEM] in used or process is None or server.model is None:
+                if owner[:STEM] in used or process is None or server.model is None or self._is_old(owner):
                     continue
                 left[server, name, owner] = process
         self._left_since = {it: self._left_since.get(it, self.run.now) for it in left}
@@ -199,6 +207,10 @@ class NodesChecker(LocksChecker):
             if self._is_well(host.name, server, self._must_be_well_since):
                 seconds = self.run.now - since
                 self.run.fail(f"for {seconds:.1f} s: {server.host.name} holds {name} for {owner}, and nobody uses it")
+
+    def _is_old(self, owner: str) -> bool:
+        """Whether it was given back more than a ttl ago: for so long a node refuses what comes late of it."""
+        return self.run.now - self._freed_at.get(owner[:STEM], self.run.now) > 0.95 * self.plan.ttl
 
     def _is_had_by_who_asks(self) -> None:
         """A lock that is nobody's goes to whoever asks for it."""

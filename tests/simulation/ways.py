@@ -20,15 +20,16 @@ def between(world: Any, program: int, node: int) -> Link:
     return link
 
 
-def _of(world: Any, fault: Fault) -> Link:
+def _of(world: Any, fault: Fault, seconds: float) -> Link:
+    """The way that a fault is on, and troubles for so long."""
     link = between(world, *divmod(fault.target, 10))
-    link.troubled_until = max(link.troubled_until, world.run.now + max(fault.seconds, HOLDS_BACK))
+    link.troubled_until = max(link.troubled_until, world.run.now + seconds)
     return link
 
 
 def _cut(there: bool, back: bool) -> Callable[[Any, Fault], None]:
     def befalls(world: Any, fault: Fault) -> None:
-        link = _of(world, fault)
+        link = _of(world, fault, fault.seconds)
         link.cut_there, link.cut_back = there, back
         world.run.after(fault.seconds, link.open)
 
@@ -37,7 +38,7 @@ def _cut(there: bool, back: bool) -> Callable[[Any, Fault], None]:
 
 def _slow(share: float) -> Callable[[Any, Fault], None]:
     def befalls(world: Any, fault: Fault) -> None:
-        link, usual = _of(world, fault), Link().delay
+        link, usual = _of(world, fault, fault.seconds), Link().delay
         link.delay = (0.0, share * world.plan.ttl)
         world.run.after(fault.seconds, lambda: setattr(link, "delay", usual))
 
@@ -46,7 +47,8 @@ def _slow(share: float) -> Callable[[Any, Fault], None]:
 
 def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
     def befalls(world: Any, fault: Fault) -> None:
-        link = _of(world, fault)
+        # Where it breaks, what ends it is said on another connection soon; else that stands behind it.
+        link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
         link.holds_back.extend([fault.seconds] * IN_A_ROW)
         link.breaks_off = breaks
 
