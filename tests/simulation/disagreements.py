@@ -49,9 +49,9 @@ class _Setting:
                 yield program, order[program % self.nodes]
 
 
-def way(program: int, node: int) -> int:
-    """The target of a fault on the way from a program to a node."""
-    return program * 10 + node
+def way(program: int, node: int, *, passes: int = 0) -> int:
+    """The target of a fault on the way from a program to a node; where something is held back, so much passes first."""
+    return passes * 100 + program * 10 + node
 
 
 def draw_nodes(seed: int, nodes: int | None) -> Plan:
@@ -127,7 +127,23 @@ def _held_back(it: _Setting) -> Iterator[Fault]:
         kind = rng.choice(("way held back", "way held back and broken", "way held back and broken"))
         for node in rng.sample(range(it.nodes), rng.choice((1, 1, 2))):
             late = round(rng.uniform(*rng.choice(LATE)), 3)
-            yield Fault(round(at, 4), kind, way(use.program, node), late)
+            yield Fault(round(at, 4), kind, way(use.program, node, passes=rng.choice((0, 0, 0, 1, 2))), late)
+
+
+def _put_back(it: _Setting) -> Iterator[Fault]:
+    """A node loses what the others have, and is given it back late: when it was freed, or is another's."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 2)):
+        use, node = max(it.asks(), it.asks(), key=lambda use: use.takes), rng.randrange(it.nodes)
+        at = use.at + rng.uniform(0.01, 0.6) * max(use.takes, 0.5 * it.ttl)
+        yield Fault(round(at, 4), "server flushed", node)
+        for _ in range(2):
+            kind, passes = rng.choice(("way held back", "way held back and broken")), rng.choice((1, 1, 2, 3))
+            late = round(rng.uniform(0.1, 3.0) * it.ttl, 3)
+            yield Fault(round(at + 0.001, 4), kind, way(use.program, node, passes=passes), late)
+            at += it.ttl / 3
+        if rng.random() < 0.5:
+            yield Fault(round(at + rng.uniform(-0.3, 0.3) * it.ttl, 3), "worker killed", use.program, 2 * it.ttl)
 
 
 def _slow(it: _Setting) -> Iterator[Fault]:
@@ -152,4 +168,4 @@ def _other(it: _Setting) -> Fault:
 Theme = Callable[[_Setting], Iterator[Fault]]
 
 #: What goes wrong, with weights.
-THEMES: dict[Theme, int] = {_partitions: 5, _forgets: 3, _held_back: 4, _slow: 2, _calm: 1}
+THEMES: dict[Theme, int] = {_partitions: 5, _forgets: 3, _held_back: 4, _put_back: 2, _slow: 2, _calm: 1}

@@ -133,6 +133,10 @@ def _evicted(world: Any, fault: Fault) -> None:
     _server(world, fault).evict()
 
 
+def _flushed(world: Any, fault: Fault) -> None:
+    _server(world, fault).flush()
+
+
 def _scripts_forgotten(world: Any, fault: Fault) -> None:
     _server(world, fault).forget_scripts()
 
@@ -218,6 +222,7 @@ _BY_KIND: dict[str, Any] = {
     "server restarted empty": _restarted("nothing"),
     "server restarted with older data": _restarted("saved"),
     "server restarted empty and behind": _restarted_behind,
+    "server flushed": _flushed,
     "key evicted": _evicted,
     "server forgets its scripts": _scripts_forgotten,
     "connections closed": _connections_closed,

@@ -54,6 +54,7 @@ class Link:
             repeat it, or is lost with its connection.
         holds_back: seconds for which what is sent to the server stays in between, as with a proxy, on each of the next
             connections: it arrives then, also where its connection was closed.
+        passes: how many messages still pass before that.
         breaks_off: whether the client finds the next of them closed, a moment after it has sent something.
     """
 
@@ -61,6 +62,7 @@ class Link:
     cut_there: bool = False
     cut_back: bool = False
     holds_back: deque[float] = field(default_factory=deque)
+    passes: int = 0
     breaks_off: bool = False
     #: Until when something delays or keeps what goes this way.
     troubled_until: float = 0.0
@@ -109,7 +111,9 @@ class Way:
 
     def send(self, data: bytes) -> None:
         """The client sends."""
-        if self.link.holds_back and not self._is_held_back:
+        if self.link.holds_back and not self._is_held_back and self.link.passes:
+            self.link.passes -= 1
+        elif self.link.holds_back and not self._is_held_back:
             self._is_held_back = True
             self.network.held_back_at.append(self.network.run.now)
             self._there = max(self._there, self.network.run.now + self.link.holds_back.popleft())

@@ -34,6 +34,9 @@ RATES = (0.9955, 1.0, 1.0045)
 #: Characters of an owner that are the same in each of its attempts; and of all.
 STEM, WHOLE = 28, 32
 
+#: Faults by which a node loses what it knows.
+FORGETS = ("server restarted empty", "server flushed")
+
 #: Faults of a way matter to who goes it.
 NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND})
 
@@ -42,14 +45,14 @@ class _Found(NamedTuple):
     """What was found on a node.
 
     Attributes:
-        model: of the server that had it.
+        model: of the server that had it, and since when that had not lost anything.
         living: all that it has.
         holds: by the name of a lock, its owner and the ms at which it ends.
         pids: of the processes that asked for it; 0 where the node does not know that.
         over: keys that say that an owner or an attempt is over.
     """
 
-    model: Any
+    model: tuple[Any, float]
     living: Any
     holds: dict[str, tuple[str, int | None]]
     pids: dict[str, int]
@@ -61,7 +64,7 @@ class _Found(NamedTuple):
         held = {name: (value[:WHOLE].decode(), ends_at) for name, (value, ends_at) in values.items()}
         pids = {name: holds.pid_in(value) for name, (value, _) in values.items()}
         over = frozenset(key for key, _, _ in living if ":over:" in key)
-        return cls(server.model, living, held, pids, over)
+        return cls((server.model, server.empty_since), living, held, pids, over)
 
 
 def _names(name: str, owner: str) -> set[str]:
@@ -99,7 +102,7 @@ class NodesChecker(LocksChecker):
         self._freed_at: dict[str, float] = {}
         self._settles += trouble.GIVEN_UP
         self.run.at(self.plan.calm_at + 2 * self._settles, lambda: None)  # What is held back arrives.
-        self.forgets = any("empty" in fault.kind for fault in world.plan.faults)
+        self.forgets = any(fault.kind in FORGETS for fault in world.plan.faults)
         # Where a node forgets its counter, the clocks of the clients matter.
         self._fences_grow = not self.forgets
 
@@ -166,7 +169,7 @@ class NodesChecker(LocksChecker):
         for name, (owner, _) in found.holds.items():
             if not found.over.isdisjoint(_names(name, owner)):
                 self.run.fail(f"{server.host.name} holds {name} for {owner}, of whom it knows that that is over")
-        if last is not None and last.model is found.model:
+        if last is not None and last.model == found.model:
             self._lets_go(server, last, found)
             self._takes_up(server, last, found)
 

@@ -22,7 +22,7 @@ def between(world: Any, program: int, node: int) -> Link:
 
 def _of(world: Any, fault: Fault, seconds: float) -> Link:
     """The way that a fault is on, and troubles for so long."""
-    link = between(world, *divmod(fault.target, 10))
+    link = between(world, *divmod(fault.target % 100, 10))
     link.troubled_until = max(link.troubled_until, world.run.now + seconds)
     return link
 
@@ -50,11 +50,11 @@ def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
         # Where it breaks, what ends it is said on another connection soon; else that stands behind it.
         link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
         link.holds_back.extend([fault.seconds] * IN_A_ROW)
-        link.breaks_off = breaks
+        link.passes, link.breaks_off = fault.target // 100, breaks
 
         def over() -> None:
             link.holds_back.clear()
-            link.breaks_off = False
+            link.passes, link.breaks_off = 0, False
 
         world.run.after(HOLDS_BACK, over)
 
