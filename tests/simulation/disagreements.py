@@ -134,16 +134,10 @@ def _put_back(it: _Setting) -> Iterator[Fault]:
     """A node loses what the others have, and is given it back late: when it was freed, or is another's."""
     rng = it.rng
     for _ in range(rng.randint(1, 2)):
-        use, node = max(it.asks(), it.asks(), key=lambda use: use.takes), rng.randrange(it.nodes)
-        at = use.at + rng.uniform(0.01, 0.6) * max(use.takes, 0.5 * it.ttl)
-        yield Fault(round(at, 4), "server flushed", node)
-        for _ in range(2):
-            kind, passes = rng.choice(("way held back", "way held back and broken")), rng.choice((1, 1, 2, 3))
-            late = round(rng.uniform(0.1, 3.0) * it.ttl, 3)
-            yield Fault(round(at + 0.001, 4), kind, way(use.program, node, passes=passes), late)
-            at += it.ttl / 3
-        if rng.random() < 0.5:
-            yield Fault(round(at + rng.uniform(-0.3, 0.3) * it.ttl, 3), "worker killed", use.program, 2 * it.ttl)
+        passes, node = rng.choice((1, 1, 1, 2)), rng.randrange(it.nodes)
+        kind = rng.choice(("put back late", "put back late", "put back late by the dead"))
+        at, late = it.begins + rng.uniform(-1.0, 0.8 * it.until), rng.uniform(0.1, 3.0) * it.ttl
+        yield Fault(round(at, 3), kind, way(0, node, passes=passes), round(late, 3))
 
 
 def _slow(it: _Setting) -> Iterator[Fault]:

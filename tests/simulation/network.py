@@ -55,7 +55,7 @@ class Link:
         holds_back: seconds for which what is sent to the server stays in between, as with a proxy, on each of the next
             connections: it arrives then, also where its connection was closed.
         passes: how many messages still pass before that.
-        breaks_off: whether the client finds the next of them closed, a moment after it has sent something.
+        on_held_back: called with each connection that is.
     """
 
     delay: tuple[float, float] = (0.0001, 0.0008)
@@ -63,7 +63,7 @@ class Link:
     cut_back: bool = False
     holds_back: deque[float] = field(default_factory=deque)
     passes: int = 0
-    breaks_off: bool = False
+    on_held_back: Callable[[Way], None] | None = None
     #: Until when something delays or keeps what goes this way.
     troubled_until: float = 0.0
     #: Called when a way is open again.
@@ -117,8 +117,8 @@ class Way:
             self._is_held_back = True
             self.network.held_back_at.append(self.network.run.now)
             self._there = max(self._there, self.network.run.now + self.link.holds_back.popleft())
-            if self.link.breaks_off:
-                self.network.run.after(self.network.run.rng.choice((0.001, 0.1)), self.socket.end)
+            if self.link.on_held_back is not None:
+                self.link.on_held_back(self)
         self._there = self._pass(
             self._there, self.link.is_cut_there, partial(self._arrive, data), always=self._is_held_back
         )

@@ -34,11 +34,8 @@ RATES = (0.9955, 1.0, 1.0045)
 #: Characters of an owner that are the same in each of its attempts; and of all.
 STEM, WHOLE = 28, 32
 
-#: Faults by which a node loses what it knows.
-FORGETS = ("server restarted empty", "server flushed")
-
 #: Faults of a way matter to who goes it.
-NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND})
+NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND} - {*ways.FORGETS})
 
 
 class _Found(NamedTuple):
@@ -102,7 +99,7 @@ class NodesChecker(LocksChecker):
         self._freed_at: dict[str, float] = {}
         self._settles += trouble.GIVEN_UP
         self.run.at(self.plan.calm_at + 2 * self._settles, lambda: None)  # What is held back arrives.
-        self.forgets = any(fault.kind in FORGETS for fault in world.plan.faults)
+        self.forgets = any(fault.kind in ways.FORGETS for fault in world.plan.faults)
         # Where a node forgets its counter, the clocks of the clients matter.
         self._fences_grow = not self.forgets
 
@@ -118,6 +115,9 @@ class NodesChecker(LocksChecker):
 
     def _holds(self, turn: Turn) -> None:
         super()._holds(turn)
+        awaited, self.world.at_holds = self.world.at_holds, []
+        for befall in awaited:
+            befall(turn.process)
         self._turns[turn.lease.owner[:STEM]] = turn
         if self._fences_grow and self._trusts(turn):
             self._fence_is_known(turn)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tests.simulation.network import Link
+from tests.simulation.network import Link, Way
 from tests.simulation.plan import Fault
+from tests.simulation.scheduler import Process
 from tests.simulation.trouble import HOLDS_BACK
 
 #: Connections in a row that are held back.
@@ -50,16 +52,53 @@ def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
         # Where it breaks, what ends it is said on another connection soon; else that stands behind it.
         link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
         link.holds_back.extend([fault.seconds] * IN_A_ROW)
-        link.passes, link.breaks_off = fault.target // 100, breaks
+        link.passes, link.on_held_back = fault.target // 100, _break if breaks else None
 
         def over() -> None:
             link.holds_back.clear()
-            link.passes, link.breaks_off = 0, False
+            link.passes, link.on_held_back = 0, None
 
         world.run.after(HOLDS_BACK, over)
 
     return befalls
 
+
+def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
+    """A node forgets what it holds for who takes a lock next, and is given that back late: the owner may be dead."""
+
+    def befalls(world: Any, fault: Fault) -> None:
+        run, servers = world.run, world.servers
+        node = servers[fault.target % 10 % len(servers)]
+
+        def begin(process: Process) -> None:
+            run.after(run.rng.uniform(0.0, 0.3) * world.plan.ttl, lambda: lose(process))
+
+        def lose(process: Process) -> None:
+            node.flush()
+            link = world.network.link(process.host.name, node.host.name)
+            link.troubled_until = max(link.troubled_until, run.now + HOLDS_BACK + fault.seconds)
+            link.holds_back.append(fault.seconds)
+            link.passes, link.on_held_back = fault.target // 100, partial(die, process) if dies else _break
+
+        def die(process: Process, _: Way) -> None:
+            for program in world.workers:
+                if program.process is process:
+                    run.after(0.001, program.kill)
+                    run.after(fault.seconds, program.start)
+
+        world.at_holds.append(begin)
+
+    return befalls
+
+
+def _break(way: Way) -> None:
+    """The client finds the connection closed, a moment after it has sent something."""
+    run = way.network.run
+    run.after(run.rng.choice((0.001, 0.1)), way.socket.end)
+
+
+#: Faults by which a node loses what it had.
+FORGETS = ("server restarted empty", "server flushed", "put back late", "put back late by the dead")
 
 BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
     "way cut": _cut(True, True),
@@ -70,4 +109,6 @@ BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
     "way very slow": _slow(1 / 3),
     "way held back": _held_back(False),
     "way held back and broken": _held_back(True),
+    "put back late": _put_back_late(False),
+    "put back late by the dead": _put_back_late(True),
 }
