@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from tests.simulation import ways
 from tests.simulation.network import Link
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
@@ -15,7 +16,7 @@ from tests.simulation.worker import Child, Worker
 def befall(world: Any, fault: Fault) -> None:
     """Have a fault happen now."""
     world.run.note("FAULT", f"{fault.kind} #{fault.target} for {fault.seconds:.3f} s", by="nemesis")
-    _BY_KIND[fault.kind](world, fault)
+    (_BY_KIND | ways.BY_KIND)[fault.kind](world, fault)
 
 
 def _worker(world: Any, fault: Fault) -> Worker:
@@ -132,6 +133,10 @@ def _evicted(world: Any, fault: Fault) -> None:
     _server(world, fault).evict()
 
 
+def _flushed(world: Any, fault: Fault) -> None:
+    _server(world, fault).flush()
+
+
 def _scripts_forgotten(world: Any, fault: Fault) -> None:
     _server(world, fault).forget_scripts()
 
@@ -217,6 +222,7 @@ _BY_KIND: dict[str, Any] = {
     "server restarted empty": _restarted("nothing"),
     "server restarted with older data": _restarted("saved"),
     "server restarted empty and behind": _restarted_behind,
+    "server flushed": _flushed,
     "key evicted": _evicted,
     "server forgets its scripts": _scripts_forgotten,
     "connections closed": _connections_closed,

@@ -13,7 +13,7 @@ from typing import Any
 from celery import states
 from celery.worker import state as worker_state
 
-from tests.simulation import apps, beats, beyond, faults, loading, locks, servers
+from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, servers
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
 from tests.simulation.scheduler import Simulation, begin
@@ -79,7 +79,9 @@ def simulate(plan: Plan) -> Result:
     world.plan = plan
     if plan.beyond:
         beyond.take_away(world)
-    checker = {"tasks": _begin_tasks, "locks": locks.begin, "beats": beats.begin}[plan.kind](world)
+    checker = {"tasks": _begin_tasks, "locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}[plan.kind](
+        world
+    )
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))
     run.watch.append(checker.look)

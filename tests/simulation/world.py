@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -49,6 +50,8 @@ class World:
         self.settings_of: dict[str, dict[str, Any]] = {}
         #: Of locks outside of tasks, by the parity of the use.
         self.ttls: tuple[float, float] | None = None
+        #: What befalls the process that gets a lock next.
+        self.at_holds: list[Callable[[Process], None]] = []
         self._pids = 100
 
     def host(self, name: str) -> Host:

@@ -7,7 +7,7 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _SCRIPTS = "stores/redis/scripts/lock"
-_mutant = partial(Mutant, nodes=3)
+_mutant = partial(Mutant, kind="nodes")
 _redlock = partial(_mutant, file="stores/redis/redlock/store.py")
 _votes = partial(_mutant, file="stores/redis/redlock/commands.py")
 _put_back = partial(_mutant, file=f"{_SCRIPTS}/put_back.lua")

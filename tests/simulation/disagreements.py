@@ -1,0 +1,165 @@
+"""Plans of a Redlock whose nodes disagree: programs with locks, and with copies of messages, while each node is cut
+off, slow, late or forgetful for another client. Nothing of Celery's is there, and a plan costs little.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.simulation.plan import FIRST, LATE, Fault, Plan, Use
+
+#: Of the plans, how many have copies of messages; what a use that is one does begins so.
+HAVE_COPIES, COPY_OF = 0.5, "copy of "
+
+#: Faults of any kind, beside those of the theme, with the longest that they last in ttls.
+OTHERS = {
+    "worker killed": 0.5,
+    "worker stopped": 1.5,
+    "host suspended": 1.5,
+    "server stalled": 1.0,
+    "server restarted": 0.5,
+    "server forgets its scripts": 0.0,
+    "connections closed": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What a theme makes its faults for."""
+
+    rng: random.Random
+    nodes: int
+    programs: int
+    ttl: float
+    begins: float
+    until: float
+    uses: Sequence[Use]
+
+    def asks(self) -> Use:
+        """One of the uses."""
+        return self.rng.choice(self.uses)
+
+    def of_each(self) -> Iterator[tuple[int, int]]:
+        """Of each program, or nearly, a node that no other one has, if there are enough."""
+        order = self.rng.sample(range(self.nodes), self.nodes)
+        for program in range(self.programs):
+            if self.rng.random() < 0.8:
+                yield program, order[program % self.nodes]
+
+
+def way(program: int, node: int, *, passes: int = 0) -> int:
+    """The target of a fault on the way from a program to a node; where something is held back, so much passes first."""
+    return passes * 100 + program * 10 + node
+
+
+def draw_nodes(seed: int, nodes: int | None) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"nodes that disagree of {seed}")
+    nodes = nodes if nodes is not None else rng.choice((3, 3, 3, 5))
+    ttl = rng.choice((1.0, 3.0, 6.0, 15.0))
+    programs, threads = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
+    # A new node of a Redlock has no vote for one ttl: somebody asks, and the others come then.
+    begins, until = 1.1 * ttl, rng.uniform(1.0, 2.5) * ttl
+    theme = rng.choices([*THEMES], [*THEMES.values()])[0]
+    uses = [Use(0.0, 0, 0, "a", FIRST, 0.0, 0.0)]
+    messages = rng.randint(1, 2) if theme is not _slow and rng.random() < HAVE_COPIES else 0
+    for number in range(rng.randint(4, 9)):
+        at, program = round(begins + rng.uniform(0.0, until), 3), rng.randrange(programs)
+        ways = _ways(rng, theme, messages)
+        name = "a" if messages or rng.random() < 0.7 else "b"
+        patience = rng.choice((None, None, 0.0, 0.3, round(rng.uniform(0.05, 2 * ttl), 3)))
+        takes = rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 2 * ttl), rng.uniform(0, ttl)))
+        takes = 1.2 * ttl if "fixed" in ways else takes
+        uses.append(Use(at, program, rng.randrange(threads), name, number, patience, round(takes, 2), ways))
+    setting = _Setting(rng, nodes, programs, ttl, begins, until, uses[1:])
+    faults = [*theme(setting)]
+    if theme is not _calm and rng.random() < 0.3:
+        faults += rng.choices([*THEMES], [*THEMES.values()])[0](setting)
+    if theme is not _calm and rng.random() < 0.3:
+        faults.append(_other(setting))
+    faults.sort(key=lambda fault: fault.at)
+    interval = rng.choice((15.0, 60.0, 200.0))
+    limits = (("a", 1), ("b", 1))
+    return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), (*faults,), "nodes", (*uses,), limits)
+
+
+def _ways(rng: random.Random, theme: Theme, messages: int) -> tuple[str, ...]:
+    if messages and rng.random() < 0.7:
+        return (f"{COPY_OF}m{rng.randrange(messages)}",)
+    often = {"with": 0.2, "checks": 0.3, "fixed": 0.1, "reacquire": 0.3, "shared": 0.2, "token": 0.1}
+    if theme is _slow:
+        often |= {"fixed": 0.6, "reacquire": 0.6}
+    return tuple(each for each, chance in often.items() if rng.random() < chance)
+
+
+def _partitions(it: _Setting) -> Iterator[Fault]:
+    """In one phase after another, each program is cut off from another node."""
+    rng, at = it.rng, it.begins + it.rng.uniform(-0.2, 0.5) * it.ttl
+    for _ in range(rng.randint(1, 4)):
+        seconds = rng.choice((rng.uniform(0.05, 0.4), rng.uniform(0.4, 1.5))) * it.ttl
+        kind = rng.choice(("cut", "cut there", "cut back"))
+        for program, node in it.of_each():
+            yield Fault(round(at, 3), f"way {kind}", way(program, node), round(seconds, 3))
+            if it.nodes > 3 and rng.random() < 0.7:
+                yield Fault(round(at, 3), f"way {kind}", way(program, (node + 1) % it.nodes), round(seconds, 3))
+        at += seconds * rng.choice((1.01, 1.01, rng.uniform(0.5, 1.5)))
+
+
+def _forgets(it: _Setting) -> Iterator[Fault]:
+    """Nodes come back empty, as they have just voted, or while a lock is held that they know of and others do not."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 3)):
+        at = it.asks().at + rng.choice((rng.uniform(0, 0.02), rng.uniform(0, 0.5 * it.ttl)))
+        away = rng.choice((0.01, rng.uniform(0, 0.3 * it.ttl)))
+        yield Fault(round(at, 4), "server restarted empty", rng.randrange(it.nodes), round(away, 3))
+    if rng.random() < 0.7:
+        yield from _partitions(it)
+
+
+def _held_back(it: _Setting) -> Iterator[Fault]:
+    """What is asked of some nodes arrives late; the connection may have broken by then."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 3)):
+        use = it.asks()
+        at = use.at + rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 2)))
+        kind = rng.choice(("way held back", "way held back and broken", "way held back and broken"))
+        for node in rng.sample(range(it.nodes), rng.choice((1, 1, 2))):
+            late = round(rng.uniform(*rng.choice(LATE)), 3)
+            yield Fault(round(at, 4), kind, way(use.program, node, passes=rng.choice((0, 0, 0, 1, 2))), late)
+
+
+def _put_back(it: _Setting) -> Iterator[Fault]:
+    """A node loses what the others have, and is given it back late: when it was freed, or is another's."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 2)):
+        passes, node = rng.choice((1, 1, 1, 2)), rng.randrange(it.nodes)
+        kind = rng.choice(("put back late", "put back late", "put back late by the dead"))
+        at, late = it.begins + rng.uniform(-1.0, 0.8 * it.until), rng.uniform(0.1, 3.0) * it.ttl
+        yield Fault(round(at, 3), kind, way(0, node, passes=passes), round(late, 3))
+
+
+def _slow(it: _Setting) -> Iterator[Fault]:
+    """Answers come just in time."""
+    for program in range(it.programs):
+        kind = it.rng.choice(("way slow", "way slow", "way very slow"))
+        for node in range(it.nodes):
+            yield Fault(round(it.begins - 0.1 * it.ttl, 3), kind, way(program, node), round(it.until + it.ttl, 3))
+
+
+def _calm(_: _Setting) -> Iterator[Fault]:
+    """Nothing goes wrong."""
+    yield from ()
+
+
+def _other(it: _Setting) -> Fault:
+    kind, rng = it.rng.choice([*OTHERS]), it.rng
+    seconds = round(rng.uniform(0, OTHERS[kind] * it.ttl), 3)
+    return Fault(round(it.begins + rng.uniform(0.05, it.until), 3), kind, rng.randrange(100), seconds)
+
+
+Theme = Callable[[_Setting], Iterator[Fault]]
+
+#: What goes wrong, with weights.
+THEMES: dict[Theme, int] = {_partitions: 5, _forgets: 3, _held_back: 4, _put_back: 2, _slow: 2, _calm: 1}
