@@ -62,9 +62,8 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
 def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
     """Fail without the lock, which is the message's end unless a copy of it has that by now.
 
-    Whether that is so, nobody can tell while the store does not answer. Then the message goes back, to end when it does:
-    a copy would run after it had failed. One that has no copies fails at once, and so does one whose body has ended
-    by itself.
+    Nobody can tell while the store does not answer. The message goes back then, to end when it does: a copy might run
+    after it had failed. One that has no copies fails at once, and so does one whose body has ended by itself.
     """
     try:
         copy = _record_at_store(acquisition, "raise", lost)
