@@ -124,26 +124,3 @@ class TestGit:
         self.change(git, "2")
         with compare._checked_out(first) as tree:
             assert (tree / compare.PACKAGE / "__init__.py").read_text() == "1"
-
-
-class TestProbe:
-    def test_all_figures_are_had_of_this_tree(self) -> None:
-        with compare._probe(compare.ROOT) as probe:
-            assert probe.failed == {}
-            costs = probe.costs()
-        assert len(costs) == 4 * 3 + 2
-        assert all(cost > 0 for cost in costs.values())
-        assert costs["Lock, server's commands"] == int(costs["Lock, server's commands"])
-
-    def test_it_measures_the_package_that_it_is_given(self, tmp_path: Path) -> None:
-        package = tmp_path / compare.PACKAGE
-        package.mkdir()
-        (package / "__init__.py").write_text("class SingletonTask: ...")
-        with compare._probe(tmp_path) as probe:
-            assert probe.failed.keys() == {
-                "Lock",
-                "as a task locks",
-                "a task in Celery's tracer",
-                "beat, each due entry",
-            }
-            assert probe.costs().keys() == {"import, ms", "import, CPU ms"}
