@@ -35,6 +35,9 @@ BASE, THIS = "base", "this"
 ROUNDS, SECONDS = 60, 600.0
 QUICK_ROUNDS, QUICK_SECONDS = 12, 45.0
 
+#: Fewer rounds than these say nothing about chance.
+ENOUGH = 5
+
 #: By how much a median has to differ from its base to be named, beyond all that noise explains.
 MATTERS = 0.03
 
@@ -77,12 +80,13 @@ def table(figures: Mapping[str, Rounds]) -> str:
     """One line for each figure, in columns."""
     lines = [("", BASE, THIS, f"× {BASE}", "10 % – 90 %", f"{BASE} to itself", "")]
     for name, found in figures.items():
-        ratio, noise = found.ratio(THIS), found.ratio(BASE)
+        ratio, noise, rounds = found.ratio(THIS), found.ratio(BASE), len(found.figures[BASE])
+        said = judged(ratio, noise) if rounds >= ENOUGH else f"{rounds} of {ENOUGH} rounds that it takes"
         medians = (
             f"{found.median(side):.3g}" if found.median(side) < 100 else f"{found.median(side):.0f}"
             for side in (BASE, THIS)
         )
-        lines.append((name, *medians, times(ratio.median), _between(ratio), _between(noise), judged(ratio, noise)))
+        lines.append((name, *medians, times(ratio.median), _between(ratio), _between(noise), said))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:-1], widths[1:-1]), line[-1]]).rstrip()

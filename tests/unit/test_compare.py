@@ -42,12 +42,16 @@ def test_difference_that_is_small_is_not_named_however_sure_it_is() -> None:
 
 
 def test_table_has_medians_ratios_and_noise_in_columns() -> None:
-    rounds = Rounds(BASE, {BASE: [100.0, 200.0, 400.0], THIS: [150.0, 300.0, 600.0]}, [100.0, 200.0, 400.0])
+    rounds = Rounds(
+        BASE,
+        {BASE: [100.0, 200.0, 400.0, 100.0, 400.0], THIS: [150.0, 300.0, 600.0, 150.0, 600.0]},
+        [100.0, 200.0, 400.0, 100.0, 400.0],
+    )
     head, line, even = compare.table({"a lock, µs": rounds, "import": Rounds(BASE, {BASE: [3], THIS: [3]}, [3])}).split(
         "\n"
     )
     assert " ".join(line.split()) == "a lock, µs 200 300 1.50 1.50 – 1.50 1.00 – 1.00 slower"
-    assert " ".join(even.split()) == "import 3 3 1.00 1.00 – 1.00 1.00 – 1.00"
+    assert " ".join(even.split()) == "import 3 3 1.00 1.00 – 1.00 1.00 – 1.00 1 of 5 rounds that it takes"
     assert head.index("× base") + len("× base") == line.index(" 1.50") + len(" 1.50")
 
 
