@@ -286,10 +286,12 @@ class RedlockStore:
             ours, gone = _freed_on(answers)
             return ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers)
 
-        repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
+        repeat_for, settled = max(hold.ttl, REPEAT_FOR) if repeats else 0.0, set[int]()
         try:
             with self._nodes.conversation() as conversation:
-                answers = conversation.ask(call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for)
+                answers = conversation.ask(
+                    call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for, settled=settled
+                )
                 if Freed.SOMEBODY_WAITS in answers.values():
                     # Only now: who wakes while most nodes still hold the lock would find it held.
                     wake = lock_commands.wake(hold.key, limit=hold.limit)
@@ -297,7 +299,7 @@ class RedlockStore:
         except BaseException:
             if repeats:  # Interrupted, maybe before it was sent.
                 hold.ending = True
-                self._nodes.repeat(call, repeat_for)
+                self._nodes.repeat(call, repeat_for, but=settled)
             raise
         return answers
 
