@@ -185,7 +185,7 @@ class TestServer:
         assert fences == sorted(set(fences))
 
     def test_fence_is_exact_beyond_what_lua_prints(self, store: RedisStore, client: Redis) -> None:
-        client.set(f"{KEY}:fence", 2**53 - 10)
+        client.set(keyspace.shared_fence_key(keyspace.shared(KEY)), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
 
     def test_waiter_that_leaves_throws_no_wake_up_of_others_away(self, store: RedisStore, client: Redis) -> None:
@@ -298,7 +298,7 @@ class TestForeignValues:
         assert store.renew([broken, good], timeout=1) == [False, True]
 
     def test_broken_fence_counter_is_a_clear_error(self, store: RedisStore, client: Redis) -> None:
-        client.set(f"{KEY}:fence", "hello")
+        client.set(keyspace.shared_fence_key(keyspace.shared(KEY)), "hello")
         with pytest.raises(LockUnavailable, match="integer"):
             acquire(store)
         assert client.exists(f"{KEY}:run") == 0

@@ -184,6 +184,8 @@ def _commands_on(key: str) -> list[Command]:
     return [
         ("GET", key),
         ("INCR", key),
+        ("APPEND", key, 0),
+        ("GETRANGE", key, 0, 0),
         ("PTTL", key),
         ("PEXPIRE", key, _TRIAL_MS),
         ("EXISTS", key),

@@ -15,7 +15,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import FIRST, Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.connection import packed
 from celery_singleton_lock.stores.redis.keyspace import Name
 from celery_singleton_lock.stores.redis.script import Call, Ready
@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.redis.script import Call, Ready
 _MOST = 1024
 
 #: One mark: not what is in a digest, nor between the parts of a command.
-_MARK = re.compile(rb"([\x01-\x08])\1*")
+_MARK = re.compile(rb"([\x01-\x09])\1*")
 
 
 def acquire(request: LockRequest, name: str) -> Ready | None:
@@ -33,7 +33,8 @@ def acquire(request: LockRequest, name: str) -> Ready | None:
     if request.limit != 1 or request.given_up or holder.attempt != FIRST:
         return None
     texts = request.owner, name, holder.message, holder.dumps(request.ttl), str(lock_commands.asked_at(request))
-    parts = *_of_key(request.key), *map(str.encode, texts)
+    ended = (keyspace.ended_name(request.key, holder.message),) if request.once else ()
+    parts = *_of_key(request.key), *map(str.encode, texts), *ended
     if not all(parts):
         return None
     stencil = _for_acquire(type(request.key), request.ttl, request.waiting, request.once, tuple(map(len, parts)))
@@ -44,12 +45,15 @@ def free(hold: Hold, record: Record | None) -> Ready | None:
     """As `lock_commands.free`; None for what is rare."""
     if hold.limit != 1 or hold.slot:
         return None
-    left, content = ((), ()) if record is None else ((record.message.encode(),), (record.content,))
+    left, content = list[bytes](), list[bytes]()
+    if record is not None:
+        left = [record.message.encode(), keyspace.ended_name(hold.key, record.message)]
+        content = [record.content]
     parts = *_of_key(hold.key), hold.owner.encode(), *left
     if not all((*parts, *content)):
         return None
-    seconds = None if record is None else record.seconds
-    stencil = _for_free(type(hold.key), hold.ttl, seconds, tuple(map(len, parts)))
+    lives = None if record is None else (record.seconds, record.content_for)
+    stencil = _for_free(type(hold.key), hold.ttl, lives, tuple(map(len, parts)))
     whole = partial(lock_commands.free, hold, record=record, began=clock.now())
     return Ready(lock_commands.FREE, stencil.filled((*parts, *map(_bulk, content))), whole)
 
@@ -93,21 +97,29 @@ class _MarkedHolder(Holder):
 
 @lru_cache(maxsize=_MOST)
 def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths: tuple[int, ...]) -> _Stencil:
-    key, base, owner, name, message, holder, asked_at = _marks(lengths)
+    key, base, shared, owner, name, message, holder, asked_at, *ended = _marks(lengths)
     marked = _MarkedHolder(record=message, process=holder)
     request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
-    keys, asked = lock_commands.question(request, name)
-    return _Stencil(Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at)))
+    keys, asked = lock_commands.question(request, name, shared=shared)
+    asked = asked._replace(asked_at_ms=asked_at, ended_name="".join(ended).encode())
+    return _Stencil(Call(lock_commands.ACQUIRE, keys, asked))
 
 
 @lru_cache(maxsize=_MOST)
-def _for_free(kind: type[str], ttl: float, seconds: float | None, lengths: tuple[int, ...]) -> _Stencil:
-    key, base, owner, *left = _marks(lengths)
+def _for_free(
+    kind: type[str], ttl: float, lives: tuple[float, float | None] | None, lengths: tuple[int, ...]
+) -> _Stencil:
+    key, base, shared, owner, *left = _marks(lengths)
     hold, content = Hold(_marked_key(kind, key, base), owner, ttl=ttl), chr(len(lengths) + 1)
-    if seconds is None:
-        return _Stencil(lock_commands.free(hold))
+    if lives is None:
+        return _Stencil(lock_commands.ending(hold, owner, shared=shared))
     # Results are of many lengths: each by itself would have a stencil made anew.
-    return _Stencil(lock_commands.free(hold, record=Record(left[0], content.encode(), seconds)), any_length=content)
+    message, ended = left
+    record = Record(message, content.encode(), *lives)
+    call = lock_commands.ending(hold, owner, record=record, shared=shared)
+    name = keyspace.ended_name(hold.key, message)
+    args = [ended if arg == name else arg for arg in call.args]
+    return _Stencil(call._replace(args=args), any_length=content)
 
 
 def _marks(lengths: Sequence[int]) -> list[str]:
@@ -120,10 +132,10 @@ def _bulk(text: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-def _of_key(key: str) -> tuple[bytes, bytes]:
-    """A key, and what those beside it begin with."""
+def _of_key(key: str) -> tuple[bytes, bytes, bytes]:
+    """A key, what those beside it begin with, and what those begin with that it shares."""
     own = key.encode()
-    return own, key.base.encode() if isinstance(key, Name) else own
+    return own, key.base.encode() if isinstance(key, Name) else own, keyspace.shared(key).encode()
 
 
 def _marked_key(kind: type[str], key: str, base: str) -> str:
