@@ -24,7 +24,6 @@ from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 
-
 #: The content of a record that was forgotten (see `Record.content_for`).
 FORGOTTEN = b"over"
 
@@ -102,7 +101,7 @@ class Record(NamedTuple):
 
     Attributes:
         message: see `Holder.message`.
-        content: for whoever finds it; a store does not look into it. `FORGOTTEN` where it has only kept that the message
+        content: for whoever finds it; a store does not look into it. `FORGOTTEN` where it only kept that the message
             is over.
         seconds: how long it is kept; of one that was found, how long still.
         content_for: seconds after which a store may forget the content, as long as it knows until the end that the

@@ -42,10 +42,11 @@ PROVISIONAL = 1.0
 _OF_RECORD = 4
 
 #: What the scripts that are asked for a lock begin with.
-REQUEST = "now", "lock/answers", "lock/ended", "lock/request"
-ACQUIRE, HAND_OVER = (
-    Script(*REQUEST, *names, "lock/acquire", answers=answers_question) for names in ((), ("lock/hand_over",))
-)
+GIVING = "now", "lock/grant", "lock/answers"
+ASKING = "lock/ended", "lock/request"
+REQUEST = *GIVING, *ASKING
+ACQUIRE = Script(*GIVING, "lock/plain", *ASKING, "lock/acquire", answers=answers_question)
+HAND_OVER = Script(*REQUEST, "lock/hand_over", "lock/acquire", answers=answers_question)
 FREE, WAKE = Script("now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
 RENEW = Script("lock/renew", answers=are_whole, each=lambda call: len(call.keys))

@@ -1,5 +1,5 @@
 -- Takes a lock, or a slot of a semaphore.
--- Follows now.lua, answers.lua, ended.lua and request.lua, which names the KEYS and ARGV.
+-- Follows grant.lua, answers.lua, ended.lua and request.lua, which names the KEYS and ARGV.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} so many are in use: name them all
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
@@ -96,15 +96,10 @@ if waiting_ms ~= '0' then
   -- It waits no more. Not removed: the key is there until nobody has looked for a while, or somebody would not be woken.
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
--- The time in microseconds is above every fence given before the highest one was lost (restart, flush, expiry), or went
--- back (a restart with older data, a replica that has missed the last ones).
-local counted = redis.call('GET', fence) or '0'
-if not tonumber(counted) then
+local number = grant(KEYS[FIRST + slot], seed)
+if not number then
   return redis.error_reply('ERR the counter of fencing tokens is not an integer: ' .. fence)
 end
-local number = math.max(tonumber(counted) + 1, seed or now(request))
-redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
-redis.call('SET', KEYS[FIRST + slot], value_with(number), 'PX', ttl)
 if slot > 0 then
   -- Who has a lower limit has to look there as well, for as long as anything is held there.
   local left = redis.call('PTTL', in_use)

@@ -37,7 +37,7 @@ local function note_end(ended, name, ms, aside)
     return false
   end
   local quarter = math.floor(length / ENTRY / 4) * ENTRY
-  if quarter > 0 and second_at(redis.call('GETRANGE', ended, quarter + NAME, quarter + ENTRY - 1), 1) <= second then
+  if length % (8 * ENTRY) == 0 and second_at(redis.call('GETRANGE', ended, quarter + NAME, quarter + ENTRY - 1), 1) <= second then
     local text, kept = redis.call('GET', ended), {}
     for at = 1, #text - ENTRY + 1, ENTRY do
       if second_at(text, at + NAME) > second then

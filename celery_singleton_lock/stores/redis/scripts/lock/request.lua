@@ -17,11 +17,6 @@ local wanted, seed, limit, given_up, over_ms = tonumber(ARGV[11]), tonumber(ARGV
 local wake_ms, woken, memory_ms, ended_name = ARGV[16], tonumber(ARGV[17]), tonumber(ARGV[18]), ARGV[19]
 local memory = memory_ms ~= 0 and KEYS[#KEYS]
 
--- The value of a hold: beside the owner the holder, and behind that the fence.
-local function value_with(number)
-  return owner .. string.sub(holder, 1, -2) .. string.format(',%.0f]', number)
-end
-
 local function holds(slot, whose)
   return string.sub(redis.call('GET', KEYS[FIRST + slot]) or '', 1, #whose) == whose
 end

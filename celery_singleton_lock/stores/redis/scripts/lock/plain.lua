@@ -1,0 +1,16 @@
+-- What most acquires find, before acquire.lua looks at all that there may be: one lock, which is free, and a message that is
+-- not known.
+-- Follows grant.lua and answers.lua.
+-- -> {GRANTED, fence, slot} | whatever follows
+if #KEYS == 9 and ARGV[2] == '' and ARGV[6] == '0' then
+  local done, in_use, over, request, ended, lock = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[8], KEYS[9]
+  if redis.call('EXISTS', done, in_use, over, request, lock) == 0 then
+    local names = ARGV[9] == '1' and redis.pcall('GET', ended)
+    if type(names) ~= 'string' or not string.find(names, ARGV[19], 1, true) then
+      local number = grant(lock)
+      if number then
+        return {GRANTED, number, 0}
+      end
+    end
+  end
+end
