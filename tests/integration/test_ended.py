@@ -145,6 +145,18 @@ class TestEnds:
         assert known.content == b"record"
         assert known.seconds > 50
 
+    @pytest.mark.parametrize("text", ["x", "x" * 11, "x" * 13, "x" * 24])
+    def test_text_of_somebody_else_hides_no_end(self, store: RedisStore, client: Redis, text: str) -> None:
+        client.set(ENDED, text)
+        store.free(taken(store, key=KEY, holder=ME), record=RECORD)
+        client.append(ENDED, "y")
+        for number in range(30):
+            store.free(taken(store, key=KEY, holder=ME), record=message(number))
+        forget_contents(client)
+        assert isinstance(found(store), Record)
+        assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in range(30))
+        assert client.strlen(ENDED) % ENTRY == 0
+
 
 class TestWhatIsLeft:
     def test_of_messages_with_arguments_of_their_own(self, store: RedisStore, client: Redis) -> None:

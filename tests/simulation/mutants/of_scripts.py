@@ -197,13 +197,13 @@ MUTANTS = (
     ),
     _grant(
         "a fence is not counted on",
-        old="local number = math.max(highest + 1, seed or now(request))",
-        new="local number = math.max(highest, 1)",
+        old="(type(highest) == 'string' and tonumber(highest) or 0) + 1, seed or now(request))",
+        new="type(highest) == 'string' and tonumber(highest) or 0, 1)",
         breaks="fences grow",
     ),
     _grant(
         "a fence is the time alone",
-        old="local number = math.max(highest + 1, seed or now(request))",
+        old="local number = math.max((type(highest) == 'string' and tonumber(highest) or 0) + 1, seed or now(request))",
         new="local number = seed or now(request)",
         breaks="fences grow, whatever the clocks say",
         nodes=3,
@@ -266,8 +266,8 @@ MUTANTS = (
     ),
     _ended(
         "an end is not noted",
-        old="  local length = redis.pcall('APPEND', ended, name .. string.char(",
-        new="  local length = #(name .. string.char(",
+        old="  local length = redis.pcall('APPEND', ended, entry)",
+        new="  local length = #entry * 7",
         breaks="what was sent is not sent again",
     ),
     _ended(

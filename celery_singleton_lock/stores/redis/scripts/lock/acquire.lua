@@ -48,7 +48,8 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
-      local number = tonumber(redis.call('GET', fence) or 0)
+      local highest = redis.pcall('GET', fence)
+      local number = type(highest) == 'string' and tonumber(highest) or 0
       redis.call('SET', lock, value_with(number), 'PX', ttl)
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
@@ -97,9 +98,6 @@ if waiting_ms ~= '0' then
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
 local number = grant(KEYS[FIRST + slot], seed)
-if not number then
-  return redis.error_reply('ERR the counter of fencing tokens is not an integer: ' .. fence)
-end
 if slot > 0 then
   -- Who has a lower limit has to look there as well, for as long as anything is held there.
   local left = redis.call('PTTL', in_use)

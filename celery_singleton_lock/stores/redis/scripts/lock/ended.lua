@@ -31,10 +31,16 @@ end
 local function note_end(ended, name, ms, aside)
   local second = math.floor(now(aside) / 1000000)
   local last = second + math.ceil(ms / 1000) + 1
-  local length = redis.pcall('APPEND', ended, name .. string.char(
-    math.floor(last / 16777216) % 256, math.floor(last / 65536) % 256, math.floor(last / 256) % 256, last % 256))
+  local entry = name .. string.char(
+    math.floor(last / 16777216) % 256, math.floor(last / 65536) % 256, math.floor(last / 256) % 256, last % 256)
+  local length = redis.pcall('APPEND', ended, entry)
   if type(length) ~= 'number' then
     return false
+  end
+  if length % ENTRY ~= 0 then
+    -- What somebody else has added would shift all that comes behind it.
+    local whole = math.floor((length - ENTRY) / ENTRY) * ENTRY
+    redis.call('SET', ended, string.sub(redis.call('GET', ended), 1, whole) .. entry, 'KEEPTTL')
   end
   local quarter = math.floor(length / ENTRY / 4) * ENTRY
   if length % (8 * ENTRY) == 0 and second_at(redis.call('GETRANGE', ended, quarter + NAME, quarter + ENTRY - 1), 1) <= second then

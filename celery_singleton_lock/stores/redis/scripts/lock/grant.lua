@@ -5,16 +5,13 @@ local function value_with(number)
   return ARGV[1] .. string.sub(ARGV[3], 1, -2) .. string.format(',%.0f]', number)
 end
 
--- -> the fence; nil where the highest one is no number
+-- -> the fence
 local function grant(lock, seed)
   local fence, request = KEYS[1], KEYS[6]
-  local highest = tonumber(redis.call('GET', fence) or '0')
-  if not highest then
-    return nil
-  end
-  -- The time in microseconds is above every fence given before the highest one was lost (restart, flush, expiry), or went
-  -- back (a restart with older data, a replica that has missed the last ones).
-  local number = math.max(highest + 1, seed or now(request))
+  local highest = redis.pcall('GET', fence)
+  -- The time in microseconds is above every fence given before the highest one was lost (restart, flush, expiry, a value of
+  -- somebody else), or went back (a restart with older data, a replica that has missed the last ones).
+  local number = math.max((type(highest) == 'string' and tonumber(highest) or 0) + 1, seed or now(request))
   redis.call('SET', fence, string.format('%.0f', number), 'PX', ARGV[5])
   redis.call('SET', lock, value_with(number), 'PX', ARGV[4])
   return number

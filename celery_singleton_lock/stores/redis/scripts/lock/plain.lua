@@ -7,10 +7,7 @@ if #KEYS == 9 and ARGV[2] == '' and ARGV[6] == '0' then
   if redis.call('EXISTS', done, in_use, over, request, lock) == 0 then
     local names = ARGV[9] == '1' and redis.pcall('GET', ended)
     if type(names) ~= 'string' or not string.find(names, ARGV[19], 1, true) then
-      local number = grant(lock)
-      if number then
-        return {GRANTED, number, 0}
-      end
+      return {GRANTED, grant(lock), 0}
     end
   end
 end
