@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
@@ -20,7 +20,7 @@ from tests.servers import until
 
 KEY = "ended:1:{job:1}"
 SHARED = keyspace.shared(KEY)
-ENDED, FENCE = keyspace.ended_key(SHARED), keyspace.shared_fence_key(SHARED)
+ENDED, FENCE = keyspace.ended_keys(SHARED, b"")[0], keyspace.shared_fence_key(SHARED)
 
 #: Bytes of a message there.
 ENTRY = 12
@@ -135,14 +135,16 @@ class TestEnds:
         client.set(ENDED, b"\xff" * 4 + name + name + b"\xff" * 4)
         assert isinstance(found(store), Record), "after one that is none"
 
-    def test_what_somebody_else_has_written_there_costs_memory_and_no_message(
-        self, store: RedisStore, client: Redis
-    ) -> None:
-        client.lpush(ENDED, "x")
+    @pytest.mark.parametrize("places", [1, 2])
+    def test_another_type_of_somebody_else_hides_no_end(self, store: RedisStore, client: Redis, places: int) -> None:
+        for place in keyspace.ended_keys(SHARED, keyspace.ended_name(KEY, ME.message))[:places]:
+            client.lpush(place, "x")
         assert store.free(taken(store, key=KEY, holder=ME), record=RECORD)
+        if places == 1:
+            forget_contents(client)
         known = found(store)
         assert isinstance(known, Record)
-        assert known.content == b"record"
+        assert known.content == (FORGOTTEN if places == 1 else b"record")
         assert known.seconds > 50
 
     @pytest.mark.parametrize("text", ["x", "x" * 11, "x" * 13, "x" * 24])
@@ -166,7 +168,7 @@ class TestWhatIsLeft:
         shared = {keyspace.shared(key) for key in keys}
         expected = {f"{it}:{what}" for it in shared for what in ("ended", "fence")}
         until(lambda: {*client.scan_iter()} <= expected, "nothing for each of them")
-        assert sum(client.strlen(keyspace.ended_key(it)) for it in shared) == ENTRY * len(keys)
+        assert sum(client.strlen(f"{it}:ended") for it in shared) == ENTRY * len(keys)
 
     def test_forgotten_ones_are_taken_out(self, store: RedisStore, client: Redis) -> None:
         """Also where others stay for long."""
@@ -179,10 +181,36 @@ class TestWhatIsLeft:
         assert client.strlen(ENDED) == 70 * ENTRY
         assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in (*range(0, 100, 10), 159))
 
+    def test_what_is_too_much_for_one_text_is_in_others(self, store: RedisStore, client: Redis) -> None:
+        """A text is read as a whole."""
+        numbers = range(5000)
+        leave_many(store, numbers)
+        lengths = {name: client.strlen(name) for name in client.scan_iter(f"{SHARED}:ended*")}
+        assert sum(lengths.values()) == ENTRY * len(numbers)
+        assert 100 < len(lengths) <= 257
+        assert max(lengths.values()) == lengths[ENDED] < 25_000
+        forget_contents(client)
+        assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in numbers[::100])
+        assert isinstance(found(store, Holder("task 5000")), Lease)
+
+    def test_what_is_too_much_for_these_is_kept_as_it_is(self, store: RedisStore, client: Redis) -> None:
+        full = b"\x7f" * 24_576
+        name = keyspace.ended_name(KEY, ME.message)
+        for each in keyspace.ended_keys(SHARED, name):
+            client.set(each, full, ex=60)
+        store.free(taken(store, key=KEY, holder=ME), record=RECORD)
+        assert 50_000 < client.pttl(keyspace.done_key(KEY, ME.message)) <= 60_000
+        assert client.strlen(ENDED) == len(full)
+
     def test_of_a_name(self, store: RedisStore, client: Redis) -> None:
         store.free(taken(store, key=keyspace.Name("nightly"), holder=ME))
         shared = keyspace.shared(keyspace.Name("nightly"))
         assert [*client.scan_iter()] == [keyspace.shared_fence_key(shared)]
+
+
+def leave_many(store: RedisStore, numbers: range) -> None:
+    calls = [lock_commands.free(Hold.of_nobody(KEY), record=message(number)) for number in numbers]
+    assert set(store._servers.run_each(calls)) == {0}
 
 
 def found_and_freed(store: RedisStore, number: int) -> Lease | Held | Record:

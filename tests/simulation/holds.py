@@ -17,7 +17,7 @@ def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict
 
 def is_noted(server: Any, name: bytes) -> bool:
     """Whether a message of this name is among those that are over, of which no more is known."""
-    texts = [value for key, value in server.living_values() if key.endswith(":ended")]
+    texts = [value for key, value in server.living_values() if ":ended" in key]
     return any(text[at : at + 8] == name for text in texts for at in range(0, len(text), 12))
 
 

@@ -66,9 +66,9 @@ def done_key(key: str, message: str) -> str:
     return _beside(key, f"done:{message}")
 
 
-def ended_key(begins: str) -> str:
-    """Which messages are over, of all locks that share this; see `shared`."""
-    return f"{begins}:ended"
+def ended_keys(begins: str, name: bytes) -> tuple[str, str]:
+    """Which messages are over, of all locks that share this (see `shared`), and where else one of this name may be."""
+    return f"{begins}:ended", f"{begins}:ended:{name[:1].hex()}"
 
 
 def aside_key(begins: str) -> str:

@@ -119,7 +119,8 @@ def question(
     slots, shared = max(slots, request.limit), shared or keyspace.shared(key)
     keys = [keyspace.shared_fence_key(shared), keyspace.waiting_key(key), keyspace.done_key(key, holder.message)]
     keys += [keyspace.slots_key(key), keyspace.over_key(key, request.owner), keyspace.over_key(key, name)]
-    keys += [keyspace.wake_key(key), keyspace.ended_key(shared)]
+    ended_name = keyspace.ended_name(key, holder.message) if request.once else b""
+    keys += [keyspace.wake_key(key), *keyspace.ended_keys(shared, ended_name)]
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
     return keys, Asked(
@@ -138,7 +139,7 @@ def question(
         limit=request.limit,
         given_up="".join(given_up),
         over_ms=over_ms(request.ttl),
-        ended_name=keyspace.ended_name(key, holder.message) if request.once else b"",
+        ended_name=ended_name,
     )
 
 
@@ -197,7 +198,10 @@ def ending(
     done = keyspace.done_key(key, record.message if record else "")
     done_of_next = keyspace.done_key(key, reservation.holder.message) if reservation else done
     keys = [keyspace.waiting_key(key), keyspace.wake_key(key), done, done_of_next, keyspace.slots_key(key)]
-    keys += [keyspace.ended_key(shared), keyspace.aside_key(shared), *places]
+    ended_name = keyspace.ended_name(key, record.message) if record else b""
+    name_of_next = keyspace.ended_name(key, reservation.holder.message) if reservation else b""
+    _, more_of_next = keyspace.ended_keys(shared, name_of_next or ended_name)
+    keys += [*keyspace.ended_keys(shared, ended_name), more_of_next, keyspace.aside_key(shared), *places]
     keys += [keyspace.over_key(key, name) for name in over]
     args = [
         value,
@@ -210,9 +214,9 @@ def ending(
         _record_ms(record) if record else 0,
         reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
         ms(reservation.seconds) if reservation else 0,
-        keyspace.ended_name(key, record.message) if record else b"",
+        ended_name,
         _ended_ms(record) if record else 0,
-        keyspace.ended_name(key, reservation.holder.message) if reservation else b"",
+        name_of_next,
     ]
     if record is None and reservation is None:
         return Call(FREE, keys, args)
@@ -231,22 +235,22 @@ def ending(
 
 def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
     """See `LockStore.refuse`, and `renew`."""
-    shared = keyspace.shared(key)
+    shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
     keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
-    keys += [keyspace.ended_key(shared), keyspace.aside_key(shared)]
+    keys += [*keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     copies = named(_reserved_as(holder)), _beginning_of_copies(holder), holder.retries, holder.replaced
-    ended = keyspace.ended_name(key, record.message), _ended_ms(record)
-    return Call(REFUSE, keys, [record.content, _record_ms(record), *copies, *ended])
+    return Call(REFUSE, keys, [record.content, _record_ms(record), *copies, ended_name, _ended_ms(record)])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
     """See `LockStore.replace_records`."""
     keys, args = list[str](), list[object]()
     for key, record in records:
-        shared = keyspace.shared(key)
-        keys += [keyspace.done_key(key, record.message), keyspace.ended_key(shared), keyspace.aside_key(shared)]
-        args += [record.content, _record_ms(record), keyspace.ended_name(key, record.message), _ended_ms(record)]
+        shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
+        keys += [keyspace.done_key(key, record.message), *keyspace.ended_keys(shared, ended_name)]
+        keys.append(keyspace.aside_key(shared))
+        args += [record.content, _record_ms(record), ended_name, _ended_ms(record)]
     return Call(REPLACE, keys, args)
 
 

@@ -23,8 +23,10 @@ from celery_singleton_lock.stores.redis.script import Call, Ready
 #: Stencils that are kept: one for each combination of lengths, of which a task has a few.
 _MOST = 1024
 
-#: One mark: not what is in a digest, nor between the parts of a command.
-_MARK = re.compile(rb"([\x01-\x09])\1*")
+#: What marks are made of: not what is in a digest, nor between the parts of a command.
+_MARKS = "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0b\x0c"
+
+_MARK = re.compile(rb"([%b])\1*" % _MARKS.encode())
 
 
 def acquire(request: LockRequest, name: str) -> Ready | None:
@@ -33,7 +35,7 @@ def acquire(request: LockRequest, name: str) -> Ready | None:
     if request.limit != 1 or request.given_up or holder.attempt != FIRST:
         return None
     texts = request.owner, name, holder.message, holder.dumps(request.ttl), str(lock_commands.asked_at(request))
-    ended = (keyspace.ended_name(request.key, holder.message),) if request.once else ()
+    ended = _of_ended(request.key, holder.message) if request.once else ()
     parts = *_of_key(request.key), *map(str.encode, texts), *ended
     if not all(parts):
         return None
@@ -47,7 +49,7 @@ def free(hold: Hold, record: Record | None) -> Ready | None:
         return None
     left, content = list[bytes](), list[bytes]()
     if record is not None:
-        left = [record.message.encode(), keyspace.ended_name(hold.key, record.message)]
+        left = [record.message.encode(), *_of_ended(hold.key, record.message)]
         content = [record.content]
     parts = *_of_key(hold.key), hold.owner.encode(), *left
     if not all((*parts, *content)):
@@ -75,7 +77,7 @@ class _Stencil:
         #: What is the same each time, and room for a part after each piece but the last.
         self._pieces = [b""] * (2 * len(marks) + 1)
         self._pieces[::2] = [whole[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        self._in_order = itemgetter(*(mark[0][0] - 1 for mark in marks))
+        self._in_order = itemgetter(*(_MARKS.index(chr(mark[0][0])) for mark in marks))
 
     def filled(self, parts: Sequence[bytes]) -> bytes:
         """The command with these parts."""
@@ -101,8 +103,8 @@ def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths
     marked = _MarkedHolder(record=message, process=holder)
     request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
     keys, asked = lock_commands.question(request, name, shared=shared)
-    asked = asked._replace(asked_at_ms=asked_at, ended_name="".join(ended).encode())
-    return _Stencil(Call(lock_commands.ACQUIRE, keys, asked))
+    call = Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at))
+    return _Stencil(_with_ended(call, request.key, message, shared, *ended) if ended else call)
 
 
 @lru_cache(maxsize=_MOST)
@@ -110,21 +112,27 @@ def _for_free(
     kind: type[str], ttl: float, lives: tuple[float, float | None] | None, lengths: tuple[int, ...]
 ) -> _Stencil:
     key, base, shared, owner, *left = _marks(lengths)
-    hold, content = Hold(_marked_key(kind, key, base), owner, ttl=ttl), chr(len(lengths) + 1)
+    hold, content = Hold(_marked_key(kind, key, base), owner, ttl=ttl), _MARKS[len(lengths)]
     if lives is None:
         return _Stencil(lock_commands.ending(hold, owner, shared=shared))
     # Results are of many lengths: each by itself would have a stencil made anew.
-    message, ended = left
-    record = Record(message, content.encode(), *lives)
-    call = lock_commands.ending(hold, owner, record=record, shared=shared)
-    name = keyspace.ended_name(hold.key, message)
-    args = [ended if arg == name else arg for arg in call.args]
-    return _Stencil(call._replace(args=args), any_length=content)
+    message, *ended = left
+    call = lock_commands.ending(hold, owner, record=Record(message, content.encode(), *lives), shared=shared)
+    return _Stencil(_with_ended(call, hold.key, message, shared, *ended), any_length=content)
+
+
+def _with_ended(call: Call, key: str, message: str, shared: str, name: str, more: str) -> Call:
+    """With marks for the name under which a message is over, and where that is noted."""
+    own = keyspace.ended_name(key, message)
+    marks: dict[object, str] = {own: name, keyspace.ended_keys(shared, own)[1]: more}
+    return call._replace(
+        keys=[marks.get(each, each) for each in call.keys], args=[marks.get(each, each) for each in call.args]
+    )
 
 
 def _marks(lengths: Sequence[int]) -> list[str]:
     """Texts of these lengths, each of a character that is in no other."""
-    return [chr(number) * length for number, length in enumerate(lengths, 1)]
+    return [mark * length for mark, length in zip(_MARKS, lengths, strict=False)]
 
 
 def _bulk(text: bytes) -> bytes:
@@ -136,6 +144,12 @@ def _of_key(key: str) -> tuple[bytes, bytes, bytes]:
     """A key, what those beside it begin with, and what those begin with that it shares."""
     own = key.encode()
     return own, key.base.encode() if isinstance(key, Name) else own, keyspace.shared(key).encode()
+
+
+def _of_ended(key: str, message: str) -> tuple[bytes, bytes]:
+    """Under which name a message is over, and where else that may be noted."""
+    name = keyspace.ended_name(key, message)
+    return name, keyspace.ended_keys(keyspace.shared(key), name)[1].encode()
 
 
 def _marked_key(kind: type[str], key: str, base: str) -> str:

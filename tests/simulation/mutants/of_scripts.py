@@ -110,7 +110,7 @@ MUTANTS = (
     _free(
         "a reservation for a message that is done",
         old="(done_of_next == done\n"
-        "    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, name_of_next, aside))",
+        "    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside))",
         new="true",
         breaks="no lock is kept for who never comes",
     ),
@@ -266,13 +266,13 @@ MUTANTS = (
     ),
     _ended(
         "an end is not noted",
-        old="  local length = redis.pcall('APPEND', ended, entry)",
-        new="  local length = #entry * 7",
+        old="  redis.call('APPEND', ended, entry)\n",
+        new="",
         breaks="what was sent is not sent again",
     ),
     _ended(
         "an end is noted for ever",
-        old="    redis.call('PEXPIRE', ended, needed)\n",
+        old="    redis.call('PEXPIRE', ended, seconds * 1000)\n",
         new="",
         breaks="each key has a time to live",
     ),

@@ -224,7 +224,7 @@ OWN_KEYS = [
     *(keyspace.run_key(LOCK, slot) for slot in range(3)),
     keyspace.fence_key(LOCK),
     keyspace.shared_fence_key(keyspace.shared(LOCK)),
-    keyspace.ended_key(keyspace.shared(LOCK)),
+    *keyspace.ended_keys(keyspace.shared(LOCK), keyspace.ended_name(LOCK, "t0:0.0")),
     keyspace.waiting_key(LOCK),
     keyspace.wake_key(LOCK),
     keyspace.slots_key(LOCK),

@@ -28,7 +28,7 @@ for at = 1, #given_up, #owner do
 end
 
 if once == '1' then
-  local record, left = redis.pcall('GET', done), known_for(ended, ended_name, request)
+  local record, left = redis.pcall('GET', done), known_for(ended, more, ended_name, request)
   if type(record) == 'string' or left then
     wake_others(freed + woken)
     return {RECORD, type(record) == 'string' and record or FORGOTTEN, left or redis.call('PTTL', done)}
