@@ -261,9 +261,9 @@ def main() -> None:
         "Cluster": lambda: cluster(asked.leases),
     }
     path = RESULTS / "scaling.json"
-    known = json.loads(path.read_text()) if asked.only else {"name": "scaling"}
+    known = json.loads(path.read_text()) if asked.only else {"name": "scaling", "machine": machine(server_version())}
     found = {name: measure() for name, measure in parts.items() if asked.only in (None, name)}
-    content = json.dumps({**known, **found, "machine": machine(server_version())}, indent=2, ensure_ascii=False)
+    content = json.dumps({**known, **found}, indent=2, ensure_ascii=False)
     path.write_text(content + "\n")
     print(content)
 
