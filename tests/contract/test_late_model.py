@@ -231,7 +231,7 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
     if broken == "undone":
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
     elif broken == "late":
-        monkeypatch.setattr(lock_commands, "acquire", lambda *asked, late, **how: acquire(*asked, **how))
+        monkeypatch.setattr(lock_commands, "acquire", lambda *asked, late=(), **how: acquire(*asked, **how))
     else:
 
         def forgetful(request: LockRequest, name: str, **how: Any) -> Call:
