@@ -74,6 +74,8 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
     """
     of_all = replace(request, owner=stem(request.owner), given_up=[stem(owner) for owner in request.given_up])
     keys, asked = lock_commands.question(of_all, request.owner, slots=slots, late=late)
+    # The time that a node's fences begin with is the clients': those of other locks would set the nodes apart.
+    keys[0] = keyspace.fence_key(request.key)
     asked = asked._replace(
         reserved_as=stem(asked.reserved_as),
         holder=request.owner[STEM_LENGTH:] + asked.holder,

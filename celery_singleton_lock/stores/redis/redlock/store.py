@@ -306,6 +306,7 @@ class RedlockStore:
     def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
         """Refuse the message, on a majority of the nodes that has promised so before."""
         answers: Answers = {}
+        record = record._replace(content_for=None)  # It may have to be taken back.
         promise = record._replace(content=commands.PROMISE + record.content, seconds=PROMISED)
         for _ in tries():
             with self._nodes.conversation() as conversation:
