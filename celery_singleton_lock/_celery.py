@@ -173,7 +173,7 @@ def begin_now(consumer: Any, request: WorkerRequest) -> bool:
             entry.cancel()
             if hasattr(waiting, "cancel"):  # A greenlet, which does not look at its entry.
                 timer.cancel(waiting)
-            entry()
+            timer.apply_entry(entry)
             return True
     return False
 

@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.keys.key import is_key
-from celery_singleton_lock.options.delivery import longest_delay
+from celery_singleton_lock.options.delivery import is_rabbitmq, longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.bells import Place
@@ -142,8 +142,9 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     request = task.request
     expires = reason not in ("copy", "lost")
     if (original := original_of(request)) is not None:
-        held = "waits" in header and Runtime.of(task.app).store.bells() is not None
-        Publisher.of(task.app).send(original, header, expires=expires, delay=delay, held=held)
+        app = task.app
+        held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.bells() is not None
+        Publisher.of(app).send(original, header, expires=expires, delay=delay, held=held)
         return
     # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)

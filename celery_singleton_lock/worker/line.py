@@ -135,7 +135,10 @@ class Line:
                 self._answer(ring)
 
     def _answer(self, ring: Ring) -> None:
-        if not self._has_room() and (self._bells.pass_on(ring) or self._is_one_on_its_way(ring.key)):
+        has_room = self._has_room()
+        if not has_room and self._bells.pass_on(ring):
+            return
+        if self._is_one_on_its_way(ring.key, has_room=has_room):
             return
         self._called.append((ring.key, self._next(ring.key)))
         if self._in_loop:
@@ -149,12 +152,15 @@ class Line:
                 del self._copies[key]
             return {key: copies.place for key, copies in islice(self._copies.items(), self._bells.most)}
 
-    def _is_one_on_its_way(self, key: str) -> bool:
-        """Whether a copy that was called waits for a slot: one after the other."""
+    def _is_one_on_its_way(self, key: str, *, has_room: bool) -> bool:
+        """Whether a copy that was called has no slot yet, and will do: it finds the lock free, or whoever took it wakes
+        the next one.
+        """
         with self._mutex.lock:
             copies = self._copies.get(key)
             called = None if copies is None else copies.called()
-            return called is not None and not called.has_begun
+            one_will_do = copies is not None and (copies.limit == 1 or not has_room)
+            return one_will_do and called is not None and not called.has_begun
 
     def _next(self, key: str) -> Any:
         with self._mutex.lock:
@@ -169,6 +175,7 @@ class _Copies:
         self._heap: list[tuple[float, int, int, ref[Any]]] = []
         #: The last that was called, while it is there.
         self.called: Callable[[], Any] = lambda: None
+        self.limit = 1
 
     @property
     def place(self) -> Place:
@@ -177,6 +184,7 @@ class _Copies:
 
     def add(self, place: Place, order: int, request: Any) -> None:
         # Weak: the timer has it, for as long as it is to be begun.
+        self.limit = place.limit
         heapq.heappush(self._heap, (place.since, order, place.limit, ref(request)))
 
     def first(self) -> Any:

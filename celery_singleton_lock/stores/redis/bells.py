@@ -244,6 +244,7 @@ class _Line:
         """Leave every line; what was heard meanwhile."""
         rings = self._unblock()
         if self._connection is not None and self._places:
+            self._connection.wait_at_most(self._servers.step)
             self._connection.answers(self._left(self._places))
         self._connection, self._places = None, {}
         self._exits.close()
