@@ -3,7 +3,8 @@
 RabbitMQ keeps what is due later (`rabbitmq`). A worker that holds a message until then, as Celery's `eta` makes it do,
 has one place less to take others in, and holds it unacknowledged, which RabbitMQ bears for half an hour only. That
 remains where such a queue cannot be had: for queues that go with their worker, messages that the broker is to drop for
-their age, users that may not declare anything, older servers; and for all other brokers.
+their age, users that may not declare anything, older servers; and for all other brokers. And where a worker is to begin
+it before it is due.
 """
 
 from __future__ import annotations

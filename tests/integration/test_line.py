@@ -92,8 +92,8 @@ def test_copy_that_was_revoked_does_not_keep_the_next_one_waiting(shop: Shop) ->
 def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
     """Its lease ends, and the lock is found free."""
     shop = shop_on(redis_server)
-    (dying,) = shop.start("dying")
-    shop.send("exclusive", "report", LONG)
+    (dying,) = shop.start("dying", arguments=("-Q", "held"))  # It is to have none of the copies.
+    shop.send("exclusive", "report", LONG, queue="held")
     shop.record.wait_for(starts=1)
     shop.start("other")
     results = send(shop, 3, expires=3600)
