@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
-from celery import Celery, _state
+from celery import Celery, _state, bootsteps
 from celery.app.control import Inspect
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context
@@ -35,6 +35,7 @@ LOOKED_AT = {
 
 #: Their stubs leave these parts out.
 _internal_state: Any = _state
+_bootsteps: Any = bootsteps
 _functional: Any = functional
 _serialization: Any = serialization
 
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
         _already_cancelled: bool
 
         def __init__(self, message: Any, **opts: Any) -> None: ...
+        @property
+        def eta(self) -> Any: ...
         def on_accepted(self, pid: int, time_accepted: float) -> None: ...
         def on_timeout(self, soft: bool, timeout: float) -> None: ...
         def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any: ...
@@ -150,6 +153,38 @@ def is_active(request: WorkerRequest) -> bool:
     Touches: celery.worker.state.active_requests
     """
     return request in worker_state.active_requests
+
+
+def begin_now(consumer: Any, request: WorkerRequest) -> bool:
+    """Begin at once with a request that waits in the timer of a consumer that runs; whether that was so.
+
+    In the consumer's loop, or, where greenlets have the timer, in one of them. The timer of a thread has no such queue.
+
+    Promise: a copy that waits for a lock begins as soon as that is free, and once.
+    Touches: kombu.asynchronous.timer.Timer._queue, celery.concurrency.gevent.Timer._enter,
+    celery.bootsteps.Blueprint.state
+    """
+    timer = consumer.timer
+    if consumer.blueprint.state != _bootsteps.RUN:
+        return False
+    for waiting in list(getattr(timer, "_queue", ())):
+        entry = waiting.entry
+        if not entry.canceled and entry.args and entry.args[0] is request:
+            entry.cancel()
+            if hasattr(waiting, "cancel"):  # A greenlet, which does not look at its entry.
+                timer.cancel(waiting)
+            timer.apply_entry(entry)
+            return True
+    return False
+
+
+def has_free_slot(pool: Any) -> bool:
+    """Whether the pool could begin with one more request now.
+
+    Promise: a lock that is free is not given to a worker that is busy while another one is not.
+    Touches: celery.worker.state.reserved_requests
+    """
+    return len(worker_state.reserved_requests) < (pool.num_processes or 1)
 
 
 def extend_every_app(extend: Callable[[Celery], None]) -> None:

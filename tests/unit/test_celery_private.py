@@ -24,14 +24,16 @@ from typing import Any
 import celery
 import pytest
 from billiard.process import current_process
-from celery import Celery, _state
+from celery import Celery, _state, bootsteps
 from celery.app.control import Inspect
 from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
-from celery.worker import state
+from celery.utils import timer2
+from celery.worker import state, strategy
 from celery.worker.request import Request
 from kombu import Connection, Consumer, Queue
+from kombu.asynchronous.timer import Timer
 from kombu.message import Message
 from kombu.transport import virtual
 from kombu.utils import functional
@@ -214,7 +216,9 @@ class TestDeclared:
     @pytest.mark.parametrize("name", DECLARED)
     def test_methods_take_what_is_declared(self, name: str) -> None:
         for method in self.declared(name).body:
-            if isinstance(method, ast.FunctionDef) and (DECLARED[name].__name__ + "." + method.name) not in NEW:
+            if isinstance(method, ast.FunctionDef) and method.decorator_list:
+                assert isinstance(getattr(DECLARED[name], method.name), property), method.name
+            elif isinstance(method, ast.FunctionDef) and (DECLARED[name].__name__ + "." + method.name) not in NEW:
                 its = list(inspect.signature(getattr(DECLARED[name], method.name)).parameters)
                 ours = [argument.arg for argument in method.args.args]
                 assert its[: len(ours)] == ours, method.name
@@ -272,6 +276,70 @@ class TestRequest:
         assert request_of in _celery.active_requests()
         state.task_ready(request_of)
         assert not _celery.is_active(request_of)
+
+
+def gevent_timer() -> Any:
+    return importlib.import_module("celery.concurrency.gevent").Timer()
+
+
+def consumer_with(timer: Any, state: int = bootsteps.RUN) -> Any:  # type: ignore[attr-defined]
+    return SimpleNamespace(timer=timer, blueprint=SimpleNamespace(state=state))
+
+
+class TestTimer:
+    """A copy that waits for a lock is begun when that is free, by what the timer would have done."""
+
+    @pytest.mark.parametrize("make", [Timer, gevent_timer])
+    @pytest.mark.parametrize("limited", [False, True])
+    def test_request_is_begun_once(self, request_of: WorkerRequest, make: Callable[[], Any], limited: bool) -> None:
+        timer, begun = make(), []
+        consumer = consumer_with(timer)
+        assert not _celery.begin_now(consumer, request_of)
+        # As `celery.worker.strategy` has it; with a rate limit there are more arguments.
+        arguments = (request_of, "bucket", 1) if limited else (request_of,)
+        timer.call_at(time.monotonic() + 0.05, lambda *given: begun.append(given), arguments, priority=6)
+        timer.call_at(time.monotonic() + 300, lambda *given: begun.append(given), (object(),), priority=6)
+        assert _celery.begin_now(consumer, request_of)
+        assert begun == [arguments]
+        assert not _celery.begin_now(consumer, request_of)
+        if isinstance(timer, Timer) and type(timer) is Timer:
+            waits, entry = next(iter(timer))
+            assert (waits or 0) > 100 or entry is None
+        else:
+            importlib.import_module("gevent").sleep(0.1)
+        assert begun == [arguments]
+        timer.clear()
+
+    def test_what_the_loss_of_the_broker_cancelled_is_not_begun(self, request_of: WorkerRequest) -> None:
+        timer = Timer()
+        entry = timer.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
+        timer.cancel(entry)
+        assert not _celery.begin_now(consumer_with(timer), request_of)
+
+    def test_worker_that_ends_begins_nothing(self, request_of: WorkerRequest) -> None:
+        timer = Timer()
+        timer.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
+        assert not _celery.begin_now(consumer_with(timer, bootsteps.CLOSE), request_of)  # type: ignore[attr-defined]
+
+    def test_timer_of_a_thread_is_left_alone(self, request_of: WorkerRequest) -> None:
+        """It might begin with the same request at the same time."""
+        timer = timer2.Timer()
+        timer.schedule.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
+        assert not _celery.begin_now(consumer_with(timer), request_of)
+
+    def test_strategy_waits_with_the_request_as_the_first_argument(self) -> None:
+        source = inspect.getsource(strategy.default)
+        assert "apply_eta_task, (req,)" in source
+        assert "limit_post_eta, (req, bucket, 1)" in source
+
+    def test_slot_is_free_as_long_as_fewer_are_reserved(self, request_of: WorkerRequest) -> None:
+        pool = SimpleNamespace(num_processes=1)
+        assert _celery.has_free_slot(pool)
+        state.task_reserved(request_of)
+        assert not _celery.has_free_slot(pool)
+        pool.num_processes = 2
+        assert _celery.has_free_slot(pool)
+        state.task_ready(request_of)
 
 
 class TestApps:

@@ -8,6 +8,7 @@ none of them costs what the client's retries and callbacks do.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
+import os
 import re
 import socket
 import struct
@@ -270,6 +271,10 @@ class Connection:
     def close(self) -> None:
         """End it, whatever is still under way."""
         self._dialed.disconnect()  # type: ignore[no-untyped-call]
+
+    def forsake(self) -> None:
+        """In the child of a fork: close it here alone, so that it ends with the parent."""
+        os.close(self._socket.detach())
 
     def drop(self) -> None:
         """End it, and have the kernel forget what it has not got through to the server yet.

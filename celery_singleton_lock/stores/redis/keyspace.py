@@ -61,6 +61,11 @@ def waiting_key(key: str) -> str:
     return _beside(key, "waiting")
 
 
+def nudge_key(key: str, process: str) -> str:
+    """The list whose elements unblock a process that has something else to say; in the slot of `key`."""
+    return _beside(key, f"nudge:{process}")
+
+
 def done_key(key: str, message: str) -> str:
     """What is remembered of a message that was carried out."""
     return _beside(key, f"done:{message}")

@@ -34,6 +34,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
+from celery_singleton_lock.stores.redis.bells import RedisBells
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
@@ -222,6 +223,9 @@ class RedisStore:
             return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
 
         return RedisLedger(key, ask, known)
+
+    def bells(self) -> RedisBells:
+        return RedisBells(self._servers, self.server)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Endpoint], T]) -> list[T]:

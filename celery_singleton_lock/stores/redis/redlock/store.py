@@ -182,6 +182,9 @@ class RedlockStore:
 
         return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)
 
+    def bells(self) -> None:
+        """None: who is woken first would be another one on each node."""
+
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._nodes.first, self._nodes.read)
 
