@@ -78,8 +78,7 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
     if theme is _refusals:
         uses[1:] = _copies(rng, programs, begins, ttl)
     elif theme is _swapped:
-        uses[1] = Use(round(begins + 0.3 * ttl, 3), 0, 0, "a", 0, None, 3 * ttl)
-        uses[2] = Use(round(begins + 0.8 * ttl, 3), 1, 0, "a", 1, None, 0.5)
+        uses[1:] = _one_has_it(rng, programs, begins, ttl)
     setting = _Setting(rng, nodes, programs, ttl, begins, until, uses[1:])
     faults = [*theme(setting)]
     if theme is not _calm and rng.random() < 0.3:
@@ -160,6 +159,14 @@ def _swapped(it: _Setting) -> Iterator[Fault]:
         yield Fault(round(turns - 0.2 * it.ttl, 3), "way cut", way(program, third), round(1.7 * it.ttl, 3))
 
 
+def _one_has_it(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """One has the lock for long, and many ask for it."""
+    yield Use(round(begins + 0.3 * ttl, 3), 0, 0, "a", 0, None, 3 * ttl)
+    for number in range(1, rng.randint(4, 7)):
+        at = begins + rng.uniform(0.8, 1.6) * ttl
+        yield Use(round(at, 3), 1 + number % (programs - 1), number, "a", number, None, 0.1)
+
+
 def _away(it: _Setting) -> Iterator[Fault]:
     """A node is away as locks are given back, and as attempts for them fail."""
     rng = it.rng
@@ -172,10 +179,9 @@ def _away(it: _Setting) -> Iterator[Fault]:
 
 def _refusals(it: _Setting) -> Iterator[Fault]:
     """What is asked of the nodes arrives in another order at each."""
-    kind = it.rng.choice(("way slow", "way slow", "way very slow"))
     for program in range(it.programs):
         for node in range(it.nodes):
-            yield Fault(round(it.begins, 3), kind, way(program, node), round(3 * it.ttl, 3))
+            yield Fault(round(it.begins, 3), "way slow", way(program, node), round(3 * it.ttl, 3))
 
 
 def _copies(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
@@ -183,8 +189,9 @@ def _copies(rng: random.Random, programs: int, begins: float, ttl: float) -> Ite
     takes = rng.uniform(0.2, 1.0) * ttl
     yield Use(round(begins + 0.1 * ttl, 3), 0, 0, "a", 0, None, round(takes, 2))
     for number in range(1, rng.randint(6, 9)):
-        at = begins + 0.1 * ttl + takes + rng.choice((rng.uniform(-0.1, 0.2), rng.uniform(-0.1, 0.2), 2.0)) * ttl
-        yield Use(round(at, 3), number % programs, number, "a", number, 0.0, rng.choice((0.0, 0.1)), (f"{COPY_OF}m0",))
+        at = begins + 0.1 * ttl + takes + rng.choice((rng.uniform(0.0, 0.12), rng.uniform(0.0, 0.12), 1.5)) * ttl
+        body = rng.choice((0.0, 0.0, round(0.02 * ttl, 3)))
+        yield Use(round(at, 3), number % programs, number, "a", number, 0.0, body, (f"{COPY_OF}m0",))
 
 
 def _slow(it: _Setting) -> Iterator[Fault]:
