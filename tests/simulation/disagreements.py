@@ -79,6 +79,8 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
         uses[1:] = _copies(rng, programs, begins, ttl)
     elif theme is _swapped:
         uses[1:] = _one_has_it(rng, programs, begins, ttl)
+    elif theme is _given_back_to_few:
+        uses[1] = Use(round(begins + 0.2 * ttl, 3), 0, 9, "a", 0, None, round(0.28 * ttl, 2))
     setting = _Setting(rng, nodes, programs, ttl, begins, until, uses[1:])
     faults = [*theme(setting)]
     if theme is not _calm and rng.random() < 0.3:
@@ -121,7 +123,7 @@ def _forgets(it: _Setting) -> Iterator[Fault]:
         away = rng.choice((0.01, rng.uniform(0, 0.3 * it.ttl)))
         node = rng.randrange(it.nodes)
         yield Fault(round(at, 4), "server restarted empty", node, round(away, 3))
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             yield Fault(round(at, 4), "server flushed", node + 1)
     if rng.random() < 0.7:
         yield from _partitions(it)
@@ -165,6 +167,16 @@ def _one_has_it(rng: random.Random, programs: int, begins: float, ttl: float) ->
     for number in range(1, rng.randint(4, 7)):
         at = begins + rng.uniform(0.8, 1.6) * ttl
         yield Use(round(at, 3), 1 + number % (programs - 1), number, "a", number, None, 0.1)
+
+
+def _given_back_to_few(it: _Setting) -> Iterator[Fault]:
+    """The only node that can be reached as a lock is given back could not be as it was taken."""
+    one, *others = it.rng.sample(range(it.nodes), it.nodes)
+    turns = it.begins + it.rng.uniform(0.35, 0.5) * it.ttl
+    yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))
+    kind = it.rng.choice(("way cut", "way cut there", "way cut back"))
+    for node in others:
+        yield Fault(round(turns, 3), kind, way(0, node), round(0.4 * it.ttl, 3))
 
 
 def _away(it: _Setting) -> Iterator[Fault]:
@@ -222,6 +234,7 @@ THEMES: dict[Theme, int] = {
     _held_back: 4,
     _put_back: 2,
     _swapped: 2,
+    _given_back_to_few: 1,
     _away: 2,
     _refusals: 3,
     _slow: 2,

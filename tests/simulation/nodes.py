@@ -240,9 +240,9 @@ class NodesChecker(LocksChecker):
 
     @property
     def _must_be_well_since(self) -> float:
-        return self.run.now - WELL
+        return max(self.run.now - WELL, 0.0)
 
     def _is_well(self, client: str, server: Server, since: float, *, but: Collection[str] = NO_MATTER) -> bool:
         """Whether nothing was wrong between this host and this node, apart from faults of these kinds."""
         link = self.world.network.link(client, server.host.name)
-        return link.troubled_until < since and not trouble.was_there(self.world, since, but=but)
+        return link.troubled_until <= since and not trouble.was_there(self.world, since, but=but)
