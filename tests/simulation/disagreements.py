@@ -58,11 +58,12 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"nodes that disagree of {seed}")
     nodes = nodes if nodes is not None else rng.choice((3, 3, 3, 5))
-    ttl = rng.choice((1.0, 3.0, 6.0, 15.0))
+    theme = rng.choices([*THEMES], [*THEMES.values()])[0]
+    # What is left on a node that was away is looked at some time later: it must still be there.
+    ttl = 20.0 if theme is _away else rng.choice((1.0, 3.0, 6.0, 15.0))
     programs, threads = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
     # A new node of a Redlock has no vote for one ttl: somebody asks, and the others come then.
     begins, until = 1.1 * ttl, rng.uniform(1.0, 2.5) * ttl
-    theme = rng.choices([*THEMES], [*THEMES.values()])[0]
     uses = [Use(0.0, 0, 0, "a", FIRST, 0.0, 0.0)]
     messages = rng.randint(1, 2) if theme is not _slow and rng.random() < HAVE_COPIES else 0
     for number in range(rng.randint(4, 9)):
@@ -72,7 +73,14 @@ def draw_nodes(seed: int, nodes: int | None) -> Plan:
         patience = rng.choice((None, None, 0.0, 0.3, round(rng.uniform(0.05, 2 * ttl), 3)))
         takes = rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 2 * ttl), rng.uniform(0, ttl)))
         takes = 1.2 * ttl if "fixed" in ways else takes
+        takes = rng.uniform(0.4, 1.2) * ttl if theme is _put_back else takes
         uses.append(Use(at, program, rng.randrange(threads), name, number, patience, round(takes, 2), ways))
+    if theme is _refusals:
+        uses[1:] = _copies(rng, programs, begins, ttl)
+    elif theme is _swapped:
+        uses[1:] = _one_has_it(rng, programs, begins, ttl)
+    elif theme is _given_back_to_few:
+        uses[1] = Use(round(begins + 0.2 * ttl, 3), 0, 9, "a", 0, None, round(0.28 * ttl, 2))
     setting = _Setting(rng, nodes, programs, ttl, begins, until, uses[1:])
     faults = [*theme(setting)]
     if theme is not _calm and rng.random() < 0.3:
@@ -102,7 +110,7 @@ def _partitions(it: _Setting) -> Iterator[Fault]:
         kind = rng.choice(("cut", "cut there", "cut back"))
         for program, node in it.of_each():
             yield Fault(round(at, 3), f"way {kind}", way(program, node), round(seconds, 3))
-            if it.nodes > 3 and rng.random() < 0.7:
+            if rng.random() < (0.7 if it.nodes > 3 else 0.3):
                 yield Fault(round(at, 3), f"way {kind}", way(program, (node + 1) % it.nodes), round(seconds, 3))
         at += seconds * rng.choice((1.01, 1.01, rng.uniform(0.5, 1.5)))
 
@@ -113,7 +121,10 @@ def _forgets(it: _Setting) -> Iterator[Fault]:
     for _ in range(rng.randint(1, 3)):
         at = it.asks().at + rng.choice((rng.uniform(0, 0.02), rng.uniform(0, 0.5 * it.ttl)))
         away = rng.choice((0.01, rng.uniform(0, 0.3 * it.ttl)))
-        yield Fault(round(at, 4), "server restarted empty", rng.randrange(it.nodes), round(away, 3))
+        node = rng.randrange(it.nodes)
+        yield Fault(round(at, 4), "server restarted empty", node, round(away, 3))
+        if rng.random() < 0.5:
+            yield Fault(round(at, 4), "server flushed", node + 1)
     if rng.random() < 0.7:
         yield from _partitions(it)
 
@@ -140,6 +151,61 @@ def _put_back(it: _Setting) -> Iterator[Fault]:
         yield Fault(round(at, 3), kind, way(0, node, passes=passes), round(late, 3))
 
 
+def _swapped(it: _Setting) -> Iterator[Fault]:
+    """Who has the lock loses one node after the other, and who asks for it sees just these."""
+    one, other, third = it.rng.sample(range(3), 3)
+    turns = it.begins + it.rng.uniform(1.4, 1.7) * it.ttl
+    yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))
+    yield Fault(round(turns, 3), "way cut", way(0, other), round(1.5 * it.ttl, 3))
+    for program in range(1, it.programs):
+        yield Fault(round(turns - 0.2 * it.ttl, 3), "way cut", way(program, third), round(1.7 * it.ttl, 3))
+
+
+def _one_has_it(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """One has the lock for long, and many ask for it."""
+    yield Use(round(begins + 0.3 * ttl, 3), 0, 0, "a", 0, None, 3 * ttl)
+    for number in range(1, rng.randint(4, 7)):
+        at = begins + rng.uniform(0.8, 1.6) * ttl
+        yield Use(round(at, 3), 1 + number % (programs - 1), number, "a", number, None, 0.1)
+
+
+def _given_back_to_few(it: _Setting) -> Iterator[Fault]:
+    """The only node that can be reached as a lock is given back could not be as it was taken."""
+    one, *others = it.rng.sample(range(it.nodes), it.nodes)
+    turns = it.begins + it.rng.uniform(0.35, 0.5) * it.ttl
+    yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))
+    kind = it.rng.choice(("way cut", "way cut there", "way cut back"))
+    for node in others:
+        yield Fault(round(turns, 3), kind, way(0, node), round(0.4 * it.ttl, 3))
+
+
+def _away(it: _Setting) -> Iterator[Fault]:
+    """A node is away as locks are given back, and as attempts for them fail."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 2)):
+        use = it.asks()
+        at = use.at + rng.choice((rng.uniform(-0.1, 0.1) * it.ttl, use.takes - rng.uniform(0, 0.1) * it.ttl))
+        away = round(rng.uniform(0.02, 0.2) * it.ttl, 3)
+        yield Fault(round(max(at, it.begins), 3), "server restarted", rng.randrange(it.nodes), away)
+
+
+def _refusals(it: _Setting) -> Iterator[Fault]:
+    """What is asked of the nodes arrives in another order at each."""
+    for program in range(it.programs):
+        for node in range(it.nodes):
+            yield Fault(round(it.begins, 3), "way slow", way(program, node), round(3 * it.ttl, 3))
+
+
+def _copies(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """Copies of a message, some of which find that somebody has the lock, who frees it just then; others come later."""
+    takes = rng.uniform(0.2, 1.0) * ttl
+    yield Use(round(begins + 0.1 * ttl, 3), 0, 0, "a", 0, None, round(takes, 2))
+    for number in range(1, rng.randint(6, 9)):
+        at = begins + 0.1 * ttl + takes + rng.choice((rng.uniform(0.0, 0.12), rng.uniform(0.0, 0.12), 1.5)) * ttl
+        body = rng.choice((0.0, 0.0, round(0.02 * ttl, 3)))
+        yield Use(round(at, 3), number % programs, number, "a", number, 0.0, body, (f"{COPY_OF}m0",))
+
+
 def _slow(it: _Setting) -> Iterator[Fault]:
     """Answers come just in time."""
     for program in range(it.programs):
@@ -162,4 +228,15 @@ def _other(it: _Setting) -> Fault:
 Theme = Callable[[_Setting], Iterator[Fault]]
 
 #: What goes wrong, with weights.
-THEMES: dict[Theme, int] = {_partitions: 5, _forgets: 3, _held_back: 4, _put_back: 2, _slow: 2, _calm: 1}
+THEMES: dict[Theme, int] = {
+    _partitions: 5,
+    _forgets: 3,
+    _held_back: 4,
+    _put_back: 2,
+    _swapped: 2,
+    _given_back_to_few: 1,
+    _away: 2,
+    _refusals: 3,
+    _slow: 2,
+    _calm: 1,
+}

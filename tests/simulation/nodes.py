@@ -37,6 +37,9 @@ STEM, WHOLE = 28, 32
 #: Faults of a way matter to who goes it.
 NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND} - {*ways.FORGETS})
 
+#: Nor does it come late of a node that forgets.
+DELAYS_NOTHING = NO_MATTER | {"server restarted empty", "server flushed"}
+
 
 class _Found(NamedTuple):
     """What was found on a node.
@@ -187,8 +190,8 @@ class NodesChecker(LocksChecker):
             turn = self._turns.get(owner[:STEM])
             if turn is None or last.holds.get(name, ("", 0.0))[0][:STEM] == owner[:STEM]:
                 continue
-            host = turn.process.host
-            if turn.lease.reason is not None and self._is_well(host.name, server, self._must_be_well_since):
+            host, since = turn.process.host, self._must_be_well_since
+            if turn.lease.reason is not None and self._is_well(host.name, server, since, but=DELAYS_NOTHING):
                 self.run.fail(f"{server.host.name} holds {name} again for use {turn.use.number}, which has lost it")
 
     def _nothing_is_left(self) -> None:
@@ -237,9 +240,9 @@ class NodesChecker(LocksChecker):
 
     @property
     def _must_be_well_since(self) -> float:
-        return self.run.now - WELL
+        return max(self.run.now - WELL, 0.0)
 
-    def _is_well(self, client: str, server: Server, since: float) -> bool:
-        """Whether nothing was wrong between this host and this node."""
+    def _is_well(self, client: str, server: Server, since: float, *, but: Collection[str] = NO_MATTER) -> bool:
+        """Whether nothing was wrong between this host and this node, apart from faults of these kinds."""
         link = self.world.network.link(client, server.host.name)
-        return link.troubled_until < since and not trouble.was_there(self.world, since, but=NO_MATTER)
+        return link.troubled_until <= since and not trouble.was_there(self.world, since, but=but)
