@@ -289,7 +289,8 @@ class RedlockStore:
             ours, gone = _freed_on(answers)
             return ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers)
 
-        repeat_for, settled = max(hold.ttl, REPEAT_FOR) if repeats else 0.0, set[int]()
+        repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
+        settled: set[int] = set()
         try:
             with self._nodes.conversation() as conversation:
                 answers = conversation.ask(
