@@ -1,7 +1,7 @@
 """How a process that has the copies of many messages is woken for the locks that these wait for, with none of them in a
 slot.
 
-Protocol: `docs/protocol.md`, section 8.
+Protocol: `docs/protocol.md`, section 11.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A copy that was put back for a conflict is a message with an ETA: the consumer h
 takes no slot there. One thread waits for all of their locks; what it hears, the consumer's loop acts upon: there the
 timer is that loop's alone. Nothing here is needed for a copy to be begun in the end: the timer sees to that.
 
-Protocol: `docs/protocol.md`, section 8.
+Protocol: `docs/protocol.md`, section 11.
 """
 
 from __future__ import annotations
