@@ -238,5 +238,5 @@ THEMES: dict[Theme, int] = {
     _away: 2,
     _refusals: 3,
     _slow: 2,
-    _calm: 1,
+    _calm: 3,
 }
