@@ -126,6 +126,15 @@ class Claims:
         if not self._granted or clock.now() - self._unrecorded_since > RECORD_AFTER:
             self.record()
 
+    def settle_in_time(self) -> None:
+        """Settle, unless more is to be sent at once and what was sent a moment ago is recorded along with it.
+
+        Raises:
+            LockUnavailable: as `settle`.
+        """
+        if self._unanswered or not self._granted or clock.now() - self._unrecorded_since > RECORD_AFTER:
+            self.settle()
+
     def settle(self) -> None:
         """Record what was sent, and take back what was claimed without an answer.
 

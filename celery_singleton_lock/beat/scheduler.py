@@ -118,7 +118,7 @@ class ExclusiveScheduler(Scheduler):
 
     def _tick(self, *args: Any, **kwargs: Any) -> float:
         # Also where another beat leads now: what this one has left unsettled could delay it.
-        self._claims.settle()
+        self._claims.settle_in_time()
         if not self._leads():
             return 0.0
         inner = self._take_over() if self._inner is None else self._inner

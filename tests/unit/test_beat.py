@@ -148,6 +148,23 @@ def test_many_that_are_due_are_claimed_in_few_round_trips(
     assert claimed == [100, 100, 50]
 
 
+def test_many_that_are_sent_are_recorded_in_few_round_trips(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
+    names = [f"entry {number}" for number in range(250)]
+    scheduler = make(beat_schedule=every(3600, *names))
+    scheduler.tick()
+    age(scheduler, 3600)
+    ledger, recorded = scheduler._claims._ledger, []
+    record = ledger.record
+    monkeypatch.setattr(
+        ledger, "record", lambda lasts, *args, **kw: (recorded.append(len(lasts)), record(lasts, *args, **kw))
+    )
+    run(scheduler, lambda: len(Recorder.sent) == len(names))
+    assert recorded == [100, 100, 50]
+
+
 def many_due(scheduler: ExclusiveScheduler) -> None:
     """All are due, the first few are sent, and nothing but these is looked at until there is a pause."""
     scheduler.tick()
