@@ -156,12 +156,21 @@ class Invariants:
     def _is_recorded(self, number: int, task_id: str) -> None:
         """Its end is known to most servers, and that all was sent."""
         servers, name = self.world.servers, self.world.bodies.ended_names[number]
-        records = [value for server in servers for key, value in server.living_values() if f":done:{task_id}:" in key]
-        ended = [json.loads(record.partition(b"\n")[0]) for record in records]
-        failed = [end for end in ended if end[0] in (states.FAILURE, states.REVOKED)]
-        noted = [server for server in servers if holds.is_noted(server, name)]
-        if len(noted) * 2 <= len(servers) or len(failed) * 2 > len(servers):
-            self.run.fail(f"message {number} has ended well, and is settled on {len(noted)} servers: {ended}")
+        known = [_ends_on(server, task_id) for server in servers]
+        settled = [
+            ends
+            for server, ends in zip(servers, known, strict=True)
+            if holds.is_noted(server, name) and all(end[3] for end in ends if end[0] == states.SUCCESS)
+        ]
+        failed = [ends for ends in known if any(end[0] in (states.FAILURE, states.REVOKED) for end in ends)]
+        if len(settled) * 2 <= len(servers) or len(failed) * 2 > len(servers):
+            self.run.fail(f"message {number} has ended well, and is settled on {len(settled)} servers: {known}")
+
+
+def _ends_on(server: Any, task_id: str) -> list[Any]:
+    """The beginnings of the records that a server has of a message."""
+    records = [value for key, value in server.living_values() if f":done:{task_id}:" in key]
+    return [json.loads(record.partition(b"\n")[0]) for record in records]
 
 
 def _words_of(what: tuple[Any, ...]) -> str:
