@@ -80,10 +80,15 @@ class Link:
 
 
 class Network:
-    """All links, and what listens where."""
+    """All links, and what listens where.
 
-    def __init__(self, run: Simulation) -> None:
+    Args:
+        latency: seconds that a message takes at most, where that is more than usual.
+    """
+
+    def __init__(self, run: Simulation, *, latency: float = 0.0) -> None:
         self.run = run
+        self.delay = (0.0001, max(latency, 0.0008))
         self._links: dict[tuple[str, str], Link] = {}
         #: When connections began to be held back.
         self.held_back_at: list[float] = []
@@ -92,7 +97,7 @@ class Network:
 
     def link(self, client: str, server: str) -> Link:
         """The way between two hosts."""
-        return self._links.setdefault((client, server), Link())
+        return self._links.setdefault((client, server), Link(self.delay))
 
 
 class Way:

@@ -62,6 +62,8 @@ class Plan:
         mode: of the beats.
         forgets: whether the result backend keeps results for a moment only.
         beyond: which assumption of the guarantees does not hold, by a name of `beyond.py`; empty: they all do.
+        latency: seconds that a message to or from a lock server takes at most, where that is more than usual.
+        on_one_host: whether all workers are.
     """
 
     seed: int
@@ -81,6 +83,8 @@ class Plan:
     mode: str = "leader"
     forgets: bool = False
     beyond: str = ""
+    latency: float = 0.0
+    on_one_host: bool = False
 
     @property
     def calm_at(self) -> float:
@@ -158,7 +162,10 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     """The plan of a seed; of this kind, where one is given."""
     if kind is None:
         kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]
-    return {"tasks": _tasks, "locks": _locks, "beats": _beats}[kind](seed, nodes)
+    from tests.simulation.shapes import shaped  # It makes such plans of those that are drawn here.
+
+    plan = {"tasks": _tasks, "locks": _locks, "beats": _beats}[kind](seed, nodes)
+    return plan if nodes is not None else shaped(plan)
 
 
 def _tasks(seed: int, nodes: int | None) -> Plan:

@@ -149,6 +149,7 @@ MUTANTS = (
         old="    if token == owner and asked_for then",
         new="    if token == owner and asked_for and slots < 0 then",
         breaks="a repeated acquire meets no conflict with itself",
+        kind="locks",
     ),
     _acquire(
         "acquire takes what is held",
@@ -229,6 +230,7 @@ MUTANTS = (
         old="  gone = gone or holds(slot, owner)\n",
         new="",
         breaks="a lease that is trusted is kept",
+        kind="locks",
     ),
     _hand_over(
         "handed over to who has left",
@@ -242,6 +244,7 @@ MUTANTS = (
         old="  wake_others(1)\n",
         new="",
         breaks="the end of a hold wakes a waiter",
+        kind="locks",
     ),
     _refuse(
         "refused beside a copy that runs",
