@@ -199,11 +199,10 @@ def _held_back(world: Any, fault: Fault) -> None:
 
 def _slow(world: Any, fault: Fault) -> None:
     link = _way(world, fault)
-    usual = world.network.delay  # Another may be over before this one.
     link.delay = (0.0, 2.0 if fault.target % 2 else 0.3)
 
     def fast() -> None:
-        link.delay = usual
+        link.delay = link.usual  # Another may be over before this one.
 
     world.run.after(fault.seconds, fast)
 

@@ -46,9 +46,10 @@ def slow_everywhere(plan: Plan, rng: random.Random) -> Plan:
     if task in ("shop.retries", "shop.keeps"):
         words = [f"{word} retries=1 countdown={rng.choice((0, 0, 0.3))}" for word in words]
     messages = tuple(Message(at[number], task, "a", number, words[number]) for number in range(many))
-    again = (Fault(round(max(at) + rng.uniform(0, 6) * latency, 4), "delivered again", rng.randrange(100)) for _ in "123")
+    again = [Fault(round(max(at) + rng.uniform(0, 6) * latency, 4), "delivered again", rng.randrange(100)) for _ in "123"]
+    lost = [Fault(0.05, "acknowledgement lost") for _ in range(rng.randrange(3))]
     return replace(
-        plan, nodes=1, messages=messages, faults=_in_order(*again), latency=latency, workers=rng.choice((2, 3))
+        plan, nodes=1, messages=messages, faults=_in_order(*again, *lost), latency=latency, workers=rng.choice((2, 3))
     )
 
 
@@ -84,10 +85,24 @@ def silent_at_an_end(plan: Plan, rng: random.Random) -> Plan:
     words += f" retries=1 countdown={rng.choice((0, 0.3))}" if task in ("shop.retries", "shop.keeps") else ""
     messages = tuple(Message(round(0.1 + 0.2 * number, 3), task, "a", number, words) for number in range(rng.randint(1, 3)))
     kind = rng.choice(("cut at an end", "cut there at an end", "cut back at an end"))
-    seconds = round(rng.choice((rng.uniform(0.3, 3.0), rng.uniform(0.5, 2.0) * ttl)), 3)
+    # For as long as it takes until a copy says the end once more, too.
+    seconds = round(rng.choice((rng.uniform(0.3, 3.0), rng.uniform(0.5, 2.0) * ttl, rng.uniform(11.5, 16.0))), 3)
     faults = [Fault(0.05, kind, 0, seconds)]
     faults += [Fault(round(rng.uniform(0.2, 2.0) * ttl, 3), "delivered again", rng.randrange(100)) for _ in "12"]
-    return replace(plan, nodes=1, messages=messages, faults=_in_order(*faults), workers=rng.choice((2, 3)))
+    return replace(
+        plan, nodes=1, messages=messages, faults=_in_order(*faults), workers=rng.choice((2, 3)), forgets=seconds > 11
+    )
+
+
+def kept_for_the_dead(plan: Plan, rng: random.Random) -> Plan:
+    """The end of an attempt is heard of late; the next one, which comes before that, dies as it waits."""
+    words = f"takes={rng.choice((0.1, 0.3))} retries=1 countdown={rng.choice((0, 0, 0.3))}"
+    silent = Fault(0.05, rng.choice(("cut there at an end", "cut at an end")), 0, round(rng.uniform(1.5, 4.0), 3))
+    killed = Fault(round(rng.uniform(0.5, 2.0), 3), "child killed", rng.randrange(100))
+    return replace(
+        plan, nodes=1, pool="prefork", messages=(Message(0.1, "shop.keeps_early", "a", 0, words),),
+        faults=(silent, killed), workers=2, concurrency=rng.choice((1, 2)),
+    )  # fmt: skip
 
 
 def silent_and_deaf(plan: Plan, rng: random.Random) -> Plan:
@@ -248,7 +263,7 @@ def killed_as_it_sends(plan: Plan, rng: random.Random) -> Plan:
 
 BY_KIND: dict[str, tuple[Shape, ...]] = {
     "tasks": (slow_everywhere, slow_everywhere, asleep, asleep, silent_at_an_end, silent_and_deaf)
-    + (one_host, slow_results, ended_in_order),
+    + (one_host, slow_results, ended_in_order, kept_for_the_dead),
     "locks": (kept_for_its_time, leaves_as_it_is_freed, given_up, slots_over_slow_ways, answers_lost, woken_and_frozen),
     "beats": (killed_as_it_sends,),
 }

@@ -126,6 +126,8 @@ class Bodies:
     befalls: list[tuple[Callable[[Any], Callable[[], None]], float]] = field(default_factory=list)
     #: Messages and attempts whose process was gone before a lock server knew that they were done.
     unknown: set[tuple[int | str, int]] = field(default_factory=set)
+    #: The bodies of messages' attempts that have ended last, and when.
+    ended: dict[tuple[int | str, int], tuple[Running, float]] = field(default_factory=dict)
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     #: Whether who was frozen could not know that its lease was over.
     excuses: bool = True
@@ -153,6 +155,7 @@ class Bodies:
         finally:
             leave()
             self._ends(process, lease)
+        self.ended[number, mine.attempt] = mine, run.now
         process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
             if task.lock_retain_on_retry and lease.held:
@@ -169,7 +172,8 @@ class Bodies:
         run = self.world.run
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
-        if self.succeeded[mine.number] and (mine.number, mine.attempt) not in self.unknown:
+        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine)
+        if self.succeeded[mine.number] and not is_unknown:
             run.fail(f"message {mine.number} runs again after its success")
         others = [other for other in self.running[mine.key] if not self._is_excused(other)]
         if any(other.number == mine.number for other in others):
@@ -214,11 +218,22 @@ class Bodies:
 
     def _is_known(self, ended: Running) -> None:
         """The process ends in which a body has ended: nobody else knows it, if that was not recorded yet."""
+        if not self._has_record(ended):
+            self.unknown.add((ended.number, ended.attempt))
+
+    def _has_record(self, ended: Running) -> bool:
         servers, record = self.world.servers, f":done:m{ended.number}:"
         keys = [key for server in servers for key, _ in server.living_values()]
         known = [key for key in keys if record in key and key.endswith(f".{ended.attempt}")]
-        if len(known) * 2 <= len(servers):
-            self.unknown.add((ended.number, ended.attempt))
+        return len(known) * 2 > len(servers)
+
+    def _was_silent(self, mine: Running) -> bool:
+        """Whether no lock server could hear of the end of this attempt, until its hold had ended by itself."""
+        ended, at = self.ended.get((mine.number, mine.attempt), (mine, self.world.run.now))
+        if ended is mine or self._has_record(ended):
+            return False
+        ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
+        return any(way.troubled_until > at + ended.lease.ttl / 2 for way in ways)
 
     def _is_told_right(self, mine: Running) -> None:
         """`check()` has said that the lease is held."""
