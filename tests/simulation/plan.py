@@ -5,8 +5,9 @@ plain data, so that a plan that breaks a promise can be made smaller.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,9 @@ class Plan:
 #: Kinds of plans with their weights.
 PLANS = {"tasks": 60, "locks": 30, "beats": 10}
 
+#: Draws the plan of a seed, with so many servers, or with as many as it likes.
+Drawing = Callable[[int, "int | None"], Plan]
+
 #: Kinds of faults with their weights, and the longest that they last in ttls.
 KINDS: dict[str, tuple[float, float]] = {
     "child killed": (3, 0),
@@ -162,12 +166,23 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     """The plan of a seed; of this kind, where one is given."""
     if kind is None:
         kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]
-    from tests.simulation.shapes import shaped  # It makes such plans of those that are drawn here.
-
-    plan = {"tasks": _tasks, "locks": _locks, "beats": _beats}[kind](seed, nodes)
-    return plan if nodes is not None else shaped(plan)
+    return {"tasks": _tasks, "locks": _locks, "beats": _beats}[kind](seed, nodes)
 
 
+def _may_be_shaped(draws: Drawing) -> Drawing:
+    """As it is drawn, or of one of the shapes."""
+
+    @wraps(draws)
+    def drawn(seed: int, nodes: int | None) -> Plan:
+        from tests.simulation.shapes import shaped  # It makes such plans of those that are drawn here.
+
+        plan = draws(seed, nodes)
+        return plan if nodes is not None else shaped(plan)
+
+    return drawn
+
+
+@_may_be_shaped
 def _tasks(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 1, 3))
@@ -221,6 +236,7 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
     )
 
 
+@_may_be_shaped
 def _locks(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 3))
@@ -259,6 +275,7 @@ def _ways(rng: random.Random, nodes: int) -> tuple[str, ...]:
     return tuple(way for way, chance in often.items() if rng.random() < chance)
 
 
+@_may_be_shaped
 def _beats(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 3))
