@@ -207,7 +207,8 @@ class Invariants:
         ended = [json.loads(record.partition(b"\n")[0]) for record in records]
         succeeded = [state for state, _, _, settled in ended if state == states.SUCCESS and settled >= is_settled]
         if len(succeeded) * 2 <= len(servers):
-            self.run.fail(f"message {number} has ended well, and is {'settled' if is_settled else 'known'} on {len(succeeded)} servers: {ended}")
+            what = "settled" if is_settled else "known"
+            self.run.fail(f"message {number} has ended well, and is {what} on {len(succeeded)} servers: {ended}")
 
 
 def _words_of(what: tuple[Any, ...]) -> str:

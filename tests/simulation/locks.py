@@ -129,7 +129,9 @@ class LocksChecker:
         use, package = turn.use, turn.process.package
         lock = turn.lock = self._lock(turn, clients)
         others = [other for other in self._under_way if other is not turn and other.use.name == use.name]
-        turn.is_alone = not others and not any(holds.on(server, frozenset((use.name,))) for server in self.world.servers)
+        turn.is_alone = not others and not any(
+            holds.on(server, frozenset((use.name,))) for server in self.world.servers
+        )
         for other in others:
             other.is_alone = False
         self.waiting[use.name].append(turn)
@@ -243,7 +245,9 @@ class LocksChecker:
         self.world.bodies.begun[use.number] += 1
         self.run.note("holds", f"{name} use={use.number} fence={turn.lease.fence}")
         longer = [
-            other for other in self.waiting[name] if other is not turn and other.since < turn.since - OUT_OF_ORDER - self._more
+            other
+            for other in self.waiting[name]
+            if other is not turn and other.since < turn.since - OUT_OF_ORDER - self._more
         ]
         self.waiting[name].remove(turn)
         if not self._trusts(turn):
@@ -309,7 +313,9 @@ class LocksChecker:
         def look() -> None:
             still = [turn.use.number for turn in waiters if turn in self.waiting[name]]
             if len(still) == len(waiters) and sum(self.world.bodies.begun.values()) == count:
-                self.run.fail(f"{name}: it was given back {HANDED_OVER + self._more:g} s ago, and {still} still wait for it")
+                self.run.fail(
+                    f"{name}: it was given back {HANDED_OVER + self._more:g} s ago, and {still} still wait for it"
+                )
 
         self.run.after(HANDED_OVER + self._more, look)
 
@@ -349,7 +355,11 @@ class LocksChecker:
         if "fixed" in turn.use.ways or lease.reason is not None or not (process.alive and process.runs):
             return
         left = lease.trusted_until - process.host.clock(now)
-        if left < KNOWN_BEFORE * lease.good_for and now > process.frozen_until + NOTICES and len(self.world.servers) == 1:
+        if (
+            left < KNOWN_BEFORE * lease.good_for
+            and now > process.frozen_until + NOTICES
+            and len(self.world.servers) == 1
+        ):
             self.run.fail(f"{turn.use.name}: use {turn.use.number} trusts its lock, {left:.3f} s before the end")
 
     def _must_not_be_kept_for(self, held: dict[str, bytes]) -> None:
@@ -357,7 +367,9 @@ class LocksChecker:
         now = self.run.now
         frozen = {process.pid for process in self.run.processes if process.alive and not process.runs}
         self._frozen_since = {pid: self._frozen_since.get(pid, now) for pid in frozen}
-        self._held_since = {it: self._held_since.get(it, now) for it in ((key, holds.stem(it)) for key, it in held.items())}
+        self._held_since = {
+            it: self._held_since.get(it, now) for it in ((key, holds.stem(it)) for key, it in held.items())
+        }
         for key, value in held.items():
             given, since = self._held_since[key, holds.stem(value)], self._frozen_since.get(holds.pid_in(value), now)
             is_long = given > since + SEEN and now > given + HANDED_TO_FROZEN + SEEN

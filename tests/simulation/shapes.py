@@ -46,7 +46,9 @@ def slow_everywhere(plan: Plan, rng: random.Random) -> Plan:
     if task in ("shop.retries", "shop.keeps"):
         words = [f"{word} retries=1 countdown={rng.choice((0, 0, 0.3))}" for word in words]
     messages = tuple(Message(at[number], task, "a", number, words[number]) for number in range(many))
-    again = [Fault(round(max(at) + rng.uniform(0, 6) * latency, 4), "delivered again", rng.randrange(100)) for _ in "123"]
+    again = [
+        Fault(round(max(at) + rng.uniform(0, 6) * latency, 4), "delivered again", rng.randrange(100)) for _ in "123"
+    ]
     lost = [Fault(0.05, "acknowledgement lost") for _ in range(rng.randrange(3))]
     return replace(
         plan, nodes=1, messages=messages, faults=_in_order(*again, *lost), latency=latency, workers=rng.choice((2, 3))
@@ -58,7 +60,9 @@ def asleep(plan: Plan, rng: random.Random) -> Plan:
     ttl, latency = plan.ttl, round(rng.choice((0.0, 0.02)) * plan.ttl, 4)
     checks = " checks=1" if rng.random() < 0.6 else ""
     messages = tuple(
-        Message(round(0.1 + 0.3 * number, 3), task, "a", number, f"takes={round(rng.uniform(0.3, 2) * ttl, 2):g}{checks}")
+        Message(
+            round(0.1 + 0.3 * number, 3), task, "a", number, f"takes={round(rng.uniform(0.3, 2) * ttl, 2):g}{checks}"
+        )
         for number, task in enumerate(rng.choices(("shop.late", "shop.again", "shop.again"), k=rng.randint(1, 2)))
     )
     faults = [
@@ -83,7 +87,9 @@ def silent_at_an_end(plan: Plan, rng: random.Random) -> Plan:
     task = rng.choice(("shop.late", "shop.again", "shop.retries", "shop.keeps", "shop.rests"))
     words = f"takes={round(rng.uniform(0, 0.5) * ttl, 2):g}"
     words += f" retries=1 countdown={rng.choice((0, 0.3))}" if task in ("shop.retries", "shop.keeps") else ""
-    messages = tuple(Message(round(0.1 + 0.2 * number, 3), task, "a", number, words) for number in range(rng.randint(1, 3)))
+    messages = tuple(
+        Message(round(0.1 + 0.2 * number, 3), task, "a", number, words) for number in range(rng.randint(1, 3))
+    )
     kind = rng.choice(("cut at an end", "cut there at an end", "cut back at an end"))
     # For as long as it takes until a copy says the end once more, too.
     seconds = round(rng.choice((rng.uniform(0.3, 3.0), rng.uniform(0.5, 2.0) * ttl, rng.uniform(11.5, 16.0))), 3)
@@ -171,7 +177,16 @@ def kept_for_its_time(plan: Plan, rng: random.Random) -> Plan:
     longest = rng.choice((0.02, 0.2, 0.3))
     ways = ("fixed", "checks") if rng.random() < 0.5 else ("fixed",)
     uses = tuple(
-        Use(round(rng.uniform(0.05, 0.5), 3), number % 2, 0, "a", number, None, round(rng.uniform(0.8, 1.3) * ttl, 2), ways)
+        Use(
+            round(rng.uniform(0.05, 0.5), 3),
+            number % 2,
+            0,
+            "a",
+            number,
+            None,
+            round(rng.uniform(0.8, 1.3) * ttl, 2),
+            ways,
+        )
         for number in range(rng.randint(1, 3))
     )
     slow = tuple(Fault(0.01, "slow", 2 * host, ttl) for host in range(2)) if longest == 0.3 else ()
@@ -201,7 +216,10 @@ def given_up(plan: Plan, rng: random.Random) -> Plan:
         Use(round(asks + rng.uniform(0.5, 6.0), 3), 1, 0, "a", 1, rng.choice((None, 2.0)), rng.choice((0.1, 1.0))),
     )[: rng.randint(1, 2)]
     held_back = Fault(
-        round(asks - rng.uniform(0.0, 0.003), 4), "requests held back", 10 * rng.randrange(4), round(rng.uniform(4.5, 9), 3)
+        round(asks - rng.uniform(0.0, 0.003), 4),
+        "requests held back",
+        10 * rng.randrange(4),
+        round(rng.uniform(4.5, 9), 3),
     )
     return _of_locks(plan, uses, (held_back,), ttl=rng.choice((6.0, 10.0)))
 
@@ -212,7 +230,8 @@ def slots_over_slow_ways(plan: Plan, rng: random.Random) -> Plan:
     uses = tuple(
         Use(
             round(0.1 + rng.uniform(0, 0.3), 3), number % 2, number // 2, "b", number,
-            rng.choice((None, round(rng.uniform(0.5, 3.0), 2))), round(rng.choice((0.9, 1.0, rng.uniform(0.3, 3.0))), 2),
+            rng.choice((None, round(rng.uniform(0.5, 3.0), 2))),
+            round(rng.choice((0.9, 1.0, rng.uniform(0.3, 3.0))), 2),
         )
         for number in range(rng.randint(4, 6))
     )  # fmt: skip
@@ -230,7 +249,10 @@ def answers_lost(plan: Plan, rng: random.Random) -> Plan:
     )
     for_seconds = rng.choice((rng.uniform(0.3, 1.5), rng.uniform(UNANSWERED, 6.0)))
     silent = Fault(
-        round(asks + rng.uniform(-0.002, 0.002), 4), rng.choice(("cut back", "cut back", "cut")), 0, round(for_seconds, 3)
+        round(asks + rng.uniform(-0.002, 0.002), 4),
+        rng.choice(("cut back", "cut back", "cut")),
+        0,
+        round(for_seconds, 3),
     )
     return _of_locks(plan, uses, (silent,), ttl=10.0)
 
@@ -262,8 +284,10 @@ def killed_as_it_sends(plan: Plan, rng: random.Random) -> Plan:
 
 
 BY_KIND: dict[str, tuple[Shape, ...]] = {
-    "tasks": (slow_everywhere, slow_everywhere, asleep, asleep, silent_at_an_end, silent_and_deaf)
-    + (one_host, slow_results, ended_in_order, kept_for_the_dead),
+    "tasks": (
+        *(slow_everywhere, slow_everywhere, asleep, asleep, silent_at_an_end, silent_and_deaf),
+        *(one_host, slow_results, ended_in_order, kept_for_the_dead),
+    ),
     "locks": (kept_for_its_time, leaves_as_it_is_freed, given_up, slots_over_slow_ways, answers_lost, woken_and_frozen),
     "beats": (killed_as_it_sends,),
 }

@@ -16,7 +16,14 @@ HOLDS_BACK, GIVEN_UP = 3.5, 4.0
 #: Faults that delay nothing once they have happened.
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
 HARMLESS = (*HARMLESS, "cut at an end", "cut there at an end", "cut back at an end")  # They begin when a body ends.
-BRIEF = (*HARMLESS, "child killed", "worker killed", "child killed at an end", "child killed by SIGTERM", "beat killed as it sends")
+BRIEF = (
+    *HARMLESS,
+    "child killed",
+    "worker killed",
+    "child killed at an end",
+    "child killed by SIGTERM",
+    "beat killed as it sends",
+)
 
 #: Faults after which who goes on reaches the lock servers at once.
 OF_WORKERS = ("host suspended", "worker stopped", "child stopped")

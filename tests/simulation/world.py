@@ -32,7 +32,13 @@ class World:
     """
 
     def __init__(
-        self, run: Simulation, settings: dict[str, Any], *, nodes: int = 1, visibility: float = 60.0, latency: float = 0.0
+        self,
+        run: Simulation,
+        settings: dict[str, Any],
+        *,
+        nodes: int = 1,
+        visibility: float = 60.0,
+        latency: float = 0.0,
     ) -> None:
         self.run = run
         run.world = self  # type: ignore[attr-defined]
