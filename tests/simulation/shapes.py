@@ -70,7 +70,7 @@ def asleep(plan: Plan, rng: random.Random) -> Plan:
             round(0.1 + rng.uniform(0.01, 1.0) * rng.choice((0.5, ttl)), 3),
             rng.choice(("host suspended", "host suspended", "worker stopped")),
             number,
-            round(rng.uniform(0.7, 1.5) * ttl, 3),
+            round(rng.uniform(0.7, 1.2) * ttl + rng.choice((0.0, 0.5 * ttl, 2.5)), 3),
         )
         for number in range(2)
     ]
@@ -78,6 +78,34 @@ def asleep(plan: Plan, rng: random.Random) -> Plan:
         faults.append(Fault(round(rng.uniform(0.2, 1.0) * ttl, 3), "delivered again", rng.randrange(100)))
     return replace(
         plan, nodes=1, messages=messages, faults=_in_order(*faults), latency=latency, workers=2, visibility=60.0
+    )
+
+
+def last_breath(plan: Plan, rng: random.Random) -> Plan:
+    """A child dies while the server has not got yet what it asked for."""
+    latency = round(rng.choice((0.02, 0.04)) * plan.ttl, 4)
+    messages = tuple(
+        Message(
+            round(0.1 + number * rng.choice((0.0, 0.5)), 3),
+            rng.choice(("shop.late", "shop.again")),
+            "a",
+            number,
+            "takes=0.3",
+        )
+        for number in range(rng.randint(1, 3))
+    )
+    kills = (
+        Fault(round(message.at + 0.004 + rng.uniform(0, 4) * latency, 4), "child killed", rng.randrange(100))
+        for message in messages
+    )
+    return replace(
+        plan,
+        nodes=1,
+        pool="prefork",
+        messages=messages,
+        faults=_in_order(*kills),
+        latency=latency,
+        workers=rng.choice((1, 2)),
     )
 
 
@@ -189,7 +217,7 @@ def kept_for_its_time(plan: Plan, rng: random.Random) -> Plan:
         )
         for number in range(rng.randint(1, 3))
     )
-    slow = tuple(Fault(0.01, "slow", 2 * host, ttl) for host in range(2)) if longest == 0.3 else ()
+    slow = (Fault(0.01, "slow", 0, ttl),) if longest == 0.3 else ()
     latency = longest * ttl if longest == 0.02 else 0.5 * longest * ttl if longest == 0.2 else 0.0
     return _of_locks(plan, uses, slow, ttl=ttl, latency=round(latency, 4))
 
@@ -204,7 +232,8 @@ def leaves_as_it_is_freed(plan: Plan, rng: random.Random) -> Plan:
         ends = 0.1 + takes + rng.uniform(0.0, 0.012) - at
         patience = round(ends, 4) if number % 2 or rng.random() < 0.5 else None
         uses.append(Use(at, number % 2, number % 3, name, number, patience, rng.choice((0.0, 0.1, 0.3))))
-    return _of_locks(plan, tuple(uses), (), limits=(("a", 1), ("b", rng.choice((1, 2)))))
+    limits = (("a", 1), ("b", rng.choice((1, 2))))
+    return _of_locks(plan, tuple(uses), (), limits=limits, latency=rng.choice((0.0, 0.0, 0.004)))
 
 
 def given_up(plan: Plan, rng: random.Random) -> Plan:
@@ -240,16 +269,38 @@ def slots_over_slow_ways(plan: Plan, rng: random.Random) -> Plan:
     )
 
 
+def slot_ends_as_another_is_freed(plan: Plan, rng: random.Random) -> Plan:
+    """Somebody finds a slot that has ended by itself, as it is woken for another one."""
+    ends = round(6.0 + rng.uniform(-0.05, 0.25), 3)
+    uses = (
+        Use(0.1, 0, 0, "b", 0, None, 6.6, ("fixed",)),
+        Use(0.1, 1, 0, "b", 1, None, ends),
+        Use(round(rng.uniform(1.0, 3.0), 3), rng.randrange(2), 1, "b", 2, None, 3.0),
+    )
+    return _of_locks(plan, uses, (), latency=rng.choice((0.05, 0.1)), limits=(("a", 1), ("b", 2)))
+
+
+def asks_in_silence(plan: Plan, rng: random.Random) -> Plan:
+    """A holder asks for more time while nothing is heard of the server."""
+    asks = 0.1 + 2.0 + rng.uniform(-0.1, 0.3)
+    use = Use(0.1, 0, 0, "a", 0, None, 4.0, (rng.choice(("reacquire", "extend")),))
+    silent = (
+        Fault(round(asks - 0.01, 4), "connections closed", 0),
+        Fault(round(asks, 4), rng.choice(("cut", "cut back", "cut there")), 0, round(rng.uniform(0.5, 4.0), 3)),
+    )
+    return _of_locks(plan, (use,), silent[rng.randrange(2) :], ttl=rng.choice((1.0, 3.0)))
+
+
 def answers_lost(plan: Plan, rng: random.Random) -> Plan:
     """Nothing is heard of the server for some seconds, as a lock is asked for."""
     asks = round(rng.uniform(0.1, 0.5), 3)
     uses = (
-        Use(asks, 0, 0, "a", 0, rng.choice((0.0, None, 1.0, 3.0)), rng.choice((0.1, 1.0))),
+        Use(asks, 0, 0, "a", 0, rng.choice((0.0, 0.0, None, 2.0)), rng.choice((0.1, 1.0))),
         Use(round(asks + rng.uniform(1.0, 9.0), 3), 1, 0, "a", 1, rng.choice((None, 5.0)), 0.1),
     )
     for_seconds = rng.choice((rng.uniform(0.3, 1.5), rng.uniform(UNANSWERED, 6.0)))
     silent = Fault(
-        round(asks + rng.uniform(-0.002, 0.002), 4),
+        round(asks + rng.uniform(0.0, 0.005), 4),
         rng.choice(("cut back", "cut back", "cut")),
         0,
         round(for_seconds, 3),
@@ -259,14 +310,14 @@ def answers_lost(plan: Plan, rng: random.Random) -> Plan:
 
 def woken_and_frozen(plan: Plan, rng: random.Random) -> Plan:
     """Who is given the lock next does not notice it, for longer than it may keep the others waiting."""
-    takes = rng.choice((0.3, 0.5, 0.9))
+    takes = rng.choice((0.7, 0.9))
     uses = (
         Use(0.1, 0, 0, "a", 0, None, takes),
         Use(0.2, 1, 0, "a", 1, None, 0.2),
         Use(0.25, 2, 0, "a", 2, None, 0.2),
     )
     stopped = Fault(
-        round(0.1 + takes - rng.uniform(0.0, 0.3), 3), "worker stopped", 1, round(rng.uniform(1.0, 2.0) * plan.ttl, 3)
+        round(0.1 + takes - rng.uniform(0.0, 0.5), 3), "worker stopped", 1, round(rng.uniform(1.0, 2.0) * plan.ttl, 3)
     )
     return replace(_of_locks(plan, uses, (stopped,)), workers=3)
 
@@ -286,9 +337,12 @@ def killed_as_it_sends(plan: Plan, rng: random.Random) -> Plan:
 BY_KIND: dict[str, tuple[Shape, ...]] = {
     "tasks": (
         *(slow_everywhere, slow_everywhere, asleep, asleep, silent_at_an_end, silent_and_deaf),
-        *(one_host, slow_results, ended_in_order, kept_for_the_dead),
+        *(one_host, slow_results, ended_in_order, kept_for_the_dead, last_breath),
     ),
-    "locks": (kept_for_its_time, leaves_as_it_is_freed, given_up, slots_over_slow_ways, answers_lost, woken_and_frozen),
+    "locks": (
+        *(kept_for_its_time, leaves_as_it_is_freed, given_up, slots_over_slow_ways, slot_ends_as_another_is_freed),
+        *(answers_lost, asks_in_silence, woken_and_frozen),
+    ),
     "beats": (killed_as_it_sends,),
 }
 

@@ -116,7 +116,6 @@ MUTANTS = (
         old="  if redis.call('EXISTS', over, request) ~= 0 then\n    return {GIVEN_UP}",
         new="  if redis.call('EXISTS', request) ~= 0 then\n    return {GIVEN_UP}",
         breaks="what arrives late of an owner that was given up takes nothing",
-        kind="locks",
     ),
     _acquire(
         "a given up request may take",
