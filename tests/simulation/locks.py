@@ -215,7 +215,7 @@ class LocksChecker:
         if turn in self.holding[use.name]:
             self.holding[use.name].remove(turn)
         overlapped = turn.is_overlapped
-        began = self.run.now
+        began, count = self.run.now, sum(self.world.bodies.begun.values())
         for _ in range(TRIES):
             try:
                 if "with" in use.ways:
@@ -234,7 +234,7 @@ class LocksChecker:
                 self.run.note("gives back", f"{use.name} use={use.number}")
                 if overlapped:
                     self.run.fail(f"{use.name}: use {use.number} is not told that another one had the lock meanwhile")
-                self._given_back(use.name, began)
+                self._given_back(use.name, began, count)
                 return
         self.run.note("gives up the release", f"{use.name} use={use.number}")
 
@@ -303,12 +303,11 @@ class LocksChecker:
         if not self.plan.faults and use.number != FIRST:
             self.run.fail(f"{use.name}: use {use.number} has no answer, and nothing went wrong: {error}")
 
-    def _given_back(self, name: str, began: float) -> None:
-        """Somebody that waits must have the lock at once, if nothing goes wrong."""
+    def _given_back(self, name: str, began: float, count: int) -> None:
+        """Somebody that waits must have the lock at once, if nothing goes wrong; so many had one as that began."""
         waiters = [turn for turn in self.waiting[name] if turn.since < began - OUT_OF_ORDER - self._more]
         if self.plan.faults or not waiters:
             return
-        count = sum(self.world.bodies.begun.values())
 
         def look() -> None:
             still = [turn.use.number for turn in waiters if turn in self.waiting[name]]
