@@ -238,8 +238,10 @@ def leaves_as_it_is_freed(plan: Plan, rng: random.Random) -> Plan:
 
 def given_up(plan: Plan, rng: random.Random) -> Plan:
     """What was asked for is held back in between until long after it was given up, or was asked for again."""
-    asks = round(rng.uniform(0.1, 0.5), 3)
+    asks = round(rng.uniform(0.3, 0.6), 3)
     patience = rng.choice((0.0, None, 1.0, 8.0))
+    # What is held back on a new connection is its greeting only.
+    first = Use(0.05, 0, 0, "a", 9, None, 0.0)
     uses = (
         Use(asks, 0, 0, "a", 0, patience, rng.choice((0.0, 0.3, 1.0))),
         Use(round(asks + rng.uniform(0.5, 6.0), 3), 1, 0, "a", 1, rng.choice((None, 2.0)), rng.choice((0.1, 1.0))),
@@ -250,7 +252,7 @@ def given_up(plan: Plan, rng: random.Random) -> Plan:
         10 * rng.randrange(4),
         round(rng.uniform(4.5, 9), 3),
     )
-    return _of_locks(plan, uses, (held_back,), ttl=rng.choice((6.0, 10.0)))
+    return _of_locks(plan, (first, *uses), (held_back,), ttl=rng.choice((6.0, 10.0)))
 
 
 def slots_over_slow_ways(plan: Plan, rng: random.Random) -> Plan:
