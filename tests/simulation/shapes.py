@@ -343,7 +343,7 @@ BY_KIND: dict[str, tuple[Shape, ...]] = {
     ),
     "locks": (
         *(kept_for_its_time, leaves_as_it_is_freed, given_up, slots_over_slow_ways, slot_ends_as_another_is_freed),
-        *(answers_lost, asks_in_silence, woken_and_frozen),
+        *(leaves_as_it_is_freed, answers_lost, asks_in_silence, woken_and_frozen),
     ),
     "beats": (killed_as_it_sends,),
 }

@@ -123,8 +123,8 @@ class Checker:
     def _stored(self, task_id: str, state: str, result: Any) -> None:
         if state in states.READY_STATES:
             self.world.ends[task_id].append(state)
-            if type(result).__name__ == "ResultLost":
-                self.run.fail(f"{task_id} ends with {result!r}, and each value is short enough to be kept")
+            if isinstance(result, dict) and result.get("exc_type") == "ResultLost":
+                self.run.fail(f"{task_id} ends with ResultLost, and each value is short enough to be kept")
             self.invariants.note_end(task_id, state)
 
     def look(self) -> None:
