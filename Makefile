@@ -10,7 +10,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos soak celery-suite versions docs bench model fuzz coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos soak celery-suite versions docs bench bench-compare model fuzz coverage clean
 .PHONY: mutants mutation
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make lint      ruff, mypy, import-linter, codespell"
 	@echo "make docs      build the documentation as a site, check its links, and run its code blocks"
 	@echo "make bench     what a lock costs, beside other libraries (about 17 min; BENCH=--quick: 4 min)"
+	@echo "make bench-compare  what it costs beside another commit, in turns (BASE=commit; COMPARE=--quick: 1 min)"
 
 setup: .venv/.dev
 
@@ -109,6 +110,10 @@ docs: .venv/.dev
 
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# BASE: the commit at which this branch has left main, or the one before. A table, and no judgement.
+bench-compare: .venv/.dev
+	$(BIN)/python -m benchmarks.compare $(BASE) $(COMPARE)
 
 mutants: .venv/.dev
 	$(BIN)/python -m tests.simulation.mutants --seeds $(or $(SEEDS),400)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import random
@@ -103,12 +104,19 @@ class Rounds:
         return Table(title, self.baseline, rows)
 
 
-def measured(baseline: str, count: int, turns: Mapping[str, Callable[[], Sequence[float]]]) -> list[Rounds]:
-    """Have all take turns `count` times, in another order each round, the baseline twice; `Rounds` for each figure."""
+def measured(
+    baseline: str, count: int, turns: Mapping[str, Callable[[], Sequence[float]]], *, until: float = math.inf
+) -> list[Rounds]:
+    """Have all take turns `count` times, in another order each round, the baseline twice; `Rounds` for each figure.
+
+    After the moment `until`, of `time.monotonic()`, no other round begins; there is one at least.
+    """
     noted: dict[str, list[Sequence[float]]] = {name: [] for name in turns}
     again: list[Sequence[float]] = []
     order = [*((turn, noted[name]) for name, turn in turns.items()), (turns[baseline], again)]
-    for _ in range(count):
+    for number in range(count):
+        if number and time.monotonic() >= until:
+            break
         random.shuffle(order)
         for turn, its in order:
             its.append(turn())

@@ -13,7 +13,7 @@ from benchmarks.measure import RESULTS
 INK, THEIRS, OURS = "#7d8590", "#7d8590", "#2f81f7"
 
 #: In the order of the page.
-ORDER = ("acquire_release", "hand_over", "redlock", "worker", "beat")
+ORDER = ("acquire_release", "hand_over", "in_line", "redlock", "worker", "beat")
 
 _HEAD = """# What the locks cost
 

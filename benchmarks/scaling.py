@@ -1,6 +1,6 @@
 """What one server, a Cluster and a Redlock carry: measured per lock, and with many leases that are kept alive.
 
-    python -m benchmarks.scaling [--leases 1000000]
+    python -m benchmarks.scaling [--leases 1000000] [--flood 1000000] [--only PART]
 
 Takes about 1 KB of memory per lease in Redis (with its replica) and as much in the simulated workers.
 """
@@ -37,7 +37,13 @@ COUNT, PAIRS, PIPELINE = 20_000, 3000, 500
 #: Seconds for which leases last that are not kept alive yet.
 MEANWHILE = 600.0
 
-RECORD = b'["SUCCESS",3600.0,true]\nnull'
+RECORD, SETTLED = b'["SUCCESS", 3600.0, true, false]\n1:null', b'["SUCCESS", 3600.0, false, true]\n'
+
+#: Seconds for which a message is known to be over, and how it ended.
+KNOWN, OF_USE = 3600.0, 60.0
+
+#: Who waits for one lock.
+WAITERS = 1000
 
 Found = dict[str, Any]
 
@@ -53,7 +59,7 @@ def holder_of(number: int) -> Holder:
 
 
 def record_of(number: int) -> Record:
-    return Record(holder_of(number).message, RECORD, 3600.0)
+    return Record(holder_of(number).message, RECORD, KNOWN)
 
 
 def pair(store: Any, number: int, *, remembered: bool) -> None:
@@ -61,6 +67,11 @@ def pair(store: Any, number: int, *, remembered: bool) -> None:
     lease = store.acquire(LockRequest(key_of(number), new_owner(), TTL, holder_of(number), once=remembered))
     assert isinstance(lease, Lease), lease
     store.free(lease, record=record_of(number) if remembered else None)
+
+
+def settled(number: int) -> tuple[str, Record]:
+    """What a worker makes of the record when all that follows was sent."""
+    return key_of(number), Record(holder_of(number).message, SETTLED, KNOWN, OF_USE)
 
 
 def acquire_many(store: Any, numbers: Sequence[int]) -> list[Lease]:
@@ -120,6 +131,60 @@ def per_lock() -> Found:
         "renewal": renewed,
         "release with record": released,
         "acquire + release, one after the other": pairs,
+    }
+
+
+def memory_of(client: Redis) -> int:
+    return int(client.info("memory")["used_memory"])
+
+
+def left_behind(count: int) -> Found:
+    """Bytes on one server: of what is there, and of what stays."""
+    found: Found = {}
+    with RedisServer() as server, server.client() as client:
+        store: Any = open_url(server.url)
+        acquire_many(store, range(COUNT, COUNT + 100))
+        server.flush()
+        empty = memory_of(client)
+        leases = acquire_many(store, range(COUNT))
+        found["bytes per lock that is held"] = (memory_of(client) - empty) / COUNT
+        store._servers.run_each([lock_commands.free(lease) for lease in leases], step=60.0)
+        found["bytes per lock that is free"] = (memory_of(client) - empty) / COUNT
+        server.flush()
+        requests = [LockRequest(key_of(0), new_owner(), TTL, holder_of(0), waiting=True) for _ in range(WAITERS + 1)]
+        before = memory_of(client)
+        store._servers.run_each([lock_commands.acquire(request, new_owner()) for request in requests], step=60.0)
+        found["bytes per waiter, beside its connection"] = (memory_of(client) - before) / WAITERS
+        server.flush()
+        found["flood"] = flood(store, client, count)
+        store.close()
+    return found
+
+
+def flood(store: Any, client: Redis, count: int) -> Found:
+    """Messages that each have arguments of their own: what is left of them, now and later."""
+    empty, peak, began = memory_of(client), 0, clock.now()
+    for start in range(0, count, PIPELINE):
+        numbers = range(start, min(start + PIPELINE, count))
+        leases = acquire_many(store, numbers)
+        ends = [
+            lock_commands.free(lease, record=record_of(number)) for number, lease in zip(numbers, leases, strict=True)
+        ]
+        store._servers.run_each(ends, step=10.0)
+        store.replace_records([settled(number) for number in numbers])
+        peak = max(peak, memory_of(client))
+    lasted, at_once = clock.now() - began, memory_of(client)
+    clock.sleep(OF_USE + 10.0)
+    lives = [client.pttl(name) for name in client.scan_iter(count=1000)]
+    assert min(lives) > 0, "each key ends by itself"
+    return {
+        "messages": count,
+        "seconds": lasted,
+        "bytes each at the peak, with what they ended as": (peak - empty) / count,
+        "bytes each at the end of the flood": (at_once - empty) / count,
+        "bytes each a minute later": (memory_of(client) - empty) / count,
+        "keys a minute later": len(lives),
+        "seconds until the last of them ends, at most": max(lives) / 1000,
     }
 
 
@@ -186,12 +251,20 @@ def cluster(count: int) -> Found:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leases", type=int, default=1_000_000)
-    leases = parser.parse_args().leases
-    found = {"one server": per_lock(), "Redlock of 5, one node": redlock_pairs(), "Cluster": cluster(leases)}
-    content = json.dumps(
-        {"name": "scaling", **found, "machine": machine(server_version())}, indent=2, ensure_ascii=False
-    )
-    (RESULTS / "scaling.json").write_text(content + "\n")
+    parser.add_argument("--flood", type=int, default=1_000_000)
+    parser.add_argument("--only", help="measure this part anew, and leave the others as they are")
+    asked = parser.parse_args()
+    parts = {
+        "one server": per_lock,
+        "left behind": lambda: left_behind(asked.flood),
+        "Redlock of 5, one node": redlock_pairs,
+        "Cluster": lambda: cluster(asked.leases),
+    }
+    path = RESULTS / "scaling.json"
+    known = json.loads(path.read_text()) if asked.only else {"name": "scaling", "machine": machine(server_version())}
+    found = {name: measure() for name, measure in parts.items() if asked.only in (None, name)}
+    content = json.dumps({**known, **found}, indent=2, ensure_ascii=False)
+    path.write_text(content + "\n")
     print(content)
 
 

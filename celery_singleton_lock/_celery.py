@@ -10,13 +10,13 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
-from celery import Celery, _state
+from celery import Celery, _state, bootsteps
 from celery.app.control import Inspect
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context
@@ -35,6 +35,7 @@ LOOKED_AT = {
 
 #: Their stubs leave these parts out.
 _internal_state: Any = _state
+_bootsteps: Any = bootsteps
 _functional: Any = functional
 _serialization: Any = serialization
 
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
         _already_cancelled: bool
 
         def __init__(self, message: Any, **opts: Any) -> None: ...
+        @property
+        def eta(self) -> Any: ...
         def on_accepted(self, pid: int, time_accepted: float) -> None: ...
         def on_timeout(self, soft: bool, timeout: float) -> None: ...
         def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any: ...
@@ -95,6 +98,9 @@ if TYPE_CHECKING:
         def apply_async(
             self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
         ) -> Any: ...
+        def schedules_equal(
+            self, old_schedules: Mapping[str, ScheduleEntry] | None, new_schedules: Mapping[str, ScheduleEntry] | None
+        ) -> bool: ...
         def sync(self) -> None: ...
         def close(self) -> None: ...
         def _when(self, entry: ScheduleEntry, next_time_to_run: float) -> float: ...
@@ -147,6 +153,38 @@ def is_active(request: WorkerRequest) -> bool:
     Touches: celery.worker.state.active_requests
     """
     return request in worker_state.active_requests
+
+
+def begin_now(consumer: Any, request: WorkerRequest) -> bool:
+    """Begin at once with a request that waits in the timer of a consumer that runs; whether that was so.
+
+    In the consumer's loop, or, where greenlets have the timer, in one of them. The timer of a thread has no such queue.
+
+    Promise: a copy that waits for a lock begins as soon as that is free, and once.
+    Touches: kombu.asynchronous.timer.Timer._queue, celery.concurrency.gevent.Timer._enter,
+    celery.bootsteps.Blueprint.state
+    """
+    timer = consumer.timer
+    if consumer.blueprint.state != _bootsteps.RUN:
+        return False
+    for waiting in list(getattr(timer, "_queue", ())):
+        entry = waiting.entry
+        if not entry.canceled and entry.args and entry.args[0] is request:
+            entry.cancel()
+            if hasattr(waiting, "cancel"):  # A greenlet, which does not look at its entry.
+                timer.cancel(waiting)
+            timer.apply_entry(entry)
+            return True
+    return False
+
+
+def has_free_slot(pool: Any) -> bool:
+    """Whether the pool could begin with one more request now.
+
+    Promise: a lock that is free is not given to a worker that is busy while another one is not.
+    Touches: celery.worker.state.reserved_requests
+    """
+    return len(worker_state.reserved_requests) < (pool.num_processes or 1)
 
 
 def extend_every_app(extend: Callable[[Celery], None]) -> None:
@@ -336,24 +374,33 @@ def forget_heap(scheduler: Scheduler) -> None:
     scheduler._heap = None
 
 
-def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> list[ScheduleEntry]:
+def next_entry(scheduler: Scheduler) -> ScheduleEntry | None:
+    """The entry that is to be looked at next; None where there is no heap, or nothing in it.
+
+    Promise: as for `put_off`; and what was removed or changed is not sent as it was.
+    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
+    """
+    heap = scheduler._heap
+    entry: ScheduleEntry | None = heap[0].entry if heap else None
+    return entry
+
+
+def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> Iterator[ScheduleEntry]:
     """The entries that are to be looked at by now, as `entry` is, the first ones first; none where there is no heap.
+
+    Looks at no more of them than are asked for.
 
     Promise: ticks that are due together are claimed in one round trip.
     Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when
     """
-    now = scheduler._when(entry, 0)
-    return [event.entry for event in sorted(event for event in scheduler._heap or () if event.time <= now)]
-
-
-def is_next(scheduler: Scheduler, entry: ScheduleEntry) -> bool:
-    """Whether this entry is the next one to be looked at.
-
-    Promise: as for `put_off`.
-    Touches: celery.beat.Scheduler._heap, celery.beat.event_t
-    """
-    heap = scheduler._heap
-    return bool(heap and heap[0].entry is entry)
+    now, heap = scheduler._when(entry, 0), scheduler._heap or []
+    front = [(heap[0].time, 0)] if heap else []
+    while front and front[0][0] <= now:
+        _, place = heapq.heappop(front)
+        yield heap[place].entry
+        for child in (2 * place + 1, 2 * place + 2):
+            if child < len(heap):
+                heapq.heappush(front, (heap[child].time, child))
 
 
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:

@@ -27,7 +27,7 @@ FIRST = (0, 0)
 NOBODY = -1
 
 #: Parts of a holder beside an owner token. What a later version may add stands behind them.
-_FIELDS = 9
+FIELDS = 9
 
 _OWNER = re.compile(rf"[0-9a-f]{{{OWNER_LENGTH}}}")
 
@@ -122,9 +122,9 @@ class Holder:
     def loads(cls, text: str | bytes) -> Holder | None:
         """The holder as written by `dumps`, also of a later version; None when somebody else wrote it."""
         fields = cleaned.array(text)
-        if fields is None or len(fields) < _FIELDS:
+        if fields is None or len(fields) < FIELDS:
             return None
-        sending, task_id, retries, node, pid, since, replaced, process, ttl = fields[:_FIELDS]
+        sending, task_id, retries, node, pid, since, replaced, process, ttl = fields[:FIELDS]
         return cls(
             cleaned.text_or_none(task_id),
             cleaned.count(retries),

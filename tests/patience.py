@@ -1,4 +1,28 @@
-"""How long tests wait for what is sure to come, on however slow a machine."""
+"""How long tests wait for what is sure to come, on however slow a machine, and what need not wait at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from celery_singleton_lock import clock
+
+Answer = TypeVar("Answer")
 
 #: Seconds until a test gives up. Only one that fails takes so long.
 LIMIT = 180
+
+
+def in_this_thread(this: Callable[..., Answer], others: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A function that is another one for this thread.
+
+    Threads that other tests have left go on by the real time: without sleeping they would keep the machine busy.
+    """
+    thread = threading.get_ident()
+    return lambda *arguments: (this if threading.get_ident() == thread else others)(*arguments)
+
+
+def sleepless() -> Callable[[float], None]:
+    """`clock.sleep`, for a thread that tries again at once."""
+    return in_this_thread(lambda seconds: None, clock.sleep)

@@ -12,6 +12,9 @@ from contextlib import suppress
 
 from celery_singleton_lock import clock
 
+#: Seconds that a client gets for the handshake of TLS: meanwhile no other is accepted.
+HANDSHAKE = 10.0
+
 
 class LossyProxy:
     """Forwards to a port; `lose(n)` swallows the next n replies and cuts those connections. Speaks TLS if asked to.
@@ -40,6 +43,9 @@ class LossyProxy:
 
     def __exit__(self, *_: object) -> None:
         self.let_through()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(2 * HANDSHAKE)  # What it has accepted is to be closed as well.
         for one in self._sockets:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -86,11 +92,13 @@ class LossyProxy:
         while True:
             try:
                 client, _ = self._listener.accept()
-                client = self._tls.wrap_socket(client, server_side=True) if self._tls else client
-            except ssl.SSLError:
-                continue
             except OSError:
                 return
+            try:
+                client = self._secured(client)
+            except OSError:
+                client.close()
+                continue
             try:
                 server = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
@@ -99,6 +107,14 @@ class LossyProxy:
             self._sockets += [client, server]
             self._go(self._forward, client, server, False)
             self._go(self._forward, server, client, True)
+
+    def _secured(self, client: socket.socket) -> socket.socket:
+        if self._tls is None:
+            return client
+        client.settimeout(HANDSHAKE)
+        client = self._tls.wrap_socket(client, server_side=True)
+        client.settimeout(None)
+        return client
 
     def _forward(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
         with suppress(OSError):

@@ -17,9 +17,10 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import clock
-from celery_singleton_lock._celery import entries_beside, forget_heap, is_next, put_off
+from celery_singleton_lock._celery import entries_beside, forget_heap, next_entry, put_off
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
+from celery_singleton_lock.beat.comparing import Comparing
 from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal_entry import SCHEDULED_HEADER
@@ -177,7 +178,7 @@ class Claiming(Scheduler):
     def _pass_over(self, entry: ScheduleEntry, last: int) -> tuple[bool, float]:
         """Another beat has sent the tick: take it as if it was sent here."""
         following = self._advance(entry, last)
-        if is_next(self, entry):
+        if next_entry(self) is entry:
             is_due, seconds = super().is_due(following)
             put_off(self, following, 0 if is_due else seconds)
         else:
@@ -204,7 +205,8 @@ class Claiming(Scheduler):
 @lru_cache
 def claiming(scheduler: type[Scheduler]) -> type[Claiming]:
     """A class of schedulers as `scheduler`, which claims what it sends."""
-    return type(f"Claiming{scheduler.__name__}", (Claiming, scheduler), {"__module__": scheduler.__module__})
+    wrapped = (Comparing,) if scheduler is Scheduler else (scheduler, Comparing)
+    return type(f"Claiming{scheduler.__name__}", (Claiming, *wrapped), {"__module__": scheduler.__module__})
 
 
 @contextmanager

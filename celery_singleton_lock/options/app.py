@@ -37,7 +37,8 @@ class Settings:
         prefix: what every key begins with.
         enabled: False runs every task without a lock.
         done_ttl: seconds for which it is remembered that a message was carried out; 0: not at all.
-        replicas: how many replicas of the lock server must have a lock before it counts as taken.
+        replicas: how many replicas of the lock server must have a lock before it counts as taken, and the end of a
+            message before it is told.
         journal: entries that the journal keeps; 0: there is none.
         blocked_after: refusals in a row after which there is a warning; 0: never.
         accept: options of a call (`singleton_lock={...}`) that a worker takes from a message; "disable" is

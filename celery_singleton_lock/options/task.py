@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MethodType
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
@@ -66,16 +65,17 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
     """
     # Not type(task): it may be Celery's proxy of a task.
     given, own = _attributes(task), task.__class__
-    known, of, options = _latest.get(own, (None, None, None))
-    if options is None or known != given or of is not settings:
-        options = _options_of(task, settings)
-        _latest[own] = given, settings, options
+    latest: tuple[Any, Settings, Options] | None = vars(own).get(_LATEST)
+    if latest is None or latest[0] != given or latest[1] is not settings:
+        latest = given, settings, _options_of(task, settings)
+        setattr(own, _LATEST, latest)
+    options = latest[2]
     return replace(options, **call) if call else options
 
 
-#: The options of each task's last execution, by its class, and what they were made of: somebody may set an attribute
-#: at any time.
-_latest: WeakKeyDictionary[type, tuple[Any, Settings, Options]] = WeakKeyDictionary()
+#: Where a task's class has the options of its last execution, and what they were made of: somebody may set an attribute
+#: at any time. Not in a weak dictionary of ours: among them may be a method, which refers to the class.
+_LATEST = "_singleton_lock_latest"
 
 _attributes = attrgetter(*(option.attribute for option in OPTIONS.values()))
 

@@ -62,7 +62,8 @@ def open_url(
     Args:
         url: one server, Sentinels, a cluster, or the nodes of a Redlock.
         options: as for `singleton_lock_transport_options`.
-        replicas: how many replicas must have a lock before it counts as taken.
+        replicas: how many replicas must have a lock before it counts as taken, and the end of a message before it
+            counts as recorded.
         prefix: of the key by which a node of a Redlock knows since when it remembers.
 
     Raises:

@@ -24,6 +24,9 @@ from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 
+#: The content of a record that was forgotten (see `Record.content_for`).
+FORGOTTEN = b"over"
+
 
 @dataclass(frozen=True, slots=True)
 class LockRequest:
@@ -74,6 +77,7 @@ class Held:
             a stranger's or one that somebody took it from (PERSIST).
         slot: where in a semaphore that is; None where that is not known.
         waiters: how many wait for the lock, as far as a store says that: an `Inspector` does, an acquire does not.
+        fence: its fencing token, as far as a store says that.
     """
 
     holder: Holder | None
@@ -81,6 +85,7 @@ class Held:
     remaining: float
     slot: int | None = None
     waiters: int = 0
+    fence: int | None = None
 
     def hold(self, key: str, *, ttl: float, limit: int = 1) -> Hold:
         """What whoever frees it in the holder's stead frees."""
@@ -96,20 +101,25 @@ class Record(NamedTuple):
 
     Attributes:
         message: see `Holder.message`.
-        content: for whoever finds it; a store does not look into it.
+        content: for whoever finds it; a store does not look into it. `FORGOTTEN` where it only kept that the message
+            is over.
         seconds: how long it is kept; of one that was found, how long still.
+        content_for: seconds after which a store may forget the content, as long as it knows until the end that the
+            message is over; None where it may not.
     """
 
     message: str
     content: bytes
     seconds: float
+    content_for: float | None = None
 
     def after(self, seconds: float) -> Record | None:
         """What is left to be said so many seconds later; None if that is over.
 
         The content stays as it is: whoever finds it sees by its remaining time how old it is.
         """
-        return self._replace(seconds=self.seconds - seconds) if seconds < self.seconds else None
+        left = None if self.content_for is None else max(self.content_for - seconds, 0.0)
+        return self._replace(seconds=self.seconds - seconds, content_for=left) if seconds < self.seconds else None
 
 
 @dataclass(frozen=True, slots=True)

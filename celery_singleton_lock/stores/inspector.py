@@ -18,7 +18,8 @@ class KeyState:
 
     Attributes:
         held: by whom it is held, in the order of the slots.
-        fence: the last fencing token that was given out; None when that is forgotten, or there was none.
+        fence: the last fencing token that was given out; None when that is forgotten, as it is on one server or a
+            cluster where nobody holds the key, or there was none.
         waiters: how many wait for it.
         records: of messages that are over, the latest first; at most `MOST_RECORDS`, and the beginnings of what was
             recorded.

@@ -79,7 +79,7 @@ class Acquisition:
         """Free what this delivery may have got."""
         self._store.abandon(self._request(waiting=False).hold())
 
-    def put_back(self, error: LockUnavailable) -> NoReturn:
+    def put_back(self, error: LockUnavailable, *, reason: requeue.Reason = "unavailable") -> NoReturn:
         """End the execution, whose message is to be asked for again.
 
         Raises:
@@ -87,7 +87,7 @@ class Acquisition:
         """
         logger.warning("%s is put back: %s", self.execution, error)
         self.execution.progress.gives_up = self._owner
-        requeue.put_back(self.execution.task, reason="unavailable")
+        requeue.put_back(self.execution.task, reason=reason)
 
     def is_own(self, found: Held) -> bool:
         """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a

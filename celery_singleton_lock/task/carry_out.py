@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.task import refusal
+from celery_singleton_lock.task import refusal, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.run import Run
@@ -26,6 +27,8 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
         LockLost: the lease was lost and the body was stopped.
     """
     acquisition = Acquisition(execution)
+    if requeue.was_lost(execution.request):
+        return refusal.fail_lost(acquisition, LockLost(execution.key, "it could not be renewed in time"))
     run: Run | None = None
     try:
         found = acquisition.found()

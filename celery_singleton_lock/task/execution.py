@@ -77,7 +77,8 @@ class Execution:
         """To be remembered for `seconds`, if that is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
-        return outcome.record_of(self.holder, self.runtime.settings.done_ttl if seconds is None else seconds)
+        seconds = self.runtime.settings.done_ttl if seconds is None else seconds
+        return outcome.record_of(self.holder, seconds, is_over=not outcome.needs_settling(self.task, self.request))
 
 
 def holder_of(task: TaskLike, request: RequestLike) -> Holder:

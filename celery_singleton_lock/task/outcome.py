@@ -17,7 +17,7 @@ from celery_singleton_lock._celery import keeps_results
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import ConflictPolicy
 from celery_singleton_lock.options.task import raw_attribute
-from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.stores.base import FORGOTTEN, Record
 from celery_singleton_lock.task import value_codec
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 
@@ -26,6 +26,10 @@ MAX_CONTENT = 4096
 
 #: The age of a record that others wrote: its message's own process has sent by then what it sends.
 OLD = 10.0
+
+#: Seconds for which it is of use how a message ended of which nothing more is to be sent: for people. Its copies end in
+#: silence whatever it was.
+OF_USE = 60.0
 
 #: Parts of a record's first line.
 _FIELDS = 4
@@ -44,10 +48,17 @@ class Outcome(NamedTuple):
     content: bytes | None = None
     settled: bool = False
 
-    def record_of(self, holder: Holder, seconds: float) -> Record:
-        """The record that is left of the holder's message for `seconds`."""
+    def record_of(self, holder: Holder, seconds: float, *, is_over: bool = False) -> Record:
+        """The record that is left of the holder's message for `seconds`.
+
+        Args:
+            holder: whose message it is.
+            seconds: how long it is to be known that this has ended.
+            is_over: whether nothing follows on it that may have to be sent again.
+        """
         head = _head(self.state, seconds, self.content is not None, self.settled)
-        return Record(holder.message, head + (self.content or b""), seconds)
+        content_for = OF_USE if (is_over or self.settled) and seconds > OF_USE else None
+        return Record(holder.message, head + (self.content or b""), seconds, content_for)
 
     def needs_settling(self, task: TaskLike, request: RequestLike) -> bool:
         """Whether a later copy of the message has to know that what follows on it was sent."""
@@ -61,6 +72,8 @@ def _head(state: str, seconds: float, has_content: bool, settled: bool) -> bytes
 
 def read(record: Record) -> tuple[Outcome, float]:
     """The outcome and its age in seconds; of what others wrote only that it is there."""
+    if record.content == FORGOTTEN:
+        return Outcome(states.IGNORED, settled=True), OLD
     head, _, content = record.content.partition(b"\n")
     fields = cleaned.array(head)
     if fields is None or len(fields) < _FIELDS:

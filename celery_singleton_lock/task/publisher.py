@@ -3,7 +3,8 @@
 RabbitMQ keeps what is due later (`rabbitmq`). A worker that holds a message until then, as Celery's `eta` makes it do,
 has one place less to take others in, and holds it unacknowledged, which RabbitMQ bears for half an hour only. That
 remains where such a queue cannot be had: for queues that go with their worker, messages that the broker is to drop for
-their age, users that may not declare anything, older servers; and for all other brokers.
+their age, users that may not declare anything, older servers; and for all other brokers. And where a worker is to begin
+it before it is due.
 """
 
 from __future__ import annotations
@@ -54,8 +55,17 @@ class Publisher:
             publisher = _publishers.setdefault(app, cls(app))
         return publisher
 
-    def send(self, original: Original, header: dict[str, Any], *, expires: bool, delay: float) -> None:
+    def send(
+        self, original: Original, header: dict[str, Any], *, expires: bool, delay: float, held: bool = False
+    ) -> None:
         """Send a copy of `original`, with a header of ours, to its queue, due in `delay` seconds.
+
+        Args:
+            original: as it came.
+            header: what we know of it.
+            expires: whether it still does, if it did.
+            delay: seconds.
+            held: whether a worker is to hold it until then, and may begin it sooner.
 
         Raises:
             Exception: as the transport has them; whether the copy was sent is not known then.
@@ -65,7 +75,8 @@ class Publisher:
             self._put(original, copy_due_in(delay))
             return
         queue = self._queue_of(original)
-        if delay <= 0 or not original.lasts or original.may_expire or clock.now() < self._eta_until:
+        held = held and not self._prefetches_no_more
+        if delay <= 0 or held or not original.lasts or original.may_expire or clock.now() < self._eta_until:
             self._confirmed(copy_due_in(delay), queue, None)
             return
         try:
@@ -95,6 +106,13 @@ class Publisher:
         except Exception as error:  # noqa: BLE001 - py-amqp has many; it is made when it is needed
             logger.debug("nothing is prepared for messages to wait in: %r", error)
         return None
+
+    @property
+    def _prefetches_no_more(self) -> bool:
+        """Whether a copy that a worker holds takes the place of another message, as where there are quorum queues."""
+        return any(
+            (queue.queue_arguments or {}).get("x-queue-type") == "quorum" for queue in self._app.amqp.queues.values()
+        )
 
     def _do_without(self, error: Exception) -> None:
         self._eta_until = clock.now() + _REFUSED_FOR

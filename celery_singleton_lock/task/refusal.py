@@ -13,7 +13,7 @@ from typing import Any
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock.errors import LockConflict, LockUnavailable
+from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import ConflictPolicy
 from celery_singleton_lock.stores.base import Held, Record
@@ -39,7 +39,7 @@ def end(acquisition: Acquisition, found: Held | Record) -> Any:
             copy = _record(acquisition, policy, met)
             if copy is None:
                 journal_entries.did_not_run(it, policy, found.holder)
-                on_conflict.end(it.task, met, policy)
+                on_conflict.end(it.task, met, policy, limit=it.options.limit)
         except LockConflict:
             raise
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
@@ -60,11 +60,18 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
 
 
 def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
-    """Fail without the lock, which is the message's end unless a copy of it has that by now."""
+    """Fail without the lock, which is the message's end unless a copy of it has that by now.
+
+    Whether that is so, nobody can tell while the store does not answer. Then the message goes back, to end when it
+    does: a copy would run after it had failed. One that has no copies fails at once, and so does one whose body has
+    ended by itself.
+    """
     try:
         copy = _record_at_store(acquisition, "raise", lost)
-    except LockUnavailable:
-        raise lost from None  # Whether a copy carries it out, nobody can tell.
+    except LockUnavailable as silent:
+        if isinstance(lost, LockLost) and _may_have_copies(acquisition.execution):
+            acquisition.put_back(silent, reason="lost")
+        raise lost from None
     if copy is None:
         raise lost
     return redelivery.end(acquisition.execution, copy)
@@ -109,6 +116,10 @@ def _record_at_store(acquisition: Acquisition, policy: ConflictPolicy, error: Ex
 
 def _seconds(execution: Execution) -> float:
     """For so long: a message that was acknowledged as it came has copies only if these are on their way already."""
-    request, ttl = execution.request, execution.runtime.settings.done_ttl
-    may_come = execution.task.acks_late or delivery.is_redelivered(request) or request.eta
-    return ttl if may_come else min(ttl, BRIEFLY)
+    ttl = execution.runtime.settings.done_ttl
+    return ttl if _may_have_copies(execution) else min(ttl, BRIEFLY)
+
+
+def _may_have_copies(execution: Execution) -> bool:
+    request = execution.request
+    return bool(execution.task.acks_late or delivery.is_redelivered(request) or request.eta)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.holder import is_owner
-from celery_singleton_lock.options.delivery import longest_delay
-from celery_singleton_lock.options.rules import MAX_TTL
+from celery_singleton_lock.keys.key import is_key
+from celery_singleton_lock.options.delivery import is_rabbitmq, longest_delay
+from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.bells import Place
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.delivery import original_of
@@ -29,40 +32,53 @@ from celery_singleton_lock.task.running import progress_of
 logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
-#: copy stands by in case that worker dies.
-Reason = Literal["conflict", "unavailable", "copy"]
+#: copy stands by in case that worker dies; its run was stopped for a lost lock, and that could not be recorded.
+Reason = Literal["conflict", "unavailable", "copy", "lost"]
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
 FIRST_DELAY = 1.0
 
 #: Seconds that a put-back copy waits at most.
-MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0}
+MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0, "lost": 8.0}
 
 #: How many given up owners a message names: the latest.
 MAX_GIVEN_UP = 16
 
 
-def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None) -> NoReturn:
+class Waits(NamedTuple):
+    """What a copy waits for.
+
+    Attributes:
+        key: of the lock.
+        limit: how many may hold it at once.
+    """
+
+    key: str
+    limit: int
+
+
+def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, waits: Waits | None = None) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
     While the broker does not take it, the message is kept here and sent again.
 
     Args:
         task: whose `request` is the message.
-        reason: why. A "copy" was begun elsewhere, and so does not expire any more.
+        reason: why. What was begun, here or elsewhere, does not expire any more.
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
+        waits: for this lock; the worker that gets the copy may begin it sooner.
 
     Raises:
         Ignore: it was sent.
     """
     failures = 0
     while True:
-        try_to_put_back(task, reason=reason, delay=delay)
+        try_to_put_back(task, reason=reason, delay=delay, waits=waits)
         clock.sleep(back_off(failures))
         failures += 1
 
 
-def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = None) -> None:
+def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, waits: Waits | None = None) -> None:
     """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
 
     The copy may be on its way. It takes for free what the owner holds that the progress gives up, so this delivery must
@@ -75,7 +91,7 @@ def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = Non
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
     try:
-        _send(task, reason, delay, _header(request, reason))
+        _send(task, reason, delay, _header(request, reason, waits))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
@@ -88,6 +104,23 @@ def put_back_count(request: RequestLike, reason: Reason) -> int:
     What others wrote into the header, or what an earlier attempt left there, counts as never.
     """
     return _count(_header_of(request).get(reason)) or 0
+
+
+def was_lost(request: RequestLike) -> bool:
+    """Whether this attempt of the message was stopped for a lost lock, and has only to end."""
+    return put_back_count(request, "lost") > 0
+
+
+def waits_for(request: RequestLike, prefix: str) -> tuple[str, Place] | None:
+    """The lock that this copy waits for, and its place in the line of that; None where it waits for none."""
+    header = _header_of(request)
+    waits = header.get("waits")
+    if not isinstance(waits, (list, tuple)) or len(waits) != len(Waits._fields):
+        return None
+    key, limit = waits
+    if not (isinstance(key, str) and len(key) <= cleaned.MAX_KEY_BYTES and is_key(prefix, key)):
+        return None
+    return (key, Place(_since(header), limit)) if is_whole(limit, 1, MAX_LIMIT) else None
 
 
 def given_up(request: RequestLike) -> tuple[str, ...]:
@@ -107,9 +140,11 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
 
 def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:
     request = task.request
-    expires = reason != "copy"
+    expires = reason not in ("copy", "lost")
     if (original := original_of(request)) is not None:
-        Publisher.of(task.app).send(original, header, expires=expires, delay=delay)
+        app = task.app
+        held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.bells() is not None
+        Publisher.of(app).send(original, header, expires=expires, delay=delay, held=held)
         return
     # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.
     copy = task.signature_from_request(request, countdown=math.ceil(delay), retries=request.retries or 0)
@@ -119,14 +154,20 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     copy.set(headers=headers).apply_async()
 
 
-def _header(request: RequestLike, reason: Reason) -> dict[str, Any]:
+def _header(request: RequestLike, reason: Reason, waits: Waits | None) -> dict[str, Any]:
     """The header of the next copy."""
-    counts: dict[str, Any] = {other: put_back_count(request, other) for other in ("conflict", "unavailable")}
-    if reason != "copy":
-        counts[reason] += 1
+    reasons: tuple[Reason, ...] = ("conflict", "unavailable", "lost")
+    counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in reasons}
+    if not counts["lost"]:
+        del counts["lost"]
     owner = progress_of(request).gives_up
     owners = given_up(request) if owner is None else (*given_up(request), owner)
-    return {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}
+    header = {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}
+    if waits is not None:
+        header["waits"] = list(waits)
+    if waits is not None or "since" in _header_of(request):
+        header["since"] = _since(_header_of(request))
+    return header
 
 
 def _header_of(request: RequestLike) -> dict[str, Any]:
@@ -135,6 +176,11 @@ def _header_of(request: RequestLike) -> dict[str, Any]:
     if not isinstance(header, dict) or _count(header.get("retries")) != (request.retries or 0):
         return {}
     return header
+
+
+def _since(header: Mapping[str, Any]) -> float:
+    """When the message met a conflict first: now, if it has not before."""
+    return min(cleaned.seconds(header.get("since")) or math.inf, clock.wall())
 
 
 def _count(value: object) -> int | None:

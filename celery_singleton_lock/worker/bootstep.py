@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 from celery import Celery, bootsteps
-from celery.signals import worker_process_shutdown, worker_shutdown
+from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
 from celery.utils.log import get_logger
 
 import celery_singleton_lock.worker.remote_control  # noqa: F401 - registers its commands
 from celery_singleton_lock import process_identity
-from celery_singleton_lock._celery import extend_every_app, is_prefork, let_pauses_switch
+from celery_singleton_lock._celery import begin_now, extend_every_app, has_free_slot, is_prefork, let_pauses_switch
 from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
@@ -27,6 +27,7 @@ from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 from celery_singleton_lock.worker.children import Children, free
+from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of
 
 logger = get_logger(__name__)
@@ -120,6 +121,7 @@ class LockStep(bootsteps.StartStopStep):
             return
         if is_prefork(parent.pool_cls):
             _look_after_processes(parent, runtime)
+        _have_copies_wait(parent, runtime)
         observe()
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
@@ -139,6 +141,38 @@ class LockStep(bootsteps.StartStopStep):
             threading.Thread(target=free_left_behind, args=arguments, name="singleton-lock-start", daemon=True).start()
             prepare = Publisher.of(parent.app).prepare
             threading.Thread(target=prepare, name="singleton-lock-queues", daemon=True).start()
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        """The worker's loop begins, at first and after each loss of the broker."""
+        if (line := line_of.get(parent.app)) is not None:
+            line.register(hub)
+
+    def stop(self, parent: Any) -> None:
+        """Leave the lines, so that others are woken."""
+        if (line := line_of.get(parent.app)) is not None:
+            line.close()
+            line.join()
+
+    terminate = stop
+
+
+def _have_copies_wait(parent: Any, runtime: Runtime) -> None:
+    """Begin with copies that wait when their locks are free, where the consumer can be told so."""
+    in_loop = bool(parent.use_eventloop)
+    bells = runtime.store.bells()
+    if bells is None or not (in_loop or audit.pool_name(parent.pool_cls) in ("gevent", "eventlet")):
+        return
+
+    def begin(request: Any) -> bool:
+        return begin_now(parent.consumer, request)
+
+    line_of[parent.app] = Line(bells, begin, lambda: has_free_slot(parent.pool), in_loop=in_loop)
+
+
+@worker_shutting_down.connect
+def _leave_lines(**_: Any) -> None:
+    for line in line_of.values():
+        line.close()
 
 
 def _look_after_processes(parent: Any, runtime: Runtime) -> None:

@@ -11,6 +11,7 @@ has not said it, the key is made in a thread beside (`aside`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -20,17 +21,20 @@ from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
+from celery_singleton_lock import clock
 from celery_singleton_lock._celery import WorkerRequest, is_active
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import delivery, key_report, outcome
+from celery_singleton_lock.task import delivery, key_report, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
+from celery_singleton_lock.worker.line import Line, line_of
 
 logger = get_logger(__name__)
 
@@ -39,6 +43,9 @@ children_of: WeakKeyDictionary[Any, Children] = WeakKeyDictionary()
 
 #: Where keys are made that no child has said.
 aside = Aside("singleton-lock-aside")
+
+#: Seconds after which a copy is begun that nobody has woken.
+HELD = 60.0
 
 #: How the pool reports a child that is gone, or is going.
 _LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
@@ -60,10 +67,23 @@ class SingletonRequest(WorkerRequest):
         #: Whether the message, or a retry, is still to be carried out.
         self._goes_on = False
         self._is_cancelled = False
+        #: Whether the pool has it.
+        self.has_begun = False
+        #: The lock that it waits for in the line of this process.
+        self._waits_for: str | None = None
+        #: When it is begun at the latest, where it is woken before.
+        self._held_until: datetime | None = None
         delivery.give(message, self.request_dict, self._owner)
         if self.delivery_info["redelivered"]:
             # It may be running: to record that it has expired would overwrite its state. The child asks first.
             self.expires = None
+        if self.eta is not None and (line := line_of.get(self.app)) is not None:
+            self._stand_in(line)
+
+    @property
+    def eta(self) -> Any:
+        """When it is due; later than the message says where it is woken, since each try takes a slot."""
+        return self._held_until or super().eta
 
     @property
     def is_running(self) -> bool:
@@ -87,6 +107,7 @@ class SingletonRequest(WorkerRequest):
         return {**info, "delivery_info": delivery.without_ours(info.get("delivery_info") or {})}
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self.has_begun = True
         super().on_accepted(pid, time_accepted)
         if (children := children_of.get(self.app)) is not None:
             key_report.make_room()
@@ -145,7 +166,18 @@ class SingletonRequest(WorkerRequest):
         revoked = super().revoked()
         if revoked and self._may_be_kept_for():
             aside.do(self._free_kept)
+        if revoked and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
+            self.has_begun = True
+            line.give_back(self._waits_for)
         return revoked
+
+    def _stand_in(self, line: Line) -> None:
+        """Be begun when the lock is free that it was put back for."""
+        if (waits := requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)) is not None:
+            self._waits_for, place = waits
+            if line.park(self, self._waits_for, place):
+                longest = min(HELD, longest_delay(self.app.conf))
+                self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""

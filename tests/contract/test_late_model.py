@@ -231,7 +231,7 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
     if broken == "undone":
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
     elif broken == "late":
-        monkeypatch.setattr(lock_commands, "acquire", lambda *asked, late, **how: acquire(*asked, **how))
+        monkeypatch.setattr(lock_commands, "acquire", lambda *asked, late=(), **how: acquire(*asked, **how))
     else:
 
         def forgetful(request: LockRequest, name: str, **how: Any) -> Call:
@@ -243,4 +243,4 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
     # Owners are random, so that a history which was found may not be found again.
     with pytest.raises((AssertionError, FlakyFailure)):
         # The first one is enough; it need not be short.
-        play(histories, 300, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)
+        play(histories, 1000, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)

@@ -17,7 +17,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
-from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
@@ -207,7 +207,7 @@ class TestQuestionAhead:
         waiter = piped(redis_store)
         redis_store.free(first)
         with redis_server.client() as client:
-            until(lambda: client.exists(f"{KEY}:fence") and not redis_store.held(KEY))
+            until(lambda: client.exists(keyspace.shared_fence_key(keyspace.shared(KEY))) and not redis_store.held(KEY))
         other = taken(redis_store, holder=Holder("other"))
         found = waiter.wait(0.05)
         assert isinstance(found, Held)

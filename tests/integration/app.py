@@ -26,6 +26,7 @@ from redis import Redis
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
+from celery_singleton_lock.worker import request
 from tests import recording
 from tests.patience import LIMIT
 
@@ -40,6 +41,9 @@ app.conf.update(
 if "test_broadcast" in app.conf:
     app.conf.task_queues = [Broadcast(app.conf.test_broadcast), Queue("celery")]
 
+
+if "test_held" in app.conf:
+    request.HELD = app.conf.test_held
 
 # Celery looks every five seconds for tasks whose process has ended; tests would wait for that.
 AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})

@@ -19,7 +19,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.record_writer import RecordWriter
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -28,6 +28,9 @@ from tests.integration.conftest import until
 from tests.proxy import LossyProxy
 
 KEY = "late:{job:1}"
+
+#: The highest fence that was given out, of this key and others.
+FENCE = keyspace.shared_fence_key(keyspace.shared(KEY))
 ME = Holder("my-task", 1, "worker@host", 42, 1000.0)
 OTHER = Holder("other", 0, "elsewhere", 7, 1.0)
 
@@ -724,10 +727,10 @@ class TestFences:
 
     def test_grow_beyond_a_clock_that_is_behind(self, own_redis: RedisServer, direct: RedisStore) -> None:
         with own_redis.client() as client:
-            client.set(f"{KEY}:fence", 2**52)
+            client.set(FENCE, 2**52)
             lease = taken(direct)
             assert lease.fence == 2**52 + 1
-            assert client.get(f"{KEY}:fence") == str(2**52 + 1)
+            assert client.get(FENCE) == str(2**52 + 1)
 
     def test_time_is_asked_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
         direct.free(taken(direct))

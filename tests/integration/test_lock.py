@@ -19,6 +19,7 @@ from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 
 from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Redlock, Semaphore, clock
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NotOwned, Unavailable
+from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.outside import NAME, three
 from tests.proxy import LossyProxy
@@ -401,7 +402,8 @@ class TestWaiting:
         lock.release()
         for thread in threads:
             thread.join()
-        until(lambda: {*client.scan_iter()} <= {f"{{{NAME}}}:fence".encode()}, "only the counter is kept")
+        left = keyspace.shared_fence_key(keyspace.shared(keyspace.Name(NAME)))
+        until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept, for all locks")
         assert client.info("clients")["blocked_clients"] == 0
 
 

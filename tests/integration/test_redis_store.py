@@ -23,6 +23,7 @@ from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
+from tests.servers import until
 
 KEY = "probe:{job:1}"
 TTL = 10.0
@@ -132,6 +133,20 @@ class TestLostReplies:
             acquire(store)
         assert client.exists(f"{KEY}:run") == 0
 
+    def test_interrupted_abandon_is_said_all_the_same(
+        self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease = taken(store, ttl=600.0)
+
+        def interrupted(*_: object, **__: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(store._servers, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.abandon(lease)
+        until(lambda: client.exists(f"{KEY}:run") == 0, "the server has heard of it")
+
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: RedisStore) -> None:
         store.free(taken(store))
         own_redis.pause()
@@ -170,7 +185,7 @@ class TestServer:
         assert fences == sorted(set(fences))
 
     def test_fence_is_exact_beyond_what_lua_prints(self, store: RedisStore, client: Redis) -> None:
-        client.set(f"{KEY}:fence", 2**53 - 10)
+        client.set(keyspace.shared_fence_key(keyspace.shared(KEY)), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
 
     def test_waiter_that_leaves_throws_no_wake_up_of_others_away(self, store: RedisStore, client: Redis) -> None:
@@ -282,11 +297,20 @@ class TestForeignValues:
         client.rpush(f"{KEY}:run", "hello")
         assert store.renew([broken, good], timeout=1) == [False, True]
 
-    def test_broken_fence_counter_is_a_clear_error(self, store: RedisStore, client: Redis) -> None:
-        client.set(f"{KEY}:fence", "hello")
-        with pytest.raises(LockUnavailable, match="integer"):
-            acquire(store)
-        assert client.exists(f"{KEY}:run") == 0
+    def test_broken_fence_counter_is_a_lost_one(self, store: RedisStore, client: Redis) -> None:
+        """Others share it: they are not to be kept from their locks."""
+        counter, fences = keyspace.shared_fence_key(keyspace.shared(KEY)), [0]
+        for break_it in (lambda: client.set(counter, "hello"), lambda: client.lpush(counter, "x"), lambda: None):
+            client.delete(counter)
+            break_it()
+            lease = taken(store)
+            fences.append(lease.fence)
+            assert client.get(counter) == str(lease.fence)
+            again = store.acquire(LockRequest(KEY, lease.owner, ttl=TTL, holder=ME))
+            assert isinstance(again, Lease)
+            assert again.fence == lease.fence
+            store.free(lease)
+        assert fences == sorted(set(fences))
 
 
 class TestConnections:

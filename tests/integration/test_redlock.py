@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
@@ -23,7 +24,7 @@ from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
-from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.testing import RedisServer
@@ -36,7 +37,7 @@ RUN = f"{KEY}:run"
 TTL = 10.0
 
 #: Of locks that are free soon because somebody was told so.
-LONG = 120.0
+LONG = 600.0
 ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
 
 #: They forget nothing in these tests, or are to be believed all the same.
@@ -319,6 +320,34 @@ class TestGivenUp:
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
 
+    @pytest.mark.parametrize(
+        "ending",
+        [
+            lambda store, lease: store.free(lease, record=Record(ME.message, b"record", 60.0)),
+            lambda store, lease: store.abandon(lease),
+        ],
+        ids=["free", "abandon"],
+    )
+    def test_interrupted_end_is_said_all_the_same(
+        self,
+        nodes: Nodes,
+        store: RedlockStore,
+        ending: Callable[[RedlockStore, Lease], object],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A time limit that strikes while a node is connected to, before any was told."""
+        lease = taken(store, ttl=LONG)
+        until(lambda: len(nodes.holding(RUN)) == 5, "the last ones have heard of it")
+
+        def interrupted(*_: object, **__: object) -> None:
+            monkeypatch.undo()
+            raise SoftTimeLimitExceeded
+
+        monkeypatch.setattr(Conversation, "connect", interrupted)
+        with pytest.raises(SoftTimeLimitExceeded):
+            ending(store, lease)
+        until(lambda: not nodes.holding(RUN), "all nodes have heard of it")
+
     def test_release_without_an_answer_is_said_again(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
@@ -342,6 +371,31 @@ class TestGivenUp:
         with pytest.raises(LockUnavailable):
             store.free(lease)
         self.wait_until_free(nodes)
+
+    def test_attempts_that_a_node_never_answers_do_not_add_up(self) -> None:
+        """A waiter may ask for days, and one node's connections be cut each time."""
+        with Nodes(3, proxied=True) as nodes:
+            store = open_url(nodes.url, BELIEVED)
+            lease = taken(store, ttl=LONG)
+            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("another"))
+            for _ in range(MOST_LATE + 10):
+                assert store.renew([lease], timeout=1.0) == [True]  # On a new connection to it.
+                nodes.proxies[0].hold(replies=True)
+                assert isinstance(store.acquire(request), Held)
+                nodes.proxies[0].cut()
+                nodes.proxies[0].let_through()
+            assert len(request.attempts) <= MOST_LATE + 1
+            store.close()
+
+    def test_no_attempt_has_the_name_of_one_that_is_being_undone(self) -> None:
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+        names = set()
+        for _ in range(commands.ATTEMPTS - 1):
+            names.add(name := commands.next_attempt(request))
+            request.attempts.clear()
+            request.attempts[name] = set()
+        assert len(names) == commands.ATTEMPTS - 1
+        assert commands.attempt_of(request.owner, 0) not in names
 
     def test_owner_that_was_abandoned_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
         owner = new_owner()

@@ -200,6 +200,8 @@ def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
             redis_server,
             broker_url=rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port)),
             task_default_queue=queue,
+            # Of a minute, as the timeout of half an hour is four seconds here.
+            test_held=2.0,
         )
         shop.app.conf.broker_url = rabbitmq.url
         (worker,) = shop.start("one", concurrency=3)

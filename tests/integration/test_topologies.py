@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from redis import Connection, ConnectionPool
 
 from celery_singleton_lock import InvalidOption, Lock, LockUnavailable, Semaphore, clock
 from celery_singleton_lock.heartbeat import Heartbeat
@@ -16,6 +18,8 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.redis.server import Server
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
@@ -201,6 +205,18 @@ def released(store: Store, lease: Lease) -> bool:
         return False
 
 
+def record_of(holder: Holder) -> Record:
+    return Record(holder.message, b"record", 60.0)
+
+
+def named(thread: str) -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == thread]
+
+
+def keeps_record_of(server: RedisServer, holder: Holder) -> bool:
+    return bool(server.client().exists(f"{KEY}:done:{holder.message}"))
+
+
 class TestReplicas:
     """`singleton_lock_replicas`: a lock that only the master has can be lost with it, and given twice."""
 
@@ -229,6 +245,82 @@ class TestReplicas:
         taken(open_url(pair[0].url))
         pair[1].pause()
         assert isinstance(acquire(open_url(pair[0].url, replicas=1), waiting=True), Held)
+        pair[1].resume()
+
+    def test_end_of_a_message_is_on_the_replica_when_it_is_said(self) -> None:
+        """Else a failover would forget that it was carried out, when its message is acknowledged already."""
+        with ExitStack() as exits:
+            master = exits.enter_context(RedisServer())
+            link = exits.enter_context(LossyProxy(master.port))
+            replica = exits.enter_context(RedisServer(["--replicaof", "127.0.0.1", str(link.port)]))
+            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
+            store = open_url(master.url, replicas=1)
+            ran, refused, remembered = (Holder(f"m{number}") for number in range(3))
+            lease = taken(store)
+            link.delay(0.2)
+            assert store.free(lease, record=record_of(ran))
+            assert keeps_record_of(replica, ran)
+            assert store.refuse(KEY, refused, record_of(refused)) is None
+            assert keeps_record_of(replica, refused)
+            store.remember(KEY, record_of(remembered))
+            assert keeps_record_of(replica, remembered)
+
+    def test_end_that_did_not_reach_it_is_said_again(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        master, replica = pair
+        store, ran, refused = open_url(master.url, replicas=1), Holder("ran"), Holder("refused")
+        lease = taken(store)
+        replica.pause()
+        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
+            store.free(lease, record=record_of(ran))
+        assert isinstance(acquire(open_url(master.url)), Lease), "it is free all the same"
+        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
+            store.refuse(KEY, refused, record_of(refused))
+        store.remember(KEY, record_of(Holder("remembered")))
+        replica.resume()
+        until(lambda: keeps_record_of(replica, ran), "it has the record")
+        assert store.refuse(KEY, refused, record_of(refused)) is None, "what it finds is its own"
+
+    def test_end_is_said_to_the_new_master(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        """The old one lives on without its replicas, and takes it from who is still connected to it."""
+        old, new = pair
+        master = old
+
+        class ToMaster(Connection):
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**{**options, "port": master.port})
+
+        with RedisServer(["--replicaof", "127.0.0.1", str(new.port)]) as replica:
+            until(lambda: replica.client().info("replication")["master_link_status"] == "up", "it follows")
+            store = RedisStore(Server(ConnectionPool(ToMaster)), "the master", replicas=1)
+            lease, message = taken(store), Holder("ran")
+            new.client().replicaof("NO", "ONE")
+            master = new
+            assert store.free(lease, record=record_of(message))
+            assert keeps_record_of(new, message)
+            assert isinstance(acquire(store), Lease)
+
+    def test_end_is_said_until_a_replica_has_it(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        """Also where the primary has carried it out long ago: it may be a deposed one."""
+        master, replica = pair
+        store, message = open_url(master.url, replicas=1), Holder("ran")
+        lease = taken(store)
+        replica.client().replicaof("NO", "ONE")
+        with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
+            store.free(lease, record=record_of(message))
+        done = f"{KEY}:done:{message.message}"
+        for _ in range(2):
+            assert master.client().delete(done)
+            until(lambda: keeps_record_of(master, message), "it is said again")
+        replica.client().replicaof("127.0.0.1", master.port)
+        until(lambda: not any(named("singleton-lock-repeater")), "nothing is left to be said")
+        assert keeps_record_of(replica, message)
+
+    def test_lock_without_a_message_is_freed_at_once(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        """A failover that forgets it costs no more than a ttl."""
+        store = open_url(pair[0].url, replicas=1)
+        lease = taken(store)
+        pair[1].pause()
+        assert store.free(lease)
         pair[1].resume()
 
     def test_two_holders_after_a_failover_without_it(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from tests.simulation import ways
 from tests.simulation.network import Link
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
@@ -16,7 +17,7 @@ from tests.simulation.world import look_at_the_last
 def befall(world: Any, fault: Fault) -> None:
     """Have a fault happen now."""
     world.run.note("FAULT", f"{fault.kind} #{fault.target} for {fault.seconds:.3f} s", by="nemesis")
-    _BY_KIND[fault.kind](world, fault)
+    (_BY_KIND | ways.BY_KIND)[fault.kind](world, fault)
 
 
 def _worker(world: Any, fault: Fault) -> Worker:
@@ -141,6 +142,10 @@ def _evicted(world: Any, fault: Fault) -> None:
     _server(world, fault).evict()
 
 
+def _flushed(world: Any, fault: Fault) -> None:
+    _server(world, fault).flush()
+
+
 def _scripts_forgotten(world: Any, fault: Fault) -> None:
     _server(world, fault).forget_scripts()
 
@@ -258,6 +263,7 @@ _BY_KIND: dict[str, Any] = {
     "server restarted empty": _restarted("nothing"),
     "server restarted with older data": _restarted("saved"),
     "server restarted empty and behind": _restarted_behind,
+    "server flushed": _flushed,
     "key evicted": _evicted,
     "server forgets its scripts": _scripts_forgotten,
     "connections closed": _connections_closed,

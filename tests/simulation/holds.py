@@ -15,6 +15,12 @@ def on_most(servers: Sequence[Any], names: frozenset[str] = frozenset()) -> dict
     return {key: value for key, value in holds if each[key, stem(value)] * 2 > len(servers)}
 
 
+def is_noted(server: Any, name: bytes) -> bool:
+    """Whether a message of this name is among those that are over, of which no more is known."""
+    texts = [value for key, value in server.living_values() if ":ended" in key]
+    return any(text[at : at + 8] == name for text in texts for at in range(0, len(text), 12))
+
+
 def on(server: Any, names: frozenset[str] = frozenset()) -> list[tuple[str, bytes]]:
     """Keys and values; locks outside of tasks have these names."""
     return [(key, value) for key, value in server.living_values() if ":run" in key or key in names]

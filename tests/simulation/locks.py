@@ -89,11 +89,14 @@ class LocksChecker:
         self.waiting: dict[str, list[Turn]] = defaultdict(list)
         self.holding: dict[str, list[Turn]] = defaultdict(list)
         self._fences: dict[str, int] = defaultdict(int)
+        self._fences_grow = True
         self._left = {use.number for use in world.plan.uses}
         self._began: set[int] = set()
         self._under_way: list[Turn] = []
         self._nothing_left_since: float | None = None
         self._next_look = 0.0
+        #: Seconds that it goes on when nothing is left.
+        self._settles = 2 * world.plan.ttl + 2
         self._unused_since: dict[Any, float] = {}
         #: Since when processes are frozen, and locks held, as far as was seen.
         self._frozen_since: dict[int, float] = {}
@@ -227,6 +230,7 @@ class LocksChecker:
                 self.run.park(AGAIN)
             except errors.NotOwned as error:
                 self.run.note("gave back what it had lost", f"{use.name} use={use.number} {error}")
+                self._told_gone(turn)
                 if not self.plan.faults and ("fixed" not in use.ways or use.takes < self.plan.ttl / 2):
                     self.run.fail(f"{use.name}: use {use.number} lost its lock, and nothing went wrong: {error}")
                 return
@@ -239,6 +243,9 @@ class LocksChecker:
         self.run.note("gives up the release", f"{use.name} use={use.number}")
 
     # What must hold
+
+    def _told_gone(self, turn: Turn) -> None:
+        """It gives its lock back, and hears that it was gone."""
 
     def _holds(self, turn: Turn) -> None:
         use, name = turn.use, turn.use.name
@@ -265,7 +272,7 @@ class LocksChecker:
         if self.limits[name] == 1:
             for other in self.holding[name]:
                 other.is_overlapped = True
-            if turn.lease.fence <= self._fences[name]:
+            if self._fences_grow and turn.lease.fence <= self._fences[name]:
                 self.run.fail(f"{name}: fence {turn.lease.fence} after {self._fences[name]}")
         self._fences[name] = max(turn.lease.fence, self._fences[name])
         self.holding[name].append(turn)
@@ -347,7 +354,7 @@ class LocksChecker:
                 self.run.fail(f"stuck: uses {sorted(self._left)}")
         elif self._nothing_left_since is None:
             self._nothing_left_since = now
-        elif now > self._nothing_left_since + 2 * self.plan.ttl + 2:
+        elif now > self._nothing_left_since + self._settles:
             self.run.is_finished = True
 
     def _must_know(self, turn: Turn) -> None:

@@ -54,6 +54,8 @@ class Link:
             repeat it, or is lost with its connection.
         holds_back: seconds for which what is sent to the server stays in between, as with a proxy, on each of the next
             connections: it arrives then, also where its connection was closed.
+        passes: how many messages still pass before that.
+        on_held_back: called with each connection that is.
     """
 
     delay: tuple[float, float] = (0.0001, 0.0008)
@@ -61,6 +63,8 @@ class Link:
     cut_there: bool = False
     cut_back: bool = False
     holds_back: deque[float] = field(default_factory=deque)
+    passes: int = 0
+    on_held_back: Callable[[Way], None] | None = None
     #: Until when something delays or keeps what goes this way.
     troubled_until: float = 0.0
     #: Called when a way is open again.
@@ -118,10 +122,14 @@ class Way:
 
     def send(self, data: bytes) -> None:
         """The client sends."""
-        if self.link.holds_back and not self._is_held_back:
+        if self.link.holds_back and not self._is_held_back and self.link.passes:
+            self.link.passes -= 1
+        elif self.link.holds_back and not self._is_held_back:
             self._is_held_back = True
             self.network.held_back_at.append(self.network.run.now)
             self._there = max(self._there, self.network.run.now + self.link.holds_back.popleft())
+            if self.link.on_held_back is not None:
+                self.link.on_held_back(self)
         self._there = self._pass(
             self._there, self.link.is_cut_there, partial(self._arrive, data), always=self._is_held_back
         )

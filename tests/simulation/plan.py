@@ -57,7 +57,8 @@ class Plan:
     """All that a simulation depends on.
 
     Attributes:
-        kind: what there is: "tasks" with workers, "locks" in programs of their own, or "beats".
+        kind: what there is: "tasks" with workers, "locks" in programs of their own, "nodes" of a Redlock that disagree
+            about such, or "beats".
         limits: of the locks outside of tasks: how many may hold each.
         entries: of the beats' schedule: names, and seconds between two ticks.
         mode: of the beats.
@@ -110,8 +111,9 @@ class Plan:
             yield replace(self, concurrency=self.concurrency - 1)
 
 
-#: Kinds of plans with their weights.
+#: Kinds of plans with their weights; and of all, how many are of a Redlock whose nodes disagree (`disagreements.py`).
 PLANS = {"tasks": 60, "locks": 30, "beats": 10}
+OF_NODES = 0.15
 
 #: Draws the plan of a seed, with so many servers, or with as many as it likes.
 Drawing = Callable[[int, "int | None"], Plan]
@@ -164,9 +166,13 @@ NOT_OF_PROGRAMS = frozenset(
 
 def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Plan:
     """The plan of a seed; of this kind, where one is given."""
+    from tests.simulation.disagreements import draw_nodes
+
     if kind is None:
+        is_of_nodes = nodes != 1 and random.Random(f"nodes of {seed}").random() < OF_NODES
         kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]
-    return {"tasks": _tasks, "locks": _locks, "beats": _beats}[kind](seed, nodes)
+        kind = "nodes" if is_of_nodes else kind
+    return {"tasks": _tasks, "locks": _locks, "beats": _beats, "nodes": draw_nodes}[kind](seed, nodes)
 
 
 def _may_be_shaped(draws: Drawing) -> Drawing:

@@ -47,6 +47,7 @@ class Server:
 
     Attributes:
         model: what it has and does; None while it is down.
+        empty_since: when it had nothing, for the last time.
     """
 
     def __init__(self, run: Simulation, network: Network, host: Host, *, port: int = 6379) -> None:
@@ -54,13 +55,12 @@ class Server:
         self.address = (host.name, port)
         self.model: RedisModel | None = None
         self.stalled = False
-        #: When it came back with nothing, for the last time.
         self._peers: list[_Peer] = []
         #: What arrives while it is stalled.
         self._held_up: deque[Callable[[], None]] = deque()
         self._timer: float | None = None
         self._data: Any = None
-        self._empty_since = 0.0
+        self.empty_since = 0.0
         self._saved: Any = None
         self._seen: _Seen | None = None
         network.listening[self.address] = self._accept
@@ -73,7 +73,7 @@ class Server:
     def start(self, data: Any = None) -> None:
         """Begin, with these data."""
         if data is None:
-            self._empty_since = self.run.now
+            self.empty_since = self.run.now
         self.model = RedisModel(self.clock, randint=self.run.rng.randint, dataset=data)
         self.run.note("starts", "with data" if data is not None else "empty", by=self.host.name)
 
@@ -98,6 +98,13 @@ class Server:
         """Come back: with "all" that it had, with what it had when it was "saved" last, or with "nothing"."""
         if self.model is None:
             self.start({"all": self._data, "saved": self._saved, "nothing": None}[having])
+
+    def flush(self) -> None:
+        """FLUSHALL: it forgets everything, and its connections stay."""
+        if self.model is not None:
+            self.model.flush(list(self.model.dataset.databases.values()))
+            self.empty_since, self._seen = self.run.now, None
+            self.run.note("is flushed", by=self.host.name)
 
     def evict(self) -> None:
         """Forget a key, as a server does whose memory is full."""
@@ -147,10 +154,10 @@ class Server:
 
     def remembers(self, seconds: float) -> bool:
         """Whether it has what was written in the last seconds: else it has no vote in a Redlock."""
-        return (self.run.now - self._empty_since) * self.host.rate >= seconds
+        return (self.run.now - self.empty_since) * self.host.rate >= seconds
 
-    def _living(self) -> list[Entry]:
-        """Its keys, as they were found when they had changed last."""
+    def living(self) -> list[Entry]:
+        """Its keys, as they were found when they had changed last; the same list while nothing changes."""
         data, version = (self._data, -1) if self.model is None else (self.model.dataset, self.model.offset)
         now = self.clock() * 1000
         seen = self._seen
@@ -160,17 +167,17 @@ class Server:
 
     def without_end(self, part: str = "") -> str | None:
         """A key, of those with this in their names, that has no time to live."""
-        return next((key for key, _, ends_at in self._living() if ends_at is None and part in key), None)
+        return next((key for key, _, ends_at in self.living() if ends_at is None and part in key), None)
 
     def living_values(self) -> list[tuple[str, bytes]]:
         """Its plain values, by their keys; the same list while nothing changes."""
-        self._living()
+        self.living()
         assert self._seen is not None
         return self._seen.values
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
         """A lock that is held; those outside of tasks have these names."""
-        keys = (key for key, _, _ in self._living())
+        keys = (key for key, _, _ in self.living())
         return next((key for key in keys if key.endswith(":run") or ":run:" in key or key in names), None)
 
     def do(self, action: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from celery import states
 from celery.worker import state as worker_state
 
-from tests.simulation import apps, beats, beyond, faults, loading, locks, servers
+from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, servers
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
 from tests.simulation.scheduler import Simulation, begin
@@ -82,7 +82,9 @@ def simulate(plan: Plan) -> Result:
     world.plan = plan
     if plan.beyond:
         beyond.take_away(world)
-    checker = {"tasks": _begin_tasks, "locks": locks.begin, "beats": beats.begin}[plan.kind](world)
+    checker = {"tasks": _begin_tasks, "locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}[plan.kind](
+        world
+    )
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))
     run.watch.append(checker.look)
@@ -125,7 +127,7 @@ class Checker:
             self.world.ends[task_id].append(state)
             if isinstance(result, dict) and result.get("exc_type") == "ResultLost":
                 self.run.fail(f"{task_id} ends with ResultLost, and each value is short enough to be kept")
-            self.invariants.note_end(task_id, state)
+            self.invariants.note_end(task_id, state, result)
 
     def look(self) -> None:
         """As the time is about to go on."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from tests.simulation import loading, trouble
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.task.execution import holder_of
+from tests.simulation import holds, loading, trouble
 from tests.simulation.broker import Broker
 from tests.simulation.network import Network
 from tests.simulation.scheduler import Host, Process, Simulation
@@ -67,6 +69,8 @@ class World:
         self.results_slow_until = 0.0
         #: Of beats that are to be killed as they send something: after how many seconds each is started again.
         self.doomed_beats: list[float] = []
+        #: What befalls the process that gets a lock next.
+        self.at_holds: list[Callable[[Process], None]] = []
         self._pids = 100
 
     def host(self, name: str) -> Host:
@@ -105,6 +109,8 @@ class Running:
     limit: int
     lease: Any
     began: float
+    #: Under which a lock server notes that its message is over.
+    ended_name: bytes
 
 
 @dataclass(eq=False)
@@ -124,6 +130,8 @@ class Bodies:
     kept: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     #: Of locks that are to rest: the message that had it last, and until when.
     rests: dict[str, tuple[int, float]] = field(default_factory=dict)
+    #: By number of the message: under which name the lock servers note that it has ended well.
+    ended_names: dict[int | str, bytes] = field(default_factory=dict)
     #: In which processes bodies have ended, by the beginning of their leases' owners.
     owners_ended: dict[str, Process] = field(default_factory=dict)
     #: How many processes are to be killed as a body ends in them.
@@ -144,8 +152,18 @@ class Bodies:
         process = run.current.process  # type: ignore[union-attr]
         words = dict(word.partition("=")[::2] for word in plan.split())
         lock = f"{name}:{key}"
+        ended_name = keyspace.ended_name(lease.key, holder_of(task, task.request).message)
         mine = Running(
-            name, lock, number, task.request.retries or 0, process, lease.fence, task.lock_limit or 1, lease, run.now
+            name,
+            lock,
+            number,
+            task.request.retries or 0,
+            process,
+            lease.fence,
+            task.lock_limit or 1,
+            lease,
+            run.now,
+            ended_name,
         )
         self._begins(mine)
         leave = self._ends_with(mine)
@@ -172,6 +190,7 @@ class Bodies:
         if words.get("fails"):
             raise ValueError(f"message {number} fails")
         self.succeeded[number] += 1
+        self.ended_names[number] = ended_name
         run.note("body ends well", f"{lock} message={number}")
 
     def _begins(self, mine: Running) -> None:
@@ -229,8 +248,12 @@ class Bodies:
 
     def _has_record(self, ended: Running) -> bool:
         servers, record = self.world.servers, f":done:m{ended.number}:"
-        keys = [key for server in servers for key, _ in server.living_values()]
-        known = [key for key in keys if record in key and key.endswith(f".{ended.attempt}")]
+        known = [
+            server
+            for server in servers
+            if holds.is_noted(server, ended.ended_name)
+            or any(record in key and key.endswith(f".{ended.attempt}") for key, _ in server.living_values())
+        ]
         return len(known) * 2 > len(servers)
 
     def _was_silent(self, mine: Running) -> bool:

@@ -15,7 +15,6 @@ KILLED = "killed between its last line and the record"
 KILLED_RETRYING = "killed as it retried"
 FROZEN_AT_THE_END = "frozen between its last line and the record"
 SILENT = "ended while no lock server answered"
-STOPPED = "stopped while no lock server answered, or frozen"
 REJECTED = "rejected"
 UNSENT = "sent, but not as far as Celery knows"
 LOST_BY_BROKER = "lost by the broker"
@@ -29,7 +28,6 @@ REASONS: Mapping[str, str] = {
     KILLED_RETRYING: "Celery sends the next attempt before the body is over; the worker died before that was recorded",
     FROZEN_AT_THE_END: "the worker stood still in that round trip until its lease had ended",
     SILENT: "no lock server could be told of the end until the lease was over, or the worker had died",
-    STOPPED: "a run that was stopped could not be recorded; a copy that was delivered before ran",
     REJECTED: "a rejected message leaves no record",
     UNSENT: "Celery failed a step that the broker had taken, when its connection was cut before it said so",
     LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
@@ -116,12 +114,7 @@ class Excuses:
 
     def of_end(self, end: Line, at: float) -> str:
         """Why a message may go on, at a later time, after this end."""
-        error, host = end.get("error"), end.get("host", "")
-        if error == "LockLost":
-            begin = end["at"] - 2 * self._ttl
-            frozen = any(self._story.struck(end["pid"], "frozen", begin, end["at"]))
-            if frozen or self._story.silences.touch(host, begin, end["at"]):
-                return STOPPED
+        error = end.get("error")
         if error == "Reject" and self._story.sent.get(end["message"], {}).get("policy", "reject") == "reject":
             return REJECTED
         if error in ERRORS_OF_SENDING and self._broker_failed(end["at"]):
@@ -130,7 +123,7 @@ class Excuses:
 
     def of_ends(self, first: Line, second: Line) -> str:
         """Why a message may be told two different ends."""
-        # Celery keeps a success where one that was stopped, or could not send, tells that later.
+        # Celery keeps a success where one that could not send tells that later.
         for one in (second, first):
             if excuse := self.of_end(one, second["at"]):
                 return excuse

@@ -54,6 +54,7 @@ class Struck:
         fate: what came of them: "killed", "frozen" (a whole worker stood still), "stopped" (one of its processes did).
         forgot: the lock server that has forgotten something.
         latest: it has forgotten only what was written since the fault began.
+        but_ends: it has not forgotten how messages ended: that waited for replicas.
         silent: ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
     """
 
@@ -61,6 +62,7 @@ class Struck:
     fate: str = ""
     forgot: str = ""
     latest: bool = False
+    but_ends: bool = False
     silent: list[str] = field(default_factory=list)
 
 
@@ -493,7 +495,7 @@ def promote(nemesis: Nemesis) -> Struck:
 
 @kind(SENTINELS, "primary: silent, a replica is promoted; it comes back")
 def depose(nemesis: Nemesis) -> Struck:
-    """Whoever is still connected to the old one frees there: the new one does not know of that end."""
+    """Whoever is still connected to the old one frees and renews there, of which the new one does not know."""
     group = nemesis.scene.place.group
     old = group.master()
     old.pause()
@@ -503,7 +505,7 @@ def depose(nemesis: Nemesis) -> Struck:
         old.resume()
     nemesis.wait(nemesis.chance.uniform(0.0, 1.0))
     group.demote(old)
-    return Struck(forgot=str(old.port), latest=True, silent=["*/0"])
+    return Struck(forgot=str(old.port), latest=True, but_ends=True, silent=["*/0"])
 
 
 def _is_deposed(group: SentinelGroup, old: RedisServer) -> bool:

@@ -63,6 +63,8 @@ class Fault:
     forgot: str
     #: It has forgotten only what was written since the fault began.
     latest: bool
+    #: It has not forgotten how messages ended.
+    but_ends: bool
     #: Ways by which no lock server answered: "east/0", "*/0" for those of all hosts.
     silent: frozenset[str]
 
@@ -109,11 +111,11 @@ class Story:
         Args:
             begin: of that time.
             end: of it.
-            written: when that was written which is missing, if it was written only once.
+            written: when the end was written which is missing.
         """
         found = [one for one in self.faults if one.forgot and one.overlaps(begin, end)]
         if written is not None:
-            found = [one for one in found if not one.latest or one.begin <= written]
+            found = [one for one in found if not one.but_ends and (not one.latest or one.begin <= written)]
         return max(one.end for one in found) if len({one.forgot for one in found}) >= self._quorum else None
 
     def struck(self, pid: int, fate: str, begin: float, end: float) -> Iterator[Fault]:
@@ -170,4 +172,5 @@ class Story:
     def _fault(self, line: Line) -> None:
         pids, silent = frozenset(line.get("pids", ())), frozenset(line.get("silent", ()))
         about = line["kind"], line["begin"], line["at"], pids, line.get("fate", "")
-        self.faults.append(Fault(*about, line.get("forgot", ""), line.get("latest", False), silent))
+        forgotten = line.get("forgot", ""), line.get("latest", False), line.get("but_ends", False)
+        self.faults.append(Fault(*about, *forgotten, silent))

@@ -17,7 +17,6 @@ from tests.storm.excuses import (
     LOST_BY_BROKER,
     REJECTED,
     SILENT,
-    STOPPED,
     UNSENT,
 )
 
@@ -199,10 +198,11 @@ def test_a_worker_that_was_killed_before_any_lock_server_could_be_told_is_an_exc
     assert found(judge(*lines)) == [("again", SILENT)]
 
 
-def test_an_end_of_one_that_was_stopped_after_a_success_is_an_exception() -> None:
+def test_an_end_of_one_that_was_stopped_after_a_success_is_no_exception() -> None:
+    """It is told when it is recorded."""
     silence = fault("partition", 0, 1.9, silent=["*/0"])
     lines = silence, end_of("a", 1, "SUCCESS"), end_of("a", 2, "FAILURE", error="LockLost")
-    assert found(judge(*lines)) == [("told twice", STOPPED)]
+    assert found(judge(*lines)) == [("told twice", "")]
 
 
 def test_a_silence_that_was_over_is_no_exception() -> None:
@@ -236,6 +236,12 @@ def test_a_worker_that_was_killed_long_after_the_end_is_no_exception() -> None:
 def test_older_data_have_what_was_written_before(latest: bool, excuse: str) -> None:
     older = fault("older data", 5, 5.5, forgot="7000", latest=latest)
     assert found(judge(body("a", 1, 2, told="SUCCESS"), older, body("a", 6, 7, pid=2))) == [("again", excuse)]
+
+
+def test_a_primary_that_was_deposed_is_an_exception_for_its_locks_only() -> None:
+    deposed = fault("deposed", 0.5, 2.5, forgot="7000", latest=True, but_ends=True)
+    assert found(judge(body("a", 1, 2, told="SUCCESS"), deposed, body("a", 4, 5, pid=2))) == [("again", "")]
+    assert found(judge(body("a", 1, 3), deposed, body("b", 2.2, 4, pid=2))) == [("overlap", FORGOT)]
 
 
 @pytest.mark.parametrize(("fate", "excuse"), [("killed", KILLED_RETRYING), ("", "")])
@@ -291,11 +297,10 @@ def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(er
     assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
 
 
-def test_a_run_that_was_stopped_and_could_not_be_recorded_is_an_exception() -> None:
+def test_a_run_that_was_stopped_and_could_not_be_recorded_is_no_exception() -> None:
     silence = fault("partition", 0, 0.5, silent=["east/0"])
     lines = silence, end_of("a", 1, "FAILURE", error="LockLost"), body("a", 2, 3, told="SUCCESS")
-    excuse = STOPPED
-    assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
+    assert found(judge(*lines)) == [("again", ""), ("told twice", "")]
 
 
 def test_what_has_no_end_yet_is_not_lost_before_the_storm_is_over() -> None:

@@ -19,6 +19,7 @@ from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import Call, Script
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.fuzz.targets.answers import KEY, VALUE, PlayedServer, Player, as_resp
+from tests.patience import LIMIT, sleepless
 
 RECORD = Record("id:0.0", b"x", 60.0)
 
@@ -38,9 +39,11 @@ class Fixed(Player):
 @pytest.fixture(params=["server", "redlock"])
 def of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A store on servers with these answers."""
-    monkeypatch.setattr(clock, "sleep", lambda seconds: None)
+    monkeypatch.setattr(clock, "sleep", sleepless())
     monkeypatch.setattr(pending_calls.PendingCalls, "add", lambda *_, **__: None)
     monkeypatch.setattr(repeater.Repeater, "start", lambda self: None)
+    for limit in ("CONNECT", "CONNECT_ALL", "MAX_ANSWER"):  # However busy the machine is.
+        monkeypatch.setattr(f"celery_singleton_lock.stores.redis.redlock.store.{limit}", LIMIT)
     stores: list[Any] = []
 
     def made(answers: dict[object, bytes]) -> Any:
@@ -55,7 +58,7 @@ def of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def asked() -> LockRequest:
-    return LockRequest(KEY, new_owner(), ttl=30.0, holder=Holder("id"))
+    return LockRequest(KEY, new_owner(), ttl=20 * LIMIT, holder=Holder("id"))
 
 
 QUESTIONS = (lock_commands.ACQUIRE, commands.VOTE)

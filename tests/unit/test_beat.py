@@ -148,6 +148,110 @@ def test_many_that_are_due_are_claimed_in_few_round_trips(
     assert claimed == [100, 100, 50]
 
 
+def many_due(scheduler: ExclusiveScheduler) -> None:
+    """All are due, the first few are sent, and nothing but these is looked at until there is a pause."""
+    scheduler.tick()
+    age(scheduler, 3600)
+    while len(Recorder.sent) < 5:
+        assert scheduler.tick() == 0
+
+
+@pytest.fixture
+def seldom_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_singleton_lock.beat.comparing.COMPARE_AFTER", float("inf"))
+
+
+def entries_sent() -> list[str]:
+    return [headers["singleton_lock_entry"] for _, headers in Recorder.sent]
+
+
+@pytest.mark.usefixtures("seldom_compared")
+def test_time_for_an_entry_does_not_grow_with_their_number(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared, equal = [], ScheduleEntry.editable_fields_equal
+
+    def counted(self: ScheduleEntry, other: ScheduleEntry) -> bool:
+        compared.append(self.name)
+        return equal(self, other)
+
+    names = [f"entry {number}" for number in range(250)]
+    scheduler = make(beat_schedule=every(3600, *names))
+    many_due(scheduler)
+    monkeypatch.setattr(ScheduleEntry, "editable_fields_equal", counted)
+    run(scheduler, lambda: len(Recorder.sent) == len(names))
+    assert len(compared) <= 3 * len(names)
+    assert sorted(entries_sent()) == sorted(names)
+
+
+@pytest.mark.usefixtures("seldom_compared")
+@pytest.mark.parametrize("place", [0, 44], ids=["next", "last"])
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_entry_that_is_changed_while_many_are_sent_is_not_sent_as_it_was(
+    make: Callable[..., ExclusiveScheduler], place: int, change: str
+) -> None:
+    names = [f"entry {number}" for number in range(50)]
+    scheduler = make(beat_schedule=every(3600, *names))
+    many_due(scheduler)
+    inner = scheduler._inner
+    changed = sorted(inner._heap)[place].entry.name
+    assert changed not in entries_sent()
+    del inner.schedule[changed]
+    # Their number is as before: that alone does not show it.
+    added = "another" if change == "removed" else changed
+    inner.schedule[added] = inner._maybe_entry(added, {"task": "task.another", "schedule": 7200})
+    run(scheduler, lambda: scheduler.tick() > 0)
+    assert sorted(entries_sent()) == sorted({*names} - {changed})
+
+
+@pytest.mark.usefixtures("seldom_compared")
+def test_entry_that_is_added_while_many_are_sent_is_sent_after_them(make: Callable[..., ExclusiveScheduler]) -> None:
+    names = [f"entry {number}" for number in range(50)]
+    scheduler = make(beat_schedule=every(3600, *names))
+    many_due(scheduler)
+    schedule = scheduler._inner.schedule
+    # Their number is as before: that alone does not show it.
+    del schedule[entries_sent()[0]]
+    schedule["another"] = scheduler._inner._maybe_entry("another", {"task": "task.another", "schedule": 0.01})
+    run(scheduler, lambda: "another" in entries_sent())
+    assert {*entries_sent()} == {*names, "another"}
+
+
+def test_entry_that_is_added_while_many_are_sent_is_seen_in_between(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.beat.comparing.COMPARE_AFTER", 0.0)
+    names = [f"entry {number}" for number in range(50)]
+    scheduler = make(beat_schedule=every(3600, *names))
+    many_due(scheduler)
+    schedule = scheduler._inner.schedule
+    del schedule[entries_sent()[0]]
+    schedule["another"] = scheduler._inner._maybe_entry("another", {"task": "task.another", "schedule": 0.01})
+    populate, heaps = scheduler._inner.populate_heap, []
+    monkeypatch.setattr(scheduler._inner, "populate_heap", lambda: (heaps.append(len(Recorder.sent)), populate()))
+    scheduler.tick()
+    assert heaps == [5]
+
+
+@pytest.mark.usefixtures("seldom_compared")
+def test_wrapped_scheduler_that_looks_for_itself_does_so_before_each_message(
+    make: Callable[..., ExclusiveScheduler],
+) -> None:
+    """As that of django-celery-beat, which asks its database."""
+    looked = []
+
+    class Looking(Recorder):
+        def schedules_equal(self, *args: Any, **kwargs: Any) -> bool:
+            looked.append(len(Recorder.sent))
+            return super().schedules_equal(*args, **kwargs)
+
+    scheduler = make(beat_schedule=every(3600, *map(str, range(20))))
+    scheduler._wrapped = Looking
+    many_due(scheduler)
+    run(scheduler, lambda: len(Recorder.sent) == 20)
+    assert {*range(5, 20)} <= {*looked}
+
+
 @pytest.mark.parametrize("mode", ["leader", "shared"])
 def test_what_another_has_sent_is_passed_over(make: Callable[..., ExclusiveScheduler], mode: str) -> None:
     conf = {"beat_schedule": every(3600, "a", "b", "c"), "singleton_lock_beat_mode": mode}

@@ -27,6 +27,11 @@ def test_figures_of_the_same_turns_are_compared_each_for_itself() -> None:
     assert (wall.median("other"), cpu.median("other")) == (3.0, 8.0)
 
 
+def test_no_round_begins_when_time_is_over() -> None:
+    (found,) = measured("base", 9, {"base": lambda: [1.0], "other": lambda: [2.0]}, until=0.0)
+    assert found.figures == {"base": [1.0], "other": [2.0]}
+
+
 def test_table_shows_columns_and_rates_who_is_to_be() -> None:
     found = Rounds("base", {"base": [1.0], "other": [3.0], "idle": [0.0]}, again=[2.0])
     assert found.table("A table", lambda name: {"name": name}, unrated=["idle"]) == Table(

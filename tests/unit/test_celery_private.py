@@ -7,6 +7,8 @@ means is in `celery_singleton_lock/_celery.py`, and in docs/celery-inside.md.
 from __future__ import annotations
 
 import ast
+import copy
+import heapq
 import importlib
 import inspect
 import signal
@@ -22,14 +24,16 @@ from typing import Any
 import celery
 import pytest
 from billiard.process import current_process
-from celery import Celery, _state
+from celery import Celery, _state, bootsteps
 from celery.app.control import Inspect
 from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
-from celery.worker import state
+from celery.utils import timer2
+from celery.worker import state, strategy
 from celery.worker.request import Request
 from kombu import Connection, Consumer, Queue
+from kombu.asynchronous.timer import Timer
 from kombu.message import Message
 from kombu.transport import virtual
 from kombu.utils import functional
@@ -212,7 +216,9 @@ class TestDeclared:
     @pytest.mark.parametrize("name", DECLARED)
     def test_methods_take_what_is_declared(self, name: str) -> None:
         for method in self.declared(name).body:
-            if isinstance(method, ast.FunctionDef) and (DECLARED[name].__name__ + "." + method.name) not in NEW:
+            if isinstance(method, ast.FunctionDef) and method.decorator_list:
+                assert isinstance(getattr(DECLARED[name], method.name), property), method.name
+            elif isinstance(method, ast.FunctionDef) and (DECLARED[name].__name__ + "." + method.name) not in NEW:
                 its = list(inspect.signature(getattr(DECLARED[name], method.name)).parameters)
                 ours = [argument.arg for argument in method.args.args]
                 assert its[: len(ours)] == ours, method.name
@@ -270,6 +276,70 @@ class TestRequest:
         assert request_of in _celery.active_requests()
         state.task_ready(request_of)
         assert not _celery.is_active(request_of)
+
+
+def gevent_timer() -> Any:
+    return importlib.import_module("celery.concurrency.gevent").Timer()
+
+
+def consumer_with(timer: Any, state: int = bootsteps.RUN) -> Any:  # type: ignore[attr-defined]
+    return SimpleNamespace(timer=timer, blueprint=SimpleNamespace(state=state))
+
+
+class TestTimer:
+    """A copy that waits for a lock is begun when that is free, by what the timer would have done."""
+
+    @pytest.mark.parametrize("make", [Timer, gevent_timer])
+    @pytest.mark.parametrize("limited", [False, True])
+    def test_request_is_begun_once(self, request_of: WorkerRequest, make: Callable[[], Any], limited: bool) -> None:
+        timer, begun = make(), []
+        consumer = consumer_with(timer)
+        assert not _celery.begin_now(consumer, request_of)
+        # As `celery.worker.strategy` has it; with a rate limit there are more arguments.
+        arguments = (request_of, "bucket", 1) if limited else (request_of,)
+        timer.call_at(time.monotonic() + 0.05, lambda *given: begun.append(given), arguments, priority=6)
+        timer.call_at(time.monotonic() + 300, lambda *given: begun.append(given), (object(),), priority=6)
+        assert _celery.begin_now(consumer, request_of)
+        assert begun == [arguments]
+        assert not _celery.begin_now(consumer, request_of)
+        if isinstance(timer, Timer) and type(timer) is Timer:
+            waits, entry = next(iter(timer))
+            assert (waits or 0) > 100 or entry is None
+        else:
+            importlib.import_module("gevent").sleep(0.1)
+        assert begun == [arguments]
+        timer.clear()
+
+    def test_what_the_loss_of_the_broker_cancelled_is_not_begun(self, request_of: WorkerRequest) -> None:
+        timer = Timer()
+        entry = timer.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
+        timer.cancel(entry)
+        assert not _celery.begin_now(consumer_with(timer), request_of)
+
+    def test_worker_that_ends_begins_nothing(self, request_of: WorkerRequest) -> None:
+        timer = Timer()
+        timer.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
+        assert not _celery.begin_now(consumer_with(timer, bootsteps.CLOSE), request_of)  # type: ignore[attr-defined]
+
+    def test_timer_of_a_thread_is_left_alone(self, request_of: WorkerRequest) -> None:
+        """It might begin with the same request at the same time."""
+        timer = timer2.Timer()
+        timer.schedule.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)
+        assert not _celery.begin_now(consumer_with(timer), request_of)
+
+    def test_strategy_waits_with_the_request_as_the_first_argument(self) -> None:
+        source = inspect.getsource(strategy.default)
+        assert "apply_eta_task, (req,)" in source
+        assert "limit_post_eta, (req, bucket, 1)" in source
+
+    def test_slot_is_free_as_long_as_fewer_are_reserved(self, request_of: WorkerRequest) -> None:
+        pool = SimpleNamespace(num_processes=1)
+        assert _celery.has_free_slot(pool)
+        state.task_reserved(request_of)
+        assert not _celery.has_free_slot(pool)
+        pool.num_processes = 2
+        assert _celery.has_free_slot(pool)
+        state.task_ready(request_of)
 
 
 class TestApps:
@@ -409,7 +479,8 @@ class TestWorkers:
 class TestScheduler:
     def test_heap_is_made_anew_where_there_is_none(self, scheduler: Scheduler) -> None:
         _celery.forget_heap(scheduler)
-        assert _celery.entries_beside(scheduler, scheduler.schedule["first"]) == []
+        assert list(_celery.entries_beside(scheduler, scheduler.schedule["first"])) == []
+        assert _celery.next_entry(scheduler) is None
         scheduler.tick()
         assert scheduler._heap is not None
         assert len(scheduler._heap) == 2
@@ -418,18 +489,26 @@ class TestScheduler:
         first, second = scheduler.schedule["first"], scheduler.schedule["second"]
         later = scheduler._when(first, 60)
         scheduler._heap = [event_t(1.0, 5, second), event_t(later, 5, first)]
-        assert _celery.entries_beside(scheduler, first) == [second]
+        assert list(_celery.entries_beside(scheduler, first)) == [second]
         scheduler._heap = [event_t(1.0, 5, second), event_t(2.0, 5, first)]
-        assert _celery.entries_beside(scheduler, first) == [second, first]
-        assert _celery.is_next(scheduler, second)
-        assert not _celery.is_next(scheduler, first)
+        assert list(_celery.entries_beside(scheduler, first)) == [second, first]
+        assert _celery.next_entry(scheduler) is second
+
+    def test_of_many_entries_those_that_are_due_come_in_the_order_of_their_time(self, scheduler: Scheduler) -> None:
+        entry = scheduler.schedule["first"]
+        times = [float((7 * number) % 100) for number in range(100)] + [scheduler._when(entry, 60)] * 50
+        scheduler._heap = [event_t(time, number, copy.copy(entry)) for number, time in enumerate(times)]
+        heapq.heapify(scheduler._heap)
+        time_of = {id(event.entry): event.time for event in scheduler._heap}
+        found = [time_of[id(beside)] for beside in _celery.entries_beside(scheduler, entry)]
+        assert found == [float(number) for number in range(100)]
 
     def test_entry_that_is_put_off_makes_room_for_the_next(self, scheduler: Scheduler) -> None:
         first, second = scheduler.schedule["first"], scheduler.schedule["second"]
         scheduler._heap = [event_t(1.0, 5, first), event_t(2.0, 5, second)]
         now = scheduler._when(first, 0)
         _celery.put_off(scheduler, first, 60.0)
-        assert _celery.is_next(scheduler, second)
+        assert _celery.next_entry(scheduler) is second
         assert [event.time - now for event in scheduler._heap if event.entry is first] == [pytest.approx(60, abs=5)]
 
     @pytest.mark.parametrize("method", [Scheduler.tick, Scheduler.populate_heap])
@@ -439,6 +518,7 @@ class TestScheduler:
         assert {"_heap", "_when"} <= used
         if method is Scheduler.tick:
             assert {"is_due", "reserve", "apply_entry", "populate_heap", "producer"} <= used
+            assert {"schedules_equal", "old_schedulers", "schedule"} <= used
 
     def test_connection_and_scheduler_are_made_when_they_are_asked_for(self, app: Celery, scheduler: Scheduler) -> None:
         assert isinstance(vars(Scheduler)["connection"], cached_property)

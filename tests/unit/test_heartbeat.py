@@ -14,7 +14,7 @@ from celery_singleton_lock import LockLost, LockUnavailable, SingletonTask, cloc
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.pulse import WATCHERS, Pulse
+from celery_singleton_lock.pulse import WATCHERS, Pulse, pulse
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.watched import Watched
@@ -69,6 +69,9 @@ class Execution:
 def threads_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_singleton_lock.heartbeat.LINGER", 0.01)
     gc.collect()  # Tracebacks keep leases.
+    pulse.prepare()
+    with pulse.mutex:
+        pulse.hurry()  # A test may have put the clock forward: the thread would linger until it has come there.
     until(lambda: threads() == 0, "the threads of other tests have ended")
 
 

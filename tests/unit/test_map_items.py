@@ -22,7 +22,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import requeue
-from tests.patience import LIMIT
+from tests.patience import LIMIT, in_this_thread, sleepless
 
 _numbers = itertools.count()
 
@@ -184,7 +184,7 @@ def test_servers_silence_takes_nothing_of_what_an_item_may_wait(app: Celery, mon
         threading.Timer(0.1, self.free, (other,)).start()
         return waiter(self, request)
 
-    monkeypatch.setattr(clock, "now", lambda: now() + outage)
+    monkeypatch.setattr(clock, "now", in_this_thread(lambda: now() + outage, now))
     monkeypatch.setattr(MemoryStore, "acquire", failing)
     monkeypatch.setattr(MemoryStore, "waiter", freed_soon)
     assert task.map([1]).apply().get() == [1]
@@ -204,7 +204,7 @@ def test_item_that_asks_for_long_names_the_latest_owners_that_it_gave_up(
         return acquire(self, request)
 
     monkeypatch.setattr(MemoryStore, "acquire", failing)
-    monkeypatch.setattr(clock, "sleep", lambda seconds: None)
+    monkeypatch.setattr(clock, "sleep", sleepless())
     assert make(app).map([1]).apply().get() == [1]
     assert [len(owners) for owners in named] == [min(tries, requeue.MAX_GIVEN_UP) for tries in range(len(named))]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
@@ -314,6 +316,19 @@ class TestTaskAttributes:
         made = app()
         task = made.task(base=Slow, name="slow", shared=False)(body(lambda: None))
         assert options_for(task, Settings.from_app(made)).ttl == 90.0
+
+
+@pytest.mark.parametrize("policy", ["skip", lambda task, conflict: "skip"], ids=["name", "function"])
+def test_task_goes_with_its_app(policy: Any) -> None:
+    """Its options are kept for the next execution."""
+    made = app()
+    task = made.task(base=SingletonTask, shared=False, on_conflict=policy)(body(lambda: None))
+    for _ in range(2):
+        options_for(task, settings())
+    gone = weakref.ref(type(made.tasks[task.name]))
+    del made, task
+    gc.collect()
+    assert gone() is None
 
 
 class TestSettings:

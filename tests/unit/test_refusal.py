@@ -11,7 +11,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock import LockConflict, LockLost
+from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
@@ -27,6 +27,24 @@ pytestmark = pytest.mark.usefixtures("settled_at_once")
 @pytest.fixture
 def app(memory_app: Celery) -> Celery:
     return memory_app
+
+
+def lose(task: Any) -> None:
+    """In a body."""
+    Runtime.of(task.app).store.free(task.lock)
+    task.lock.lose("could not be renewed")
+    task.lock.check()
+
+
+def does_not_answer(*_: object, **__: object) -> Any:
+    raise LockUnavailable("the server", "silent")
+
+
+def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The headers of what is put back from now on."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
+    return sent
 
 
 class TestEndWithoutABody:
@@ -105,6 +123,55 @@ class TestEndWithoutABody:
         monkeypatch.setattr(Runtime.of(app).store, "free", lambda *_, **__: False)
         with pytest.raises(LockLost):
             deliver(task)
+        assert len(runs) == 1
+
+    def test_loss_that_cannot_be_recorded_is_told_when_it_can(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a copy that waits, and runs, would tell another end."""
+        task, runs = make(app, lambda: lose(task), acks_late=True)
+        store, sent = Runtime.of(app).store, sends(monkeypatch)
+        with monkeypatch.context() as silent:
+            silent.setattr(store, "refuse", does_not_answer)
+            with pytest.raises(Ignore):
+                deliver(task)
+            with pytest.raises(Ignore):
+                deliver(task, headers={PUT_BACK_HEADER: sent[-1]})
+        assert [header["lost"] for header in sent] == [1, 2]
+        for headers in ({PUT_BACK_HEADER: sent[-1]}, {}):
+            with pytest.raises(LockLost):
+                deliver(task, headers=headers)
+        assert len(runs) == 1
+
+    def test_loss_that_cannot_be_recorded_is_no_end_where_a_copy_runs(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bodies = iter([lambda: lose(task), lambda: "done"])
+        task, runs = make(app, lambda: next(bodies)(), acks_late=True)
+        sent = sends(monkeypatch)
+        with monkeypatch.context() as silent, pytest.raises(Ignore):
+            silent.setattr(Runtime.of(app).store, "refuse", does_not_answer)
+            deliver(task)
+        assert deliver(task) == "done"
+        task.backend.store_result(id_for(task), "done", "SUCCESS")
+        with pytest.raises(Ignore):
+            deliver(task, headers={PUT_BACK_HEADER: sent[-1]})
+        assert len(runs) == 2
+
+    @pytest.mark.parametrize("request_", [{}, {"delivery_info": {"redelivered": True}}], ids=["first", "redelivered"])
+    def test_loss_of_a_message_without_copies_is_told_at_once(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
+    ) -> None:
+        task, _ = make(app, lambda: lose(task))
+        sends(monkeypatch)
+        monkeypatch.setattr(Runtime.of(app).store, "refuse", does_not_answer)
+        with pytest.raises(Ignore if request_ else LockLost):
+            deliver(task, **request_)
+
+    def test_next_attempt_of_one_that_was_lost_runs(self, app: Celery) -> None:
+        """What stands in a header about another attempt says nothing about this one."""
+        task, runs = make(app, lambda: 1, acks_late=True)
+        assert deliver(task, retries=1, headers={PUT_BACK_HEADER: {"retries": 0, "lost": 1}}) == 1
         assert len(runs) == 1
 
     def test_message_that_is_rejected_may_come_again(self, app: Celery) -> None:

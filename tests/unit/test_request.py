@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -14,20 +15,25 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
 from celery.exceptions import Ignore
 from celery.signals import task_revoked
+from celery.worker.state import revoked
 from kombu.exceptions import EncodeError
 from kombu.message import Message
 
 from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock._celery import WorkerRequest
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.bells import Place
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
-from celery_singleton_lock.worker.request import SingletonRequest
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.worker.line import line_of
+from celery_singleton_lock.worker.request import HELD, SingletonRequest
 from tests.patience import LIMIT
 
 _numbers = itertools.count()
@@ -99,6 +105,89 @@ def mark_of(app: Celery, request: SingletonRequest) -> bytes | None:
         LockRequest(key_of(request), new_owner(), ttl=1, holder=holder_of(request.task, request.context), once=True)
     )
     return found.content if isinstance(found, Record) else None
+
+
+class Waiting:
+    """A line that only notes."""
+
+    def __init__(self) -> None:
+        self.parked: list[tuple[SingletonRequest, str, Place]] = []
+        self.given_back: list[str] = []
+        self.is_woken = True
+
+    def park(self, request: SingletonRequest, key: str, place: Place) -> bool:
+        self.parked.append((request, key, place))
+        return self.is_woken
+
+    def give_back(self, key: str) -> None:
+        self.given_back.append(key)
+
+
+@pytest.fixture
+def line(app: Celery) -> Waiting:
+    line = Waiting()
+    line_of[app] = line  # type: ignore[assignment]
+    return line
+
+
+def put_back_for(app: Celery, key: str, since: float = 1000.0) -> dict[str, Any]:
+    """Headers of a copy that was put back for this lock."""
+    header = {"retries": 0, "conflict": 1, "unavailable": 0, "given_up": [], "waits": [key, 1], "since": since}
+    return {PUT_BACK_HEADER: header, "eta": "2100-01-01T00:00:00+00:00"}
+
+
+class TestLine:
+    def test_copy_that_waits_for_a_lock_stands_in_line(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
+    ) -> None:
+        key = key_of_text(app.main, "job", "1")
+        request = receive(**put_back_for(app, key))
+        assert line.parked == [(request, key, Place(1000.0, 1))]
+
+    def test_others_do_not(self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting) -> None:
+        headers = put_back_for(app, key_of_text(app.main, "job", "1"))
+        receive()
+        receive(eta=headers["eta"])
+        receive(**{**headers, "eta": None})
+        receive(**put_back_for(app, key_of_text("others", "job", "1")))
+        assert line.parked == []
+
+    @pytest.mark.parametrize(("timeout", "longest"), [(3600, HELD), (60, 30)])
+    def test_copy_that_is_woken_is_held_for_longer(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, timeout: int, longest: float
+    ) -> None:
+        """Each look of its own takes a slot; but for no longer than the broker waits."""
+        app.conf.broker_transport_options = {"visibility_timeout": timeout}
+        soon = datetime.fromtimestamp(clock.wall() + 1, timezone.utc)
+        copy = {**put_back_for(app, key_of_text(app.main, "job", "1")), "eta": soon.isoformat()}
+        began = clock.wall()
+        assert began + longest <= receive(**copy).eta.timestamp() <= clock.wall() + longest
+        line.is_woken = False
+        assert receive(**copy).eta == soon
+
+    def test_copy_that_was_begun_waits_no_more(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
+    ) -> None:
+        request = receive(**put_back_for(app, key_of_text(app.main, "job", "1")))
+        assert not request.has_begun
+        request.on_accepted(1, clock.now())
+        assert request.has_begun
+
+    def test_copy_that_was_revoked_lets_the_next_one_begin(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
+    ) -> None:
+        """It was called, and has no use for the lock."""
+        key = key_of_text(app.main, "job", "1")
+        request = receive(**put_back_for(app, key))
+        assert not request.revoked()
+        assert line.given_back == []
+        revoked.add(request.id)
+        try:
+            assert request.revoked()
+        finally:
+            revoked.discard(request.id)
+        assert line.given_back == [key]
+        assert request.has_begun
 
 
 def until(true: Callable[[], object]) -> None:

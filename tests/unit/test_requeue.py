@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.keys.key import key_of_text
+from celery_singleton_lock.stores.bells import Place
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.requeue import (
@@ -21,14 +23,16 @@ from celery_singleton_lock.task.requeue import (
     given_up,
     put_back,
     put_back_count,
+    waits_for,
 )
 from celery_singleton_lock.task.running import progress_of
+from tests.patience import sleepless
 
 _numbers = itertools.count()
 
 
 def request_with(header: object, retries: int = 0) -> Any:
-    return SimpleNamespace(headers={PUT_BACK_HEADER: header}, retries=retries, id="the id")
+    return Context(headers={PUT_BACK_HEADER: header}, retries=retries, id="the id")
 
 
 def test_counts_are_of_one_attempt_and_one_reason() -> None:
@@ -50,6 +54,60 @@ def test_given_up_owners_are_checked_and_bounded() -> None:
     owners = [new_owner() for _ in range(20)]
     header = {"retries": 0, "given_up": ["x", 1, owners[0].upper(), f"{owners[0]}\n", *owners]}
     assert given_up(request_with(header)) == tuple(owners[-MAX_GIVEN_UP:])
+
+
+KEY = key_of_text("app", "job", "1")
+
+
+def test_copy_waits_for_a_lock_since_its_first_conflict() -> None:
+    header = {"retries": 0, "conflict": 3, "waits": [KEY, 2], "since": 1000.5}
+    assert waits_for(request_with(header), "app") == (KEY, Place(1000.5, 2))
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        None,
+        KEY,
+        [],
+        [KEY],
+        [KEY, 1, 1],
+        [KEY, 0],
+        [KEY, True],
+        [KEY, 10**6],
+        [KEY, "1"],
+        [1, 1],
+        [["x"], 1],
+        [f"{KEY}:wake", 1],
+        [KEY.replace("app", "other"), 1],
+        [KEY.replace("job", "j" * 1000), 1],
+    ],
+)
+def test_what_is_no_lock_of_the_app_is_not_waited_for(waits: object) -> None:
+    """A process would take elements from lists that are none of its business."""
+    assert waits_for(request_with({"retries": 0, "waits": waits, "since": 1.0}), "app") is None
+    assert waits_for(request_with({"retries": 0, "waits": [KEY, 1], "since": 1.0}, retries=1), "app") is None
+
+
+@pytest.mark.parametrize("since", [None, "x", -1, 0, float("nan"), float("inf"), 10**15, True])
+def test_nobody_has_waited_since_nonsense(monkeypatch: pytest.MonkeyPatch, since: object) -> None:
+    monkeypatch.setattr(clock, "wall", lambda: 5000.0)
+    header = {"retries": 0, "waits": [KEY, 1], "since": since}
+    assert waits_for(request_with(header), "app") == (KEY, Place(5000.0, 1))
+
+
+def test_place_in_line_is_kept_whatever_the_copy_is_put_back_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence of the lock server in between costs nobody its place; and nobody waits for a lock meanwhile."""
+    now = [1000.0]
+    monkeypatch.setattr(clock, "wall", lambda: now[0])
+    request = request_with(None)
+    waits = requeue.Waits(KEY, 1)
+    for reason, waited, expected in (("conflict", waits, Place(1000.0, 1)), ("unavailable", None, None)):
+        request.headers[PUT_BACK_HEADER] = requeue._header(request, reason, waited)  # type: ignore[arg-type]
+        assert waits_for(request, "app") == (expected and (KEY, expected))
+        now[0] += 1
+    request.headers[PUT_BACK_HEADER] = requeue._header(request, "conflict", waits)
+    assert waits_for(request, "app") == (KEY, Place(1000.0, 1))
 
 
 def test_back_off_doubles_up_to_its_bound() -> None:
@@ -76,7 +134,7 @@ def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, e
         sent.append(header)
 
     monkeypatch.setattr(requeue, "_send", send)
-    monkeypatch.setattr(clock, "sleep", lambda seconds: None)
+    monkeypatch.setattr(clock, "sleep", sleepless())
     task.push_request(id="the id", retries=1, headers={PUT_BACK_HEADER: {"retries": 1, "conflict": 4}})
     owner = progress_of(task.request).gives_up = new_owner()
     with pytest.raises(Ignore, match="put back"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import starmap
@@ -20,6 +19,7 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
+from tests.patience import in_this_thread
 
 TTL = 30.0
 HELD = Held(Holder("id", 0, "one@host", 42, 1.0, ttl=TTL), "owner", 25.0, slot=0)
@@ -73,21 +73,16 @@ def test_watch_is_as_long_as_the_slowest_needs() -> None:
 
 
 class Time:
-    """A clock that goes on only while this thread sleeps; those that other tests have left go by their own."""
+    """A clock that goes on only in sleep."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._others = clock.now, clock.sleep
         self.at = 1000.0
         self.alarms: list[Callable[[], object]] = []
 
     def now(self) -> float:
-        return self.at if threading.get_ident() == self._thread else self._others[0]()
+        return self.at
 
     def sleep(self, seconds: float) -> None:
-        if threading.get_ident() != self._thread:
-            self._others[1](seconds)
-            return
         self.at += seconds
         for alarm in self.alarms:
             alarm()
@@ -97,8 +92,8 @@ class TestVerdicts:
     @pytest.fixture
     def time(self, monkeypatch: pytest.MonkeyPatch) -> Time:
         time = Time()
-        monkeypatch.setattr(clock, "now", time.now)
-        monkeypatch.setattr(clock, "sleep", time.sleep)
+        monkeypatch.setattr(clock, "now", in_this_thread(time.now, clock.now))
+        monkeypatch.setattr(clock, "sleep", in_this_thread(time.sleep, clock.sleep))
         return time
 
     def taken(self, store: MemoryStore, key: str, **options: Any) -> Lease:

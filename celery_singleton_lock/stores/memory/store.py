@@ -166,6 +166,9 @@ class MemoryStore:
     def ledger(self, key: str) -> MemoryLedger:
         return self._ledgers.setdefault(key, MemoryLedger())
 
+    def bells(self) -> None:
+        """None: its waiters are threads of this process."""
+
     def journal(self, prefix: str, *, size: int) -> MemoryJournal:
         return self._journals.setdefault(prefix, MemoryJournal(size))
 

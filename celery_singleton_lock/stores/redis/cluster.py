@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError, TimeoutError
 
 from celery_singleton_lock.stores.redis.address import PoolOf
-from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.connection import Connection, TooFewReplicas
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -132,7 +132,7 @@ class Cluster:
                 address, asking = self._learn(moved, address), False
             except AskError as moving:
                 address, asking = (moving.host or address[0], moving.port), True
-            except (ConnectionError, TimeoutError, OSError):
+            except (ConnectionError, TimeoutError, TooFewReplicas, OSError):
                 self._forget()
                 raise
         raise ConnectionError(f"the keys moved {REDIRECTIONS} times while they were asked for")

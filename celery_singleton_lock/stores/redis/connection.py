@@ -8,6 +8,7 @@ none of them costs what the client's retries and callbacks do.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
+import os
 import re
 import socket
 import struct
@@ -193,13 +194,22 @@ class Connection:
             return self._run(call, call.by_text, asking)
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
-        """As `run`, for several in one round trip; where one fails, its error stands for its answer."""
+        """As `run`, for several in one round trip; where one fails, its error stands for its answer.
+
+        Another one is for those that replicas are to have, all of them at once.
+        """
         answers = self.answers([call.by_digest for call in calls])
         if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
             known = self.answers([calls[place].by_text for place in unknown])
             for place, answer in zip(unknown, known, strict=True):
                 answers[place] = answer
-        return [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
+        understood = [self._understood(call, answer) for call, answer in zip(calls, answers, strict=True)]
+        if places := [place for place, call in enumerate(calls) if call.replicas is not None]:
+            acknowledged = self.ask(calls[places[0]].and_wait)
+            for place in places:
+                if not isinstance(understood[place], Exception):
+                    understood[place] = _if_enough(calls[place], understood[place], acknowledged)
+        return understood
 
     def _understood(self, call: Call, answer: Any) -> Any:
         try:
@@ -216,11 +226,9 @@ class Connection:
         except ResponseError:
             self.read()
             raise
-        acknowledged = self.read()
-        if not isinstance(acknowledged, int):
-            raise InvalidResponse(f"{cleaned.value_shown(acknowledged)} is no answer to WAIT")
-        if acknowledged < call.replicas[0]:
-            raise TooFewReplicas(answer, f"{acknowledged} of {call.replicas[0]} replicas")
+        answer = _if_enough(call, answer, self.read())
+        if isinstance(answer, TooFewReplicas):
+            raise answer
         return answer
 
     def _answer(self) -> Any:
@@ -264,6 +272,10 @@ class Connection:
         """End it, whatever is still under way."""
         self._dialed.disconnect()  # type: ignore[no-untyped-call]
 
+    def forsake(self) -> None:
+        """In the child of a fork: close it here alone, so that it ends with the parent."""
+        os.close(self._socket.detach())
+
     def drop(self) -> None:
         """End it, and have the kernel forget what it has not got through to the server yet.
 
@@ -281,6 +293,14 @@ class Connection:
         if not received:
             raise ConnectionError("the server closed the connection")
         self._reader.feed(received)
+
+
+def _if_enough(call: Call, answer: Any, acknowledged: Any) -> Any:
+    """The answer to a call, or TooFewReplicas by what was answered to WAIT."""
+    if not isinstance(acknowledged, int):
+        raise InvalidResponse(f"{cleaned.value_shown(acknowledged)} is no answer to WAIT")
+    count, _ = call.replicas or (0, 0.0)
+    return answer if acknowledged >= count else TooFewReplicas(answer, f"{acknowledged} of {count} replicas")
 
 
 def _error(text: str) -> Exception:

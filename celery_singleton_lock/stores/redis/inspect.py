@@ -54,6 +54,7 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
         )
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
     held = _looked_up(server, sorted(places, key=lambda place: place.slot))
+    shown = tuple(it for it in held if it is not None)
     about: list[Command] = [
         ("GET", keyspace.fence_key(key)),
         ("ZCOUNT", keyspace.waiting_key(key), *lock_commands.waiting_since()),
@@ -61,8 +62,8 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
     # A record may hold a return value of some KiB.
     fence, waiters, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
-        tuple(it for it in held if it is not None),
-        cleaned.whole(fence),
+        shown,
+        max((it for it in (cleaned.whole(fence), *(each.fence for each in shown)) if it is not None), default=None),
         _count(waiters),
         tuple(
             Record(name.removeprefix(done), record, remaining[name] / 1000)
@@ -129,7 +130,8 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
             found.append(None)  # It is gone by now, or of another type.
             continue
         (remaining,) = _numbers([pttl])
-        found.append(replace(lock_answers.held(value, remaining), slot=place.slot, waiters=_count(waiters)))
+        held, fence = lock_answers.held(value, remaining), lock_answers.fence_of(value)
+        found.append(replace(held, slot=place.slot, waiters=_count(waiters), fence=fence))
     return found
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError, TimeoutError
 
-from celery_singleton_lock.holder import OWNER_LENGTH, Holder
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.holder import FIELDS, OWNER_LENGTH, Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 
@@ -141,6 +142,12 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
         return replace(held(value, pttl), slot=slot)
     content, pttl = rest
     return Record(message, content, max(pttl, 0) / 1000)
+
+
+def fence_of(value: bytes) -> int | None:
+    """The fence of a hold, which stands behind the holder."""
+    fields = cleaned.array(value[OWNER_LENGTH:])
+    return cleaned.count(fields[FIELDS]) or None if fields is not None and len(fields) > FIELDS else None
 
 
 def held(value: bytes, pttl: int) -> Held:

@@ -30,7 +30,7 @@ WAITING_TTL = 6.0
 #: Seconds that an unclaimed wake-up is kept.
 WAKE_TTL = 1.0
 
-#: Seconds that a fence counter is kept after the last acquire. Without it the next one starts at the server's time,
+#: Seconds that the highest fence is kept after the last acquire. Without it the next one starts at the server's time,
 #: which is higher as long as that clock was not set back by more than this.
 FENCE_TTL = 3600.0
 
@@ -38,15 +38,20 @@ FENCE_TTL = 3600.0
 #: costs the others that is frozen, or cannot be reached.
 PROVISIONAL = 1.0
 
+#: Arguments of `replace_records.lua` for each record.
+_OF_RECORD = 4
+
 #: What the scripts that are asked for a lock begin with.
-REQUEST = "now", "lock/answers", "lock/request"
-ACQUIRE, HAND_OVER = (
-    Script(*REQUEST, *names, "lock/acquire", answers=answers_question) for names in ((), ("lock/hand_over",))
-)
-FREE, WAKE = Script("lock/free"), Script("lock/wake")
-REFUSE = Script("lock/answers", "lock/refuse", answers=answers_refusal)
-RENEW, REPLACE = (
-    Script(name, answers=are_whole, each=lambda call: len(call.keys)) for name in ("lock/renew", "lock/replace_records")
+GIVING = "now", "lock/grant", "lock/answers"
+ASKING = "lock/ended", "lock/request"
+REQUEST = *GIVING, *ASKING
+ACQUIRE = Script(*GIVING, "lock/plain", *ASKING, "lock/acquire", answers=answers_question)
+HAND_OVER = Script(*REQUEST, "lock/hand_over", "lock/acquire", answers=answers_question)
+FREE, WAKE = Script("now", "lock/ended", "lock/free"), Script("lock/wake")
+REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
+RENEW = Script("lock/renew", answers=are_whole, each=lambda call: len(call.keys))
+REPLACE = Script(
+    "now", "lock/ended", "lock/replace_records", answers=are_whole, each=lambda call: len(call.args) // _OF_RECORD
 )
 
 
@@ -71,6 +76,7 @@ class Asked(NamedTuple):
     wake_ms: int = ms(WAKE_TTL)
     woken: int = 0
     memory_ms: int = 0
+    ended_name: bytes = b""
 
 
 def waiting_since() -> Command:
@@ -105,13 +111,17 @@ def hand_over(request: LockRequest, place: str) -> Call:
     return Call(HAND_OVER, keys, asked._replace(ttl_ms=ms(min(request.ttl, PROVISIONAL)), woken=1))
 
 
-def question(request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = ()) -> tuple[list[str], Asked]:
-    """KEYS and ARGV of `request.lua`; see `acquire`."""
+def question(
+    request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = (), shared: str | None = None
+) -> tuple[list[str], Asked]:
+    """KEYS and ARGV of `request.lua`; see `acquire`, and `keyspace.shared`."""
     key, holder, given_up = request.key, request.holder, request.given_up
-    slots = max(slots, request.limit)
-    keys = [keyspace.fence_key(key), keyspace.waiting_key(key), keyspace.done_key(key, holder.message)]
+    slots, shared = max(slots, request.limit), shared or keyspace.shared(key)
+    keys = [keyspace.shared_fence_key(shared), keyspace.waiting_key(key), keyspace.done_key(key, holder.message)]
     keys += [keyspace.slots_key(key), keyspace.over_key(key, request.owner), keyspace.over_key(key, name)]
-    keys += [keyspace.wake_key(key), *(keyspace.run_key(key, slot) for slot in range(slots))]
+    ended_name = keyspace.ended_name(key, holder.message) if request.once else b""
+    keys += [keyspace.wake_key(key), *keyspace.ended_keys(shared, ended_name)]
+    keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
     return keys, Asked(
         owner=request.owner,
@@ -129,6 +139,7 @@ def question(request: LockRequest, name: str, *, slots: int = 0, late: Sequence[
         limit=request.limit,
         given_up="".join(given_up),
         over_ms=over_ms(request.ttl),
+        ended_name=ended_name,
     )
 
 
@@ -165,6 +176,7 @@ def ending(
     wakes: bool = True,
     repeated: bool = False,
     began: float | None = None,
+    shared: str | None = None,
 ) -> Call:
     """A call of `free.lua`.
 
@@ -180,11 +192,16 @@ def ending(
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
         began: when it was first to be sent; None: now.
+        shared: what `keyspace.shared` says of the key.
     """
-    key, places = hold.key, keyspace.places_of(hold)
+    key, places, shared = hold.key, keyspace.places_of(hold), shared or keyspace.shared(hold.key)
     done = keyspace.done_key(key, record.message if record else "")
     done_of_next = keyspace.done_key(key, reservation.holder.message) if reservation else done
-    keys = [keyspace.waiting_key(key), keyspace.wake_key(key), done, done_of_next, keyspace.slots_key(key), *places]
+    keys = [keyspace.waiting_key(key), keyspace.wake_key(key), done, done_of_next, keyspace.slots_key(key)]
+    ended_name = keyspace.ended_name(key, record.message) if record else b""
+    name_of_next = keyspace.ended_name(key, reservation.holder.message) if reservation else b""
+    _, more_of_next = keyspace.ended_keys(shared, name_of_next or ended_name)
+    keys += [*keyspace.ended_keys(shared, ended_name), more_of_next, keyspace.aside_key(shared), *places]
     keys += [keyspace.over_key(key, name) for name in over]
     args = [
         value,
@@ -194,9 +211,12 @@ def ending(
         len(places),
         int(repeated),
         record.content if record else b"",
-        ms(record.seconds) if record else 0,
+        _record_ms(record) if record else 0,
         reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
         ms(reservation.seconds) if reservation else 0,
+        ended_name,
+        _ended_ms(record) if record else 0,
+        name_of_next,
     ]
     if record is None and reservation is None:
         return Call(FREE, keys, args)
@@ -215,16 +235,23 @@ def ending(
 
 def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Callable[[str], str] = str) -> Call:
     """See `LockStore.refuse`, and `renew`."""
+    shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
     keys = [keyspace.done_key(key, record.message), keyspace.slots_key(key)]
+    keys += [*keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     copies = named(_reserved_as(holder)), _beginning_of_copies(holder), holder.retries, holder.replaced
-    return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies])
+    return Call(REFUSE, keys, [record.content, _record_ms(record), *copies, ended_name, _ended_ms(record)])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
     """See `LockStore.replace_records`."""
-    keys = [keyspace.done_key(key, record.message) for key, record in records]
-    return Call(REPLACE, keys, [arg for _, record in records for arg in (record.content, ms(record.seconds))])
+    keys, args = list[str](), list[object]()
+    for key, record in records:
+        shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, record.message)
+        keys += [keyspace.done_key(key, record.message), *keyspace.ended_keys(shared, ended_name)]
+        keys.append(keyspace.aside_key(shared))
+        args += [record.content, _record_ms(record), ended_name, _ended_ms(record)]
+    return Call(REPLACE, keys, args)
 
 
 def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
@@ -260,6 +287,16 @@ def over_ms(ttl: float) -> int:
 def fence_ms(ttl: float) -> int:
     """How long a fence counter is kept for a lock with this ttl."""
     return ms(max(FENCE_TTL, 2 * ttl))
+
+
+def _record_ms(record: Record) -> int:
+    """How long the content is kept."""
+    return ms(record.seconds if record.content_for is None else min(record.content_for, record.seconds))
+
+
+def _ended_ms(record: Record) -> int:
+    """How long it is noted beside the record that its message is over; 0 where the record alone says that."""
+    return 0 if record.content_for is None else ms(record.seconds)
 
 
 def _renewals(hold: Hold, named: Callable[[str], str] = str) -> list[tuple[str, str, int]]:

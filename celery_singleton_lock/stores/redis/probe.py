@@ -184,6 +184,9 @@ def _commands_on(key: str) -> list[Command]:
     return [
         ("GET", key),
         ("INCR", key),
+        ("APPEND", key, 0),
+        ("STRLEN", key),
+        ("GETRANGE", key, 0, 0),
         ("PTTL", key),
         ("PEXPIRE", key, _TRIAL_MS),
         ("EXISTS", key),

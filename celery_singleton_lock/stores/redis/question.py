@@ -66,7 +66,8 @@ class Question:
         """
         names = [*self._unanswered, *([place] if place else [])]
         request = self._request
-        value = request.owner + request.holder.dumps(request.ttl) if free else new_owner()
+        # Without the fence, which was not answered.
+        value = request.owner + request.holder.dumps(request.ttl)[:-1] + "," if free else new_owner()
         return lock_commands.undo(request.hold(), value, names)
 
     def _ask(self, slots: int) -> Lease | Held | Record:

@@ -97,7 +97,7 @@ class Call(NamedTuple):
         Args:
             repeated: it may have been carried out long ago, and others have acted upon that.
         """
-        return self.later(repeated) if self.later else self
+        return self.later(repeated)._replace(replicas=self.replicas) if self.later else self
 
     def understood(self, answer: Any) -> Any:
         """The answer, or what the server said against it.

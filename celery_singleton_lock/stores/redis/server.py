@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import names_of_library
-from celery_singleton_lock.stores.redis.connection import Connection, TooFewReplicas
+from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
@@ -165,10 +165,11 @@ class Server:
         return connection
 
     def _give_back_after(self, error: BaseException, connection: Connection) -> None:
-        if isinstance(error, (ResponseError, TooFewReplicas)) and not isinstance(error, ReadOnlyError):
+        if isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError):
             self._give_back(connection)
         else:
-            # It is broken; or a failover is under way, and the next connection may find the new master.
+            # It is broken; or a failover is under way (its replicas may have left it), and the next connection may find
+            # the new master.
             connection.drop()
 
     def _give_back(self, connection: Connection) -> None:

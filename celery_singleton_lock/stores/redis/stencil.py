@@ -15,7 +15,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import FIRST, Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record
-from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.connection import packed
 from celery_singleton_lock.stores.redis.keyspace import Name
 from celery_singleton_lock.stores.redis.script import Call, Ready
@@ -23,8 +23,10 @@ from celery_singleton_lock.stores.redis.script import Call, Ready
 #: Stencils that are kept: one for each combination of lengths, of which a task has a few.
 _MOST = 1024
 
-#: One mark: not what is in a digest, nor between the parts of a command.
-_MARK = re.compile(rb"([\x01-\x08])\1*")
+#: What marks are made of: not what is in a digest, nor between the parts of a command.
+_MARKS = "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0b\x0c"
+
+_MARK = re.compile(rb"([%b])\1*" % _MARKS.encode())
 
 
 def acquire(request: LockRequest, name: str) -> Ready | None:
@@ -33,7 +35,8 @@ def acquire(request: LockRequest, name: str) -> Ready | None:
     if request.limit != 1 or request.given_up or holder.attempt != FIRST:
         return None
     texts = request.owner, name, holder.message, holder.dumps(request.ttl), str(lock_commands.asked_at(request))
-    parts = *_of_key(request.key), *map(str.encode, texts)
+    ended = _of_ended(request.key, holder.message) if request.once else ()
+    parts = *_of_key(request.key), *map(str.encode, texts), *ended
     if not all(parts):
         return None
     stencil = _for_acquire(type(request.key), request.ttl, request.waiting, request.once, tuple(map(len, parts)))
@@ -44,12 +47,15 @@ def free(hold: Hold, record: Record | None) -> Ready | None:
     """As `lock_commands.free`; None for what is rare."""
     if hold.limit != 1 or hold.slot:
         return None
-    left, content = ((), ()) if record is None else ((record.message.encode(),), (record.content,))
+    left, content = list[bytes](), list[bytes]()
+    if record is not None:
+        left = [record.message.encode(), *_of_ended(hold.key, record.message)]
+        content = [record.content]
     parts = *_of_key(hold.key), hold.owner.encode(), *left
     if not all((*parts, *content)):
         return None
-    seconds = None if record is None else record.seconds
-    stencil = _for_free(type(hold.key), hold.ttl, seconds, tuple(map(len, parts)))
+    lives = None if record is None else (record.seconds, record.content_for)
+    stencil = _for_free(type(hold.key), hold.ttl, lives, tuple(map(len, parts)))
     whole = partial(lock_commands.free, hold, record=record, began=clock.now())
     return Ready(lock_commands.FREE, stencil.filled((*parts, *map(_bulk, content))), whole)
 
@@ -71,7 +77,7 @@ class _Stencil:
         #: What is the same each time, and room for a part after each piece but the last.
         self._pieces = [b""] * (2 * len(marks) + 1)
         self._pieces[::2] = [whole[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        self._in_order = itemgetter(*(mark[0][0] - 1 for mark in marks))
+        self._in_order = itemgetter(*(_MARKS.index(chr(mark[0][0])) for mark in marks))
 
     def filled(self, parts: Sequence[bytes]) -> bytes:
         """The command with these parts."""
@@ -93,26 +99,40 @@ class _MarkedHolder(Holder):
 
 @lru_cache(maxsize=_MOST)
 def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths: tuple[int, ...]) -> _Stencil:
-    key, base, owner, name, message, holder, asked_at = _marks(lengths)
+    key, base, shared, owner, name, message, holder, asked_at, *ended = _marks(lengths)
     marked = _MarkedHolder(record=message, process=holder)
     request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
-    keys, asked = lock_commands.question(request, name)
-    return _Stencil(Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at)))
+    keys, asked = lock_commands.question(request, name, shared=shared)
+    call = Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at))
+    return _Stencil(_with_ended(call, request.key, message, shared, *ended) if ended else call)
 
 
 @lru_cache(maxsize=_MOST)
-def _for_free(kind: type[str], ttl: float, seconds: float | None, lengths: tuple[int, ...]) -> _Stencil:
-    key, base, owner, *left = _marks(lengths)
-    hold, content = Hold(_marked_key(kind, key, base), owner, ttl=ttl), chr(len(lengths) + 1)
-    if seconds is None:
-        return _Stencil(lock_commands.free(hold))
+def _for_free(
+    kind: type[str], ttl: float, lives: tuple[float, float | None] | None, lengths: tuple[int, ...]
+) -> _Stencil:
+    key, base, shared, owner, *left = _marks(lengths)
+    hold, content = Hold(_marked_key(kind, key, base), owner, ttl=ttl), _MARKS[len(lengths)]
+    if lives is None:
+        return _Stencil(lock_commands.ending(hold, owner, shared=shared))
     # Results are of many lengths: each by itself would have a stencil made anew.
-    return _Stencil(lock_commands.free(hold, record=Record(left[0], content.encode(), seconds)), any_length=content)
+    message, *ended = left
+    call = lock_commands.ending(hold, owner, record=Record(message, content.encode(), *lives), shared=shared)
+    return _Stencil(_with_ended(call, hold.key, message, shared, *ended), any_length=content)
+
+
+def _with_ended(call: Call, key: str, message: str, shared: str, name: str, more: str) -> Call:
+    """With marks for the name under which a message is over, and where that is noted."""
+    own = keyspace.ended_name(key, message)
+    marks: dict[object, str] = {own: name, keyspace.ended_keys(shared, own)[1]: more}
+    return call._replace(
+        keys=[marks.get(each, each) for each in call.keys], args=[marks.get(each, each) for each in call.args]
+    )
 
 
 def _marks(lengths: Sequence[int]) -> list[str]:
     """Texts of these lengths, each of a character that is in no other."""
-    return [chr(number) * length for number, length in enumerate(lengths, 1)]
+    return [mark * length for mark, length in zip(_MARKS, lengths, strict=False)]
 
 
 def _bulk(text: bytes) -> bytes:
@@ -120,10 +140,16 @@ def _bulk(text: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-def _of_key(key: str) -> tuple[bytes, bytes]:
-    """A key, and what those beside it begin with."""
+def _of_key(key: str) -> tuple[bytes, bytes, bytes]:
+    """A key, what those beside it begin with, and what those begin with that it shares."""
     own = key.encode()
-    return own, key.base.encode() if isinstance(key, Name) else own
+    return own, key.base.encode() if isinstance(key, Name) else own, keyspace.shared(key).encode()
+
+
+def _of_ended(key: str, message: str) -> tuple[bytes, bytes]:
+    """Under which name a message is over, and where else that may be noted."""
+    name = keyspace.ended_name(key, message)
+    return name, keyspace.ended_keys(keyspace.shared(key), name)[1].encode()
 
 
 def _marked_key(kind: type[str], key: str, base: str) -> str:

@@ -34,6 +34,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
+from celery_singleton_lock.stores.redis.bells import RedisBells
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
@@ -74,7 +75,8 @@ class RedisStore:
     Args:
         servers: where the locks are.
         server: where that is, for messages.
-        replicas: how many replicas must have a lock before it counts as taken.
+        replicas: how many replicas must have a lock before it counts as taken, and the end of a message before it
+            counts as recorded.
     """
 
     def __init__(self, servers: Server | Cluster, server: str, *, replicas: int = 0) -> None:
@@ -119,18 +121,19 @@ class RedisStore:
         tries = 0
 
         def whole() -> Call:
-            return lock_commands.free(hold, record=record, reservation=reservation)
+            return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)
 
         def attempt(call: Ready | Call) -> Freeing:
             nonlocal tries
             tries += 1
-            if self._servers.run(call if tries == 1 else call.again(repeated=False)):
+            call = call if tries == 1 else call.again(repeated=False)
+            if self._run_end(call):
                 return Freeing.NOW
             # Gone when it is said again: the first time has worked, and only its reply was lost.
             return Freeing.UNCLEAR if tries > 1 or hold.ending else Freeing.NOT_OURS
 
         try:
-            call = (stencil.free(hold, record) if reservation is None else None) or whole()
+            call = (stencil.free(hold, record) if reservation is None and self._replicas is None else None) or whole()
             return self._patiently(partial(attempt, call))
         except BaseException:  # Or an interruption, before it was written down or after that.
             hold.ending = True
@@ -145,12 +148,12 @@ class RedisStore:
 
     def remember(self, key: str, record: Record) -> None:
         nobodys = Hold.of_nobody(key)
-        call = lock_commands.free(nobodys, record=record)
+        call = self._replicated(lock_commands.free(nobodys, record=record), record)
         self._end(("free", key, nobodys.owner), call, record.seconds, at_once=not self._pending)
 
     def refuse(self, key: str, holder: Holder, record: Record, *, limit: int = 1) -> Held | Record | None:
         def ask(slots: int) -> Held | Record | None:
-            answer = self._servers.run(lock_commands.refuse(key, holder, record, slots=slots))
+            answer = self._run_end(self._replicated(lock_commands.refuse(key, holder, record, slots=slots), record))
             return lock_answers.refused(answer, record.message)
 
         return self._patiently(lambda: lock_answers.with_all_slots(limit, ask))
@@ -221,6 +224,9 @@ class RedisStore:
 
         return RedisLedger(key, ask, known)
 
+    def bells(self) -> RedisBells:
+        return RedisBells(self._servers, self.server)
+
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Endpoint], T]) -> list[T]:
             return [self._patiently(lambda: reading(self._servers.server_of(keyspace.journal_key(prefix, "counts"))))]
@@ -243,12 +249,16 @@ class RedisStore:
             seconds: for how long it is worth saying, if that is more than `OVER_TTL`.
             at_once: try it now; else in the background.
         """
+        repeat = partial(self._pending.add, name, call, seconds=max(seconds, OVER_TTL))
         try:
             if at_once:
                 return self._servers.run(call)
         except (RedisError, OSError) as error:
             logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, words_of(error))
-        self._pending.add(name, call, seconds=max(seconds, OVER_TTL))
+        except BaseException:  # An interruption, before it was sent or after that.
+            repeat()
+            raise
+        repeat()
         return None
 
     def _run(self, call: Call | Ready) -> Sequence[Any]:
@@ -260,6 +270,18 @@ class RedisStore:
             if answer[0] == lock_answers.Answer.GRANTED:
                 raise
         return answer
+
+    def _replicated(self, call: Call, record: Record | None) -> Call:
+        """The call, which replicas are to have if it leaves a record: else a failover would forget an end."""
+        return call if record is None else call._replace(replicas=self._replicas)
+
+    def _run_end(self, call: Call | Ready) -> Any:
+        """Run what ends a lock or a message."""
+        try:
+            return self._servers.run(call)
+        except TooFewReplicas as few:
+            # This may be a primary that was deposed, and does not know yet: the next try looks for another one.
+            raise TimeoutError(str(few)) from few
 
     def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[Sequence[Item]]:
         """Those that can be named in one call."""

@@ -33,6 +33,7 @@ from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.fuzz.choices import Case, Choices
+from tests.patience import sleepless
 
 KEY = "p:1:{t:0}"
 HOLDER = Holder("id", node="n", pid=1)
@@ -280,7 +281,7 @@ def cases() -> Iterator[Case]:
             store.close()
 
     with ExitStack() as patched:
-        patched.enter_context(patch.object(clock, "sleep", lambda seconds: None))
+        patched.enter_context(patch.object(clock, "sleep", sleepless()))
         # What is said again later is said in a thread: nothing here decides when.
         patched.enter_context(patch.object(pending_calls.PendingCalls, "add", lambda *_, **__: None))
         patched.enter_context(patch.object(repeater.Repeater, "start", lambda self: None))

@@ -7,8 +7,6 @@ errors, which its consumer knows.
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -30,6 +28,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.worker.request import SingletonRequest
 from tests.fuzz.choices import Case, Choices, Stuck
+from tests.patience import in_this_thread
 
 CALL = {"key": "x", "ttl": 30.0, "on_conflict": "retry", "conflict_retries": 3, "at_least_for": 1.0}
 PUT_BACK = {
@@ -104,9 +103,6 @@ class Ran:
 
     def pause(self, seconds: float) -> None:
         """In place of `clock.sleep`."""
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(seconds)
-            return
         self.pauses += 1
         if self.pauses > PAUSES:
             raise Stuck("the message keeps its slot, though lock server and broker are there")
@@ -221,7 +217,7 @@ def cases() -> Iterator[Case]:
             if isinstance(lease, Lease):
                 assert store.free(lease)
 
-    with in_memory() as store, patch.object(clock, "sleep", ran.pause):
+    with in_memory() as store, patch.object(clock, "sleep", in_this_thread(ran.pause, clock.sleep)):
         assert isinstance(store, MemoryStore)
         Runtime.of(app)
         holder_of(task, task.request)

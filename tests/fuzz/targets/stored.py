@@ -30,6 +30,7 @@ from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.testing import RedisServer
 from tests.fuzz.choices import Case, Choices
 from tests.fuzz.targets.parsers import ENTRY, HOLDER, RECORD
+from tests.patience import in_this_thread
 
 OWNER = "d31c43ab95f919e9c8bef85b6373f466"
 MESSAGE = "id:0.0"
@@ -223,15 +224,15 @@ def _exporter(shop: Shop) -> None:
 @contextmanager
 def shop() -> Iterator[Shop]:
     """Nothing in it waits: it says what it has not been told later, and watches nobody."""
-    began, slept = clock.now, [0.0]
+    now, slept = clock.now, [0.0]
 
     def sleep(seconds: float) -> None:
         slept[0] += seconds
 
     with (
         RedisServer() as server,
-        patch.object(clock, "sleep", sleep),
-        patch.object(clock, "now", lambda: began() + slept[0]),
+        patch.object(clock, "sleep", in_this_thread(sleep, clock.sleep)),
+        patch.object(clock, "now", in_this_thread(lambda: now() + slept[0], now)),
         patch.object(PendingCalls, "add", lambda *_, **__: None),
         patch.object(verdict, "POLL", 1000.0),
         patch.object(verdict, "MIN_POLL", 1000.0),

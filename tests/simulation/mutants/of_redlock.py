@@ -7,7 +7,7 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _SCRIPTS = "stores/redis/scripts/lock"
-_mutant = partial(Mutant, nodes=3)
+_mutant = partial(Mutant, kind="nodes")
 _redlock = partial(_mutant, file="stores/redis/redlock/store.py")
 _votes = partial(_mutant, file="stores/redis/redlock/commands.py")
 _put_back = partial(_mutant, file=f"{_SCRIPTS}/put_back.lua")
@@ -97,6 +97,12 @@ MUTANTS = (
         breaks="a failed attempt is taken back",
     ),
     _redlock(
+        "an attempt that was not answered is not undone",
+        old="if index not in not_granted]",
+        new="if index in answers and index not in not_granted]",
+        breaks="a failed attempt is taken back",
+    ),
+    _redlock(
         "trusted from the answers of a majority",
         old="return wanted.lease(fence=fence, sent_at=sent_at, slot=slot)",
         new="return wanted.lease(fence=fence, sent_at=clock.now(), slot=slot)",
@@ -107,6 +113,7 @@ MUTANTS = (
         old="                    hold.extend(sent_at)",
         new="                    hold.extend(clock.now())",
         breaks="trust counts from sending",
+        unseen="an answer is waited for a twentieth of the ttl, and the lease is given up a third of it before its end",
     ),
     _redlock(
         "any fence is given out",

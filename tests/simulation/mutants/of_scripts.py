@@ -10,8 +10,10 @@ _SCRIPTS = "stores/redis/scripts/lock"
 _renew = partial(Mutant, file=f"{_SCRIPTS}/renew.lua")
 _free = partial(Mutant, file=f"{_SCRIPTS}/free.lua")
 _acquire = partial(Mutant, file=f"{_SCRIPTS}/acquire.lua")
+_grant = partial(Mutant, file=f"{_SCRIPTS}/grant.lua")
 _hand_over = partial(Mutant, file=f"{_SCRIPTS}/hand_over.lua")
 _refuse = partial(Mutant, file=f"{_SCRIPTS}/refuse.lua")
+_ended = partial(Mutant, file=f"{_SCRIPTS}/ended.lua")
 
 MUTANTS = (
     _renew(
@@ -107,7 +109,8 @@ MUTANTS = (
     ),
     _free(
         "a reservation for a message that is done",
-        old="(done_of_next == done or redis.call('EXISTS', done_of_next) == 0)",
+        old="(done_of_next == done\n"
+        "    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside))",
         new="true",
         breaks="no lock is kept for who never comes",
     ),
@@ -180,34 +183,34 @@ MUTANTS = (
         new="elseif reserved_as == '?' then",
         breaks="who a lock is kept for gets it",
     ),
-    _acquire(
+    _grant(
         "a lock without end",
-        old="redis.call('SET', KEYS[FIRST + slot], owner .. holder, 'PX', ttl)",
-        new="redis.call('SET', KEYS[FIRST + slot], owner .. holder)",
+        old="redis.call('SET', lock, value_with(number), 'PX', ARGV[4])",
+        new="redis.call('SET', lock, value_with(number))",
         breaks="each key has a time to live",
     ),
-    _acquire(
+    _grant(
         "a fence without end",
-        old="redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)",
+        old="redis.call('SET', fence, string.format('%.0f', number), 'PX', ARGV[5])",
         new="redis.call('SET', fence, string.format('%.0f', number))",
         breaks="each key has a time to live",
     ),
-    _acquire(
+    _grant(
         "a fence is not counted on",
-        old="local number = math.max(tonumber(counted) + 1, seed or now(request))",
-        new="local number = math.max(tonumber(counted), 1)",
+        old="(type(highest) == 'string' and tonumber(highest) or 0) + 1, seed or now(request))",
+        new="type(highest) == 'string' and tonumber(highest) or 0, 1)",
         breaks="fences grow",
     ),
-    _acquire(
+    _grant(
         "a fence is the time alone",
-        old="local number = math.max(tonumber(counted) + 1, seed or now(request))",
+        old="local number = math.max((type(highest) == 'string' and tonumber(highest) or 0) + 1, seed or now(request))",
         new="local number = seed or now(request)",
         breaks="fences grow, whatever the clocks say",
         nodes=3,
     ),
-    _acquire(
+    _grant(
         "a fence is not written",
-        old="redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)\n",
+        old="  redis.call('SET', fence, string.format('%.0f', number), 'PX', ARGV[5])\n",
         new="",
         breaks="fences grow, whatever the clocks say",
         nodes=3,
@@ -259,14 +262,33 @@ MUTANTS = (
     ),
     _refuse(
         "refused without a record",
-        old="redis.call('SET', done, record, 'PX', record_ms)\nreturn",
-        new="return",
+        old="redis.call('SET', done, record, 'PX', record_ms)\nif ended_ms",
+        new="if ended_ms",
         breaks="one message, one end",
+    ),
+    _ended(
+        "an end is not noted",
+        old="  redis.call('APPEND', ended, entry)\n",
+        new="",
+        breaks="what was sent is not sent again",
+    ),
+    _ended(
+        "an end is noted for ever",
+        old="    redis.call('PEXPIRE', ended, seconds * 1000)\n",
+        new="",
+        breaks="each key has a time to live",
+    ),
+    _ended(
+        "nobody looks for an end that was noted",
+        old="  return left > 0 and left * 1000 or nil",
+        new="  return nil",
+        breaks="no body runs again after its end",
+        unseen="few messages come again a minute after their end; tests/integration/test_ended.py sees it",
     ),
     Mutant(
         "a settled record is not written",
         f"{_SCRIPTS}/replace_records.lua",
-        "settled[i] = redis.call('SET', done, ARGV[2 * i - 1], 'PX', ARGV[2 * i], 'XX') and 1 or 0",
+        "settled[i] = redis.call('SET', done, record, 'PX', ms, 'XX') and 1 or 0",
         "settled[i] = 1",
         "what was sent is not sent again",
     ),

@@ -72,6 +72,13 @@ def strlen(server: Any, args: list[bytes]) -> Any:
     return len(server.typed(args[0], bytes) or b"")
 
 
+@command("APPEND", 3, grows=True)
+def append(server: Any, args: list[bytes]) -> Any:
+    text = (server.typed(args[0], bytes) or b"") + args[1]
+    server.put(args[0], text, server.db.ends_at.get(args[0]))
+    return len(text)
+
+
 @command("INCR", 2, grows=True)
 def incr(server: Any, args: list[bytes]) -> Any:
     return _added(server, args[0], 1)

@@ -37,7 +37,13 @@ HOLDERS = st.builds(
     replaced=st.integers(0, 1),
 )
 LIMITS = st.sampled_from([1, 1, 2, 3])
-RECORDS = st.builds(Record, st.none(), st.sampled_from([b"", b"done", b"?done", b'["SUCCESS", 1]\r\n\xff']), TTLS)
+RECORDS = st.builds(
+    Record,
+    st.none(),
+    st.sampled_from([b"", b"done", b"?done", b'["SUCCESS", 1]\r\n\xff']),
+    TTLS,
+    st.sampled_from([None, None, 60.0]),
+)
 REQUESTS = st.builds(
     LockRequest,
     key=st.just(LOCK),
@@ -217,6 +223,8 @@ FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}", "
 OWN_KEYS = [
     *(keyspace.run_key(LOCK, slot) for slot in range(3)),
     keyspace.fence_key(LOCK),
+    keyspace.shared_fence_key(keyspace.shared(LOCK)),
+    *keyspace.ended_keys(keyspace.shared(LOCK), keyspace.ended_name(LOCK, "t0:0.0")),
     keyspace.waiting_key(LOCK),
     keyspace.wake_key(LOCK),
     keyspace.slots_key(LOCK),
@@ -257,6 +265,7 @@ PLAIN = st.one_of(
     _words("SET", TEXTS, VALUES, "EX", st.sampled_from([60, 0, -1, "9223372036854775807"])),
     _words("GETRANGE", TEXTS, NUMBERS, NUMBERS),
     _words("STRLEN", TEXTS),
+    _words("APPEND", TEXTS, VALUES),
     _words("INCR", TEXTS),
     _words("INCRBY", TEXTS, NUMBERS),
     _words("EXISTS", KEYS, KEYS),

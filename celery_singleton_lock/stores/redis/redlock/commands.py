@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import chance, clock
 from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
@@ -54,6 +54,13 @@ def attempt_of(owner: str, number: int) -> str:
     return f"{stem(owner)}{number % ATTEMPTS:0{OWNER_LENGTH - STEM_LENGTH}x}"
 
 
+def next_attempt(request: LockRequest) -> str:
+    """A name for another attempt: none that the owner has used lately. What undoes that one may still be on its way."""
+    last = next(reversed(request.attempts), None)
+    number = chance.randrange(ATTEMPTS) if last is None else int(last[STEM_LENGTH:], 16) + 1
+    return attempt_of(request.owner, number % ATTEMPTS or 1)
+
+
 def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0, late: Sequence[str] = ()) -> Call:
     """As `lock_commands.acquire`, for one slot.
 
@@ -67,6 +74,8 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
     """
     of_all = replace(request, owner=stem(request.owner), given_up=[stem(owner) for owner in request.given_up])
     keys, asked = lock_commands.question(of_all, request.owner, slots=slots, late=late)
+    # The time that a node's fences begin with is the clients': those of other locks would set the nodes apart.
+    keys[0] = keyspace.fence_key(request.key)
     asked = asked._replace(
         reserved_as=stem(asked.reserved_as),
         holder=request.owner[STEM_LENGTH:] + asked.holder,

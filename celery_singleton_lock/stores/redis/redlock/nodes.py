@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -97,6 +97,13 @@ class Nodes:
             if len(given(answers)) >= self.quorum:
                 return given(answers)
         raise self.unavailable(errors_of(answers))
+
+    def repeat(self, call: Call, seconds: float, *, but: Collection[int]) -> None:
+        """Have each node hear this, for so many seconds, but those that have answered."""
+        for index, node in enumerate(self.each):
+            if index not in but:
+                node.note(call, clock.now() + seconds, ConnectionError("it was not asked, as far as is known"))
+        self._repeater.start()
 
     def first(self, call: Call) -> Any:
         """The answer of the first node that gives one.

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from celery.utils.log import get_logger
-from redis.exceptions import TimeoutError
+from redis.exceptions import RedisError, TimeoutError
 
-from celery_singleton_lock import chance, clock
+from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, stem
 from celery_singleton_lock.lease import Hold, Lease
@@ -182,6 +182,9 @@ class RedlockStore:
 
         return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)
 
+    def bells(self) -> None:
+        """None: who is woken first would be another one on each node."""
+
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._nodes.first, self._nodes.read)
 
@@ -219,7 +222,7 @@ class RedlockStore:
 
     def _try(self, conversation: Conversation, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
-        attempt = commands.attempt_of(wanted.owner, chance.randrange(1, commands.ATTEMPTS))
+        attempt = commands.next_attempt(wanted)
         named, settled = replace(wanted, owner=attempt), set[int]()
         call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=self._late(wanted))
         sent_at = clock.now()
@@ -242,11 +245,12 @@ class RedlockStore:
         return Answer.RECORD in map(_kind, answers.values()) or self._is_agreed(answers)
 
     def _late(self, request: LockRequest) -> list[str]:
-        """The attempts for its owner that some node may still carry out."""
-        for attempt, settled in [*request.attempts.items()]:
-            if len(settled) == len(self._nodes.each):
-                del request.attempts[attempt]
-        return [*request.attempts][-MOST_LATE:]
+        """The attempts for its owner that some node may still carry out. No others are kept, but the last."""
+        late = [attempt for attempt, settled in request.attempts.items() if len(settled) < len(self._nodes.each)]
+        late = late[-MOST_LATE:]
+        for attempt in {*[*request.attempts][:-1]}.difference(late):
+            del request.attempts[attempt]
+        return late
 
     def _fence(self, conversation: Conversation, wanted: LockRequest, slot: int, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be made sure."""
@@ -274,7 +278,7 @@ class RedlockStore:
         """As `_freed`, without an error."""
         try:
             return self._freed(hold, call, repeats=True)
-        except Exception as error:  # noqa: BLE001 - it is repeated all the same
+        except (RedisError, OSError) as error:
             logger.debug("redlock: %s: the end of a lock or a message is said later: %s", hold.key, words_of(error))
             return {}
 
@@ -285,18 +289,27 @@ class RedlockStore:
             ours, gone = _freed_on(answers)
             return ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers)
 
-        repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
-        with self._nodes.conversation() as conversation:
-            answers = conversation.ask(call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for)
-            if Freed.SOMEBODY_WAITS in answers.values():
-                # Only now: who wakes while most nodes still hold the lock would find it held.
-                wake = lock_commands.wake(hold.key, limit=hold.limit)
-                conversation.tell(wake, range(len(self._nodes.each)))
+        repeat_for, settled = max(hold.ttl, REPEAT_FOR) if repeats else 0.0, set[int]()
+        try:
+            with self._nodes.conversation() as conversation:
+                answers = conversation.ask(
+                    call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for, settled=settled
+                )
+                if Freed.SOMEBODY_WAITS in answers.values():
+                    # Only now: who wakes while most nodes still hold the lock would find it held.
+                    wake = lock_commands.wake(hold.key, limit=hold.limit)
+                    conversation.tell(wake, range(len(self._nodes.each)))
+        except BaseException:
+            if repeats:  # Interrupted, maybe before it was sent.
+                hold.ending = True
+                self._nodes.repeat(call, repeat_for, but=settled)
+            raise
         return answers
 
     def _refuse(self, key: str, holder: Holder, record: Record, slots: int) -> Held | Record | None:
         """Refuse the message, on a majority of the nodes that has promised so before."""
         answers: Answers = {}
+        record = record._replace(content_for=None)  # It may have to be taken back.
         promise = record._replace(content=commands.PROMISE + record.content, seconds=PROMISED)
         for _ in tries():
             with self._nodes.conversation() as conversation:

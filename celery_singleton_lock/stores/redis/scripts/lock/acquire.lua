@@ -1,5 +1,5 @@
 -- Takes a lock, or a slot of a semaphore.
--- Follows now.lua, answers.lua and request.lua, which names the KEYS and ARGV.
+-- Follows grant.lua, answers.lua, ended.lua and request.lua, which names the KEYS and ARGV.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} so many are in use: name them all
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
@@ -28,10 +28,10 @@ for at = 1, #given_up, #owner do
 end
 
 if once == '1' then
-  local record = redis.pcall('GET', done)
-  if type(record) == 'string' then
+  local record, left = redis.pcall('GET', done), known_for(ended, more, ended_name, request)
+  if type(record) == 'string' or left then
     wake_others(freed + woken)
-    return {RECORD, record, redis.call('PTTL', done)}
+    return {RECORD, type(record) == 'string' and record or FORGOTTEN, left or redis.call('PTTL', done)}
   end
 end
 
@@ -48,13 +48,15 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
-      redis.call('SET', lock, owner .. holder, 'PX', ttl)
+      local highest = redis.pcall('GET', fence)
+      local number = type(highest) == 'string' and tonumber(highest) or 0
+      redis.call('SET', lock, value_with(number), 'PX', ttl)
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
           math.max(redis.call('PTTL', in_use), ttl))
       end
       wake_others(freed)
-      return {GRANTED, tonumber(redis.call('GET', fence) or 0), slot}
+      return {GRANTED, number, slot}
     elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then
       kept = slot
     else
@@ -95,15 +97,7 @@ if waiting_ms ~= '0' then
   -- It waits no more. Not removed: the key is there until nobody has looked for a while, or somebody would not be woken.
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
--- The time in microseconds is above every fence given before the counter was lost (restart, flush, expiry), or went back
--- (a restart with older data, a replica that has missed the last ones).
-local counted = redis.call('GET', fence) or '0'
-if not tonumber(counted) then
-  return redis.error_reply('ERR the counter of fencing tokens is not an integer: ' .. fence)
-end
-local number = math.max(tonumber(counted) + 1, seed or now(request))
-redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)
-redis.call('SET', KEYS[FIRST + slot], owner .. holder, 'PX', ttl)
+local number = grant(KEYS[FIRST + slot], seed)
 if slot > 0 then
   -- Who has a lower limit has to look there as well, for as long as anything is held there.
   local left = redis.call('PTTL', in_use)

@@ -1,21 +1,26 @@
 -- Records that a message is not carried out, unless it is being, or was.
--- Follows answers.lua.
--- KEYS record, slots, lock... (one lock, or the slots of a semaphore)
+-- Follows now.lua, answers.lua and ended.lua.
+-- KEYS record, slots, messages that are over, more of them, aside (see now.lua), lock... (one lock, or the slots of a semaphore)
 -- ARGV record, record ms, owner under which the lock may be reserved for it ('': none), sending (how the holder of a copy
---      begins, behind the 32 characters of the owner), retries, replaced
+--      begins, behind the 32 characters of the owner), retries, replaced, name of the message among those that are over,
+--      ms for which it is one (0: the record alone says that)
 -- -> {GRANTED} recorded | {HELD, value, pttl, slot} another copy of the message has the lock
 --  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} so many are in use: name them all
 -- Idempotent by the record: what a repeated call finds is its own. One that begins with '?' is a promise, on one node of a
 -- Redlock: it keeps others from recording anything, and is replaced by its own record.
-local done, in_use = KEYS[1], KEYS[2]
-local FIRST = 3
-local record, record_ms, reserved_as, sending, retries, replaced = unpack(ARGV)
+local done, in_use, ended, more, aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local FIRST = 6
+local record, record_ms, reserved_as, sending, retries, replaced, name, ended_ms = unpack(ARGV)
 
 local known = redis.pcall('GET', done)
 if known == record or type(known) == 'string' and record == '?' .. known then
   return {GRANTED}
 elseif type(known) == 'string' and known ~= '?' .. record then
   return {RECORD, known, redis.call('PTTL', done)}
+end
+local left = known_for(ended, more, name, aside)
+if left then
+  return {RECORD, FORGOTTEN, left}
 end
 local slots = #KEYS - FIRST + 1
 local count = tonumber(redis.call('GET', in_use) or nil)
@@ -37,4 +42,7 @@ for slot = 0, slots - 1 do
   end
 end
 redis.call('SET', done, record, 'PX', record_ms)
+if ended_ms ~= '0' and not note_end(ended, more, name, tonumber(ended_ms), aside) then
+  redis.call('PEXPIRE', done, ended_ms)
+end
 return {GRANTED}

@@ -1,0 +1,63 @@
+"""How a process that has the copies of many messages is woken for the locks that these wait for, with none of them in a
+slot.
+
+Protocol: `docs/protocol.md`, section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Place(NamedTuple):
+    """The first place in the line of a lock that a process has.
+
+    Attributes:
+        since: when its message met a conflict first, seconds since the epoch.
+        limit: how many may hold the lock at once.
+    """
+
+    since: float
+    limit: int
+
+
+class Ring(NamedTuple):
+    """A lock may be free.
+
+    Attributes:
+        key: of the lock.
+        passed_on: how many processes had no use for it before.
+    """
+
+    key: str
+    passed_on: int = 0
+
+
+class Bells(Protocol):
+    """Wakes this process for the locks for which it is in line. Used by one thread.
+
+    Attributes:
+        most: for how many locks at most.
+    """
+
+    most: int
+
+    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Ring]:
+        """Wait until one of these locks may be free, for which nobody is known to have waited for longer; or return
+        nothing now and then, and when there is something to read from the descriptor `interrupt`.
+
+        A lock of which nobody says that it was freed is found free in the end.
+
+        Raises:
+            LockUnavailable: no answer, or an error; all places are to be taken anew, which the next call does.
+        """
+
+    def pass_on(self, ring: Ring) -> bool:
+        """Wake another process, as this one is busy; False where that was done often enough, and it is to be taken."""
+
+    def give_back(self, key: str) -> None:
+        """Wake another process: this one has nothing to begin with."""
+
+    def leave(self) -> None:
+        """Leave every line; never raises an error."""

@@ -1,0 +1,225 @@
+"""The copies that this process holds until they are due, begun sooner when the lock that they wait for is free.
+
+A copy that was put back for a conflict is a message with an ETA: the consumer has it in its timer, unacknowledged. It
+takes no slot there. One thread waits for all of their locks; what it hears, the consumer's loop acts upon: there the
+timer is that loop's alone. Nothing here is needed for a copy to be begun in the end: the timer sees to that.
+
+Protocol: `docs/protocol.md`, section 8.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count, islice
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import chance
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.stores.bells import Bells, Place, Ring
+
+logger = get_logger(__name__)
+
+#: Seconds until the next try when the lock server has not answered: at first, and at most.
+PAUSE, MAX_PAUSE = 0.05, 2.0
+
+#: Seconds that a worker which ends gives the thread to leave its places.
+LEAVING = 0.5
+
+#: The line of each app's worker.
+line_of: WeakKeyDictionary[Any, Line] = WeakKeyDictionary()
+
+
+class Line:
+    """The copies in this process that wait for a lock, by lock.
+
+    Args:
+        bells: wake it.
+        begin: begins now with a request that waits in the consumer's timer; whether it was there.
+        has_room: whether a slot is free.
+        in_loop: whether there is an event loop in which to begin (see `register`); else the thread is a greenlet.
+    """
+
+    def __init__(
+        self, bells: Bells, begin: Callable[[Any], bool], has_room: Callable[[], bool], *, in_loop: bool
+    ) -> None:
+        self._bells = bells
+        self._begin = begin
+        self._has_room = has_room
+        self._in_loop = in_loop
+        self._mutex = Mutex()
+        self._copies: dict[str, _Copies] = {}
+        self._order = count()
+        self._called: deque[tuple[str, Any]] = deque()
+        self._unused: deque[str] = deque()
+        self._woken, self._wake = _pipe()
+        self._due, self._is_due = _pipe()
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self._closed = False
+
+    def park(self, request: Any, key: str, place: Place) -> bool:
+        """Take in a request that is about to wait in the timer; whether it will be woken."""
+        with self._mutex.lock:
+            self._copies.setdefault(key, _Copies()).add(place, next(self._order), request)
+            is_woken = len(self._copies) <= self._bells.most and not (self._failures or self._closed)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="singleton-lock-line", daemon=True)
+                self._thread.start()
+        _notify(self._wake)
+        return is_woken
+
+    def give_back(self, key: str) -> None:
+        """A copy that was called has no use for the lock: another one has."""
+        self._unused.append(key)
+        _notify(self._wake)
+
+    def register(self, hub: Any) -> None:
+        """Begin with copies in this loop, which forgets it at each new connection to the broker."""
+        hub.add_reader(self._due, self.begin_called)
+
+    def begin_called(self) -> None:
+        """In the consumer's loop: begin with the copies that are called; the next one where that has gone meanwhile."""
+        _drain(self._due)
+        while self._called:
+            key, request = self._called.popleft()
+            while request is not None and not self._begin(request):
+                request = self._next(key)
+            if request is None:
+                self.give_back(key)
+
+    def close(self) -> None:
+        """Leave the line: the worker is about to end. Also called in a signal's handler."""
+        self._closed = True
+        _notify(self._wake)
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(LEAVING)
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._listen()
+                self._failures = 0
+            except Exception as error:
+                self._failures += 1
+                if isinstance(error, LockUnavailable):
+                    logger.debug("line: nobody is woken for now: %s", error)
+                else:
+                    logger.exception("line: unexpected error; going on")
+                _wait(self._woken, chance.spread(min(PAUSE * 2.0 ** min(self._failures, 10), MAX_PAUSE)))
+        self._bells.leave()
+
+    def _listen(self) -> None:
+        """Hear of locks that are free once, and call a copy for each."""
+        _drain(self._woken)
+        if self._closed:  # What is read now may have said so.
+            return
+        while self._unused:
+            self._bells.give_back(self._unused.popleft())
+        if not (places := self._places()):
+            self._bells.leave()
+            _wait(self._woken, None)
+        else:
+            for ring in self._bells.wait(places, self._woken):
+                self._answer(ring)
+
+    def _answer(self, ring: Ring) -> None:
+        has_room = self._has_room()
+        if not has_room and self._bells.pass_on(ring):
+            return
+        if self._is_one_on_its_way(ring.key, has_room=has_room):
+            return
+        self._called.append((ring.key, self._next(ring.key)))
+        if self._in_loop:
+            _notify(self._is_due)
+        else:
+            self.begin_called()
+
+    def _places(self) -> dict[str, Place]:
+        with self._mutex.lock:
+            for key in [key for key, copies in self._copies.items() if not copies.first()]:
+                del self._copies[key]
+            return {key: copies.place for key, copies in islice(self._copies.items(), self._bells.most)}
+
+    def _is_one_on_its_way(self, key: str, *, has_room: bool) -> bool:
+        """Whether a copy that was called has no slot yet, and will do: it finds the lock free, or whoever took it wakes
+        the next one.
+        """
+        with self._mutex.lock:
+            copies = self._copies.get(key)
+            called = None if copies is None else copies.called()
+            one_will_do = copies is not None and (copies.limit == 1 or not has_room)
+            return one_will_do and called is not None and not called.has_begun
+
+    def _next(self, key: str) -> Any:
+        with self._mutex.lock:
+            copies = self._copies.get(key)
+            return None if copies is None else copies.pop()
+
+
+class _Copies:
+    """Those that wait for one lock, the first one first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, ref[Any]]] = []
+        #: The last that was called, while it is there.
+        self.called: Callable[[], Any] = lambda: None
+        self.limit = 1
+
+    @property
+    def place(self) -> Place:
+        since, _, limit, _ = self._heap[0]
+        return Place(since, limit)
+
+    def add(self, place: Place, order: int, request: Any) -> None:
+        # Weak: the timer has it, for as long as it is to be begun.
+        self.limit = place.limit
+        heapq.heappush(self._heap, (place.since, order, place.limit, ref(request)))
+
+    def first(self) -> Any:
+        """None where none is left."""
+        while self._heap:
+            request = self._heap[0][-1]()
+            if request is not None and not request.has_begun:
+                return request
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> Any:
+        if (request := self.first()) is not None:
+            self.called = heapq.heappop(self._heap)[-1]
+        return request
+
+
+def _pipe() -> tuple[int, int]:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    return reader, writer
+
+
+def _notify(writer: int) -> None:
+    with suppress(BlockingIOError):  # It is full of what says the same.
+        os.write(writer, b".")
+
+
+def _drain(reader: int) -> None:
+    with suppress(BlockingIOError):
+        os.read(reader, 4096)
+
+
+def _wait(reader: int, seconds: float | None) -> None:
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    poll.poll(None if seconds is None else seconds * 1000)

@@ -1,0 +1,306 @@
+"""How a process is woken for the locks that its copies wait for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+
+import pytest
+
+from celery_singleton_lock import LockUnavailable, clock
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.bells import Bells, Place, Ring
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.bells import MAX_PASSED_ON, RedisBells
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import until
+from tests.patience import LIMIT
+
+KEY, OTHER = "contract:{bells:1}", "contract:{bells:2}"
+
+#: Seconds: longer than any test.
+TTL = 300.0
+
+#: Places, the older one first.
+FIRST, SECOND = Place(1000.0, 1), Place(2000.0, 1)
+
+
+@pytest.fixture
+def server(redis_server: RedisServer) -> Iterator[RedisServer]:
+    yield redis_server
+    redis_server.flush()
+
+
+@pytest.fixture
+def store(server: RedisServer) -> Iterator[Store]:
+    with closing(open_url(server.url_of(0), {})) as store:
+        yield store
+
+
+def taken(store: Store, key: str = KEY, *, limit: int = 1) -> Lease:
+    lease = store.acquire(LockRequest(key, new_owner(), ttl=TTL, holder=Holder(new_owner()), limit=limit))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+class Process:
+    """Waits in a thread, as a worker's main process does, and takes what it hears."""
+
+    def __init__(self, store: Store, **places: Place) -> None:
+        bells = store.bells()
+        assert isinstance(bells, RedisBells)
+        self.bells: Bells = bells
+        self.places = {{"one": KEY, "two": OTHER}[name]: place for name, place in places.items()}
+        self.heard: list[str] = []
+        self.errors: list[Exception] = []
+        self.stands = threading.Event()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Process:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self.interrupt()
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive()
+        self.bells.leave()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def interrupt(self) -> None:
+        os.write(self._writer, b".")
+
+    def stand(self, **places: Place) -> None:
+        """Wait for other locks from now on."""
+        self.places = {{"one": KEY, "two": OTHER}[name]: place for name, place in places.items()}
+        self.interrupt()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            try:
+                rings = self.bells.wait(self.places, self._reader)
+            except LockUnavailable as error:
+                self.errors.append(error)
+                clock.sleep(0.02)
+                continue
+            self.heard += [ring.key for ring in rings]
+            with suppress(BlockingIOError):
+                os.read(self._reader, 100)
+
+
+def blocked(server: RedisServer, many: int = 1) -> Callable[[], bool]:
+    def are() -> bool:
+        with server.client() as client:
+            return int(client.info("clients")["blocked_clients"]) == many
+
+    return are
+
+
+def waits(server: RedisServer, key: str = KEY) -> int:
+    with server.client() as client:
+        return int(client.zcard(keyspace.waiting_key(key)))
+
+
+def test_release_wakes_the_process(store: Store, server: RedisServer) -> None:
+    lease, other = taken(store), taken(store, OTHER)
+    with Process(store, one=FIRST, two=SECOND) as process:
+        until(blocked(server))
+        assert process.heard == []
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
+        assert store.free(other)
+        until(lambda: process.heard == [KEY, OTHER])
+
+
+def test_one_connection_is_blocked_whatever_the_number_of_locks(store: Store, server: RedisServer) -> None:
+    _ = taken(store), taken(store, OTHER)
+    with Process(store, one=FIRST, two=FIRST):
+        until(lambda: waits(server) == waits(server, OTHER) == 1)
+        until(blocked(server))
+
+
+def test_lock_that_was_freed_before_is_heard_of_at_once(store: Store, server: RedisServer) -> None:
+    """Between the refusal and the copy's arrival nobody was there to be woken."""
+    other = taken(store, OTHER)
+    with Process(store, two=FIRST) as process:
+        until(blocked(server))
+        process.stand(one=FIRST, two=FIRST)
+        until(lambda: process.heard == [KEY])
+        assert store.free(other)
+        until(lambda: process.heard == [KEY, OTHER])
+
+
+@pytest.mark.parametrize("free", [1, 0])
+def test_lock_that_several_may_hold_is_free_while_one_slot_is(store: Store, server: RedisServer, free: int) -> None:
+    leases = [taken(store, limit=2) for _ in range(2 - free)]
+    with Process(store, one=Place(1000.0, 2)) as process:
+        until(blocked(server))
+        until(lambda: len(process.heard) == free)
+        assert store.free(leases[0])
+        until(lambda: len(process.heard) == free + 1)
+
+
+def test_process_with_the_older_place_is_woken(store: Store, server: RedisServer) -> None:
+    """Redis wakes whoever has blocked longest: that one passes it on."""
+    lease = taken(store)
+    with Process(store, one=SECOND) as second:
+        until(blocked(server))
+        with Process(store, one=FIRST) as first:
+            until(blocked(server, 2))
+            assert store.free(lease)
+            until(lambda: first.heard == [KEY])
+            assert second.heard == []
+
+
+def test_older_place_of_a_dead_process_stops_nobody(store: Store, server: RedisServer) -> None:
+    lease = taken(store)
+    with server.client() as client:
+        client.zadd(keyspace.waiting_key(KEY), {"dead": 1})
+    with Process(store, one=SECOND) as process:
+        until(blocked(server))
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
+        with server.client() as client:
+            assert client.zscore(keyspace.waiting_key(KEY), "dead") == 0
+
+
+def test_waiter_in_a_slot_is_woken_before_a_younger_copy(store: Store, server: RedisServer) -> None:
+    lease = taken(store)
+    with Process(store, one=Place(clock.wall() + 60, 1)) as process:
+        until(blocked(server))
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("waiter"), waiting=True)
+        found: object = store.acquire(request)
+        assert isinstance(found, Held)
+        with store.waiter(request) as waiter:
+
+            def free_when_both_wait() -> None:
+                until(blocked(server, 2))
+                store.free(lease)
+
+            freeing = threading.Thread(target=free_when_both_wait)
+            freeing.start()
+            while isinstance(found, Held):
+                found = waiter.wait(TTL)
+            freeing.join()
+        assert isinstance(found, Lease)
+        assert process.heard == []
+
+
+def test_wake_up_without_a_use_goes_to_the_next(store: Store, server: RedisServer) -> None:
+    """The one that has blocked longest has no copy any more, and does not know that it is named there still."""
+    lease = taken(store)
+    with Process(store, one=SECOND) as process:
+        until(blocked(server))
+        assert process.bells.pass_on(Ring(KEY))
+        until(lambda: process.heard == [KEY])
+        assert not process.bells.pass_on(Ring(KEY, MAX_PASSED_ON))
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY, KEY])
+
+
+def test_lock_that_nobody_frees_is_found_free(store: Store, server: RedisServer) -> None:
+    """Its holder has died, and its lease ended; or the wake-up went to a process that was killed with it."""
+    taken(store)
+    with Process(store, one=FIRST) as process, server.client() as client:
+        until(blocked(server))
+        client.delete(keyspace.run_key(KEY))
+        until(lambda: process.heard)
+        assert set(process.heard) == {KEY}
+
+
+def test_wake_up_that_was_given_back_is_looked_after(store: Store, server: RedisServer) -> None:
+    """Nobody else is there, and a copy comes a moment later: it finds the lock free."""
+    lease = taken(store)
+    with Process(store, one=FIRST) as process:
+        until(blocked(server))
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
+        process.bells.give_back(KEY)
+        until(lambda: len(process.heard) > 1)
+
+
+def test_process_that_left_is_named_nowhere(store: Store, server: RedisServer) -> None:
+    _ = taken(store), taken(store, OTHER)
+    with Process(store, one=FIRST, two=FIRST) as process:
+        until(blocked(server))
+        process.stand(two=FIRST)
+        until(lambda: waits(server) == 0)
+        assert waits(server, OTHER) == 1
+    assert waits(server, OTHER) == 0
+    until(blocked(server, 0))
+
+
+def test_all_that_is_written_goes_by_itself(store: Store, server: RedisServer) -> None:
+    lease = taken(store)
+    with Process(store, one=FIRST) as process, server.client() as client:
+        until(blocked(server))
+        process.stand(one=SECOND)
+        process.bells.pass_on(Ring(OTHER))
+        assert store.free(lease)
+        until(lambda: process.heard == [KEY])
+        assert all(client.pttl(key) > 0 for key in client.scan_iter())
+
+
+def test_cut_connection_costs_no_wake_up(store: Store, server: RedisServer) -> None:
+    """What was freed meanwhile is found as the place is taken anew."""
+    lease = taken(store)
+    with Process(store, one=FIRST) as process, server.client() as client:
+        until(blocked(server))
+        for one in client.client_list():
+            if one["cmd"] == "blpop":
+                client.client_kill(one["addr"])
+        assert store.free(lease)
+        until(lambda: process.heard)
+        assert set(process.heard) == {KEY}
+        until(lambda: process.errors)
+
+
+def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: RedisServer) -> None:
+    """Else the server takes a process for blocked that has been killed, and wakes it."""
+    _ = taken(store)
+    bells = store.bells()
+    assert bells is not None
+    reader, writer = os.pipe()
+    os.write(writer, b".")
+    bells.wait({KEY: FIRST}, reader)
+    until(blocked(server))
+    inherited = _sockets(server)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(_sockets(server)))  # Those that the store has free are dropped when it is used there.
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == len(inherited) - 1
+    os.close(reader)
+    os.close(writer)
+    bells.leave()
+
+
+def _sockets(server: RedisServer) -> Sequence[int]:
+    """Descriptors of this process that are sockets."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # The one of the listing itself.
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.append(int(name))
+    return found
+
+
+@pytest.mark.parametrize("url", ["memory", "redlock"])
+def test_where_nobody_is_woken_the_store_says_so(url: str, server: RedisServer) -> None:
+    if url == "memory":
+        assert MemoryStore().bells() is None
+        return
+    with closing(open_url(";".join(map(server.url_of, range(3))), {"restart_delay": False})) as redlock:
+        assert redlock.bells() is None

@@ -1,0 +1,242 @@
+"""What is left on a server of messages that are over, and of locks that are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from redis import Redis
+
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record, Reservation
+from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.testing.store_contract.asking import ME, ask, taken
+from tests.servers import until
+
+KEY = "ended:1:{job:1}"
+SHARED = keyspace.shared(KEY)
+ENDED, FENCE = keyspace.ended_keys(SHARED, b"")[0], keyspace.shared_fence_key(SHARED)
+
+#: Bytes of a message there.
+ENTRY = 12
+
+RECORD = Record(ME.message, b"record", 60.0, content_for=0.001)
+
+
+@pytest.fixture
+def store(redis_server: RedisServer) -> Iterator[RedisStore]:
+    store = open_url(redis_server.url)
+    assert isinstance(store, RedisStore)
+    yield store
+    store.close()
+    redis_server.flush()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Redis]:
+    with redis_server.client() as client:
+        yield client
+
+
+def found(store: RedisStore, holder: Holder = ME) -> Lease | Held | Record:
+    return ask(store, key=KEY, holder=holder, once=True)
+
+
+def forget_contents(client: Redis) -> None:
+    until(lambda: not [*client.scan_iter(f"{KEY}:done:*")], "what they were is forgotten")
+
+
+def message(number: int, seconds: float = 60.0) -> Record:
+    return Record(Holder(f"task {number}").message, b"record", seconds, content_for=0.001)
+
+
+class TestEnds:
+    def test_are_known_when_their_contents_are_forgotten(self, store: RedisStore, client: Redis) -> None:
+        store.free(taken(store, key=KEY, holder=ME), record=RECORD)
+        forget_contents(client)
+        known = found(store)
+        assert isinstance(known, Record)
+        assert known.content == FORGOTTEN
+        assert 50 < known.seconds <= 62
+        assert store.refuse(KEY, ME, RECORD._replace(content=b"refused")) == known
+        assert isinstance(found(store, Holder("other")), Lease)
+
+    def test_keep_their_contents_for_as_long_as_these_are_of_use(self, store: RedisStore) -> None:
+        store.free(taken(store, key=KEY, holder=ME), record=RECORD._replace(content_for=30.0))
+        known = found(store)
+        assert isinstance(known, Record)
+        assert known.content == b"record"
+        assert 50 < known.seconds <= 62, "its age is that of the message's end"
+
+    def test_are_forgotten_themselves(self, store: RedisStore) -> None:
+        store.free(taken(store, key=KEY, holder=ME), record=message(0, 1.0))
+        store.free(taken(store, key=KEY, holder=ME), record=message(1, 60.0))
+        assert isinstance(found(store, Holder("task 0")), Record)
+        until(lambda: isinstance(found_and_freed(store, 0), Lease), "the first one is forgotten")
+        assert isinstance(found(store, Holder("task 1")), Record)
+
+    @pytest.mark.parametrize("seconds", [1.0, 600.0])
+    def test_all_end_when_the_last_one_does(self, store: RedisStore, client: Redis, seconds: float) -> None:
+        for number, life in enumerate((60.0, seconds, 30.0)):
+            store.free(taken(store, key=KEY, holder=ME), record=message(number, life))
+        longest = max(60.0, seconds) * 1000
+        assert longest < client.pttl(ENDED) <= longest + 3000
+
+    def test_settled_record_is_one(self, store: RedisStore, client: Redis) -> None:
+        store.free(taken(store, key=KEY, holder=ME), record=RECORD._replace(content_for=None))
+        assert client.exists(ENDED) == 0
+        store.replace_records([(KEY, RECORD), (KEY, message(1))])
+        assert client.strlen(ENDED) == ENTRY, "those that are gone stay gone"
+        forget_contents(client)
+        assert isinstance(found(store), Record)
+
+    def test_refused_message_is_one(self, store: RedisStore, client: Redis) -> None:
+        assert store.refuse(KEY, ME, RECORD) is None
+        forget_contents(client)
+        assert isinstance(found(store), Record)
+
+    def test_late_record_of_one_says_nothing(self, store: RedisStore, client: Redis) -> None:
+        """Else it would say: perhaps nothing of what follows was sent."""
+        lease, unsettled = taken(store, key=KEY, holder=ME), RECORD._replace(content_for=None)
+        store.free(lease, record=unsettled)
+        store.replace_records([(KEY, RECORD)])
+        forget_contents(client)
+        store._servers.run(lock_commands.free(lease, record=unsettled).again(repeated=True))
+        known = found(store)
+        assert isinstance(known, Record)
+        assert known.content == FORGOTTEN
+
+    def test_repeated_end_is_noted_once(self, store: RedisStore, client: Redis) -> None:
+        lease = taken(store, key=KEY, holder=ME)
+        for _ in range(3):
+            store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
+        assert client.strlen(ENDED) == ENTRY
+
+    def test_lock_is_not_kept_for_one(self, store: RedisStore, client: Redis) -> None:
+        following = replace(ME, retries=1)
+        over = RECORD._replace(message=following.message)
+        store.free(taken(store, key=KEY, holder=following), record=over)
+        forget_contents(client)
+        store.free(taken(store, key=KEY, holder=ME), reservation=Reservation(following, 60.0))
+        assert store.held(KEY) == []
+
+    def test_beginning_within_another_name_is_none(self, store: RedisStore, client: Redis) -> None:
+        name = keyspace.ended_name(KEY, ME.message)
+        for text in (b"\xff" * 4 + name, b"\xff" * 8 + name + b"\xff" * 16, name + b"\xff\xff\xff"):
+            client.set(ENDED, text)
+            lease = found(store)
+            assert isinstance(lease, Lease), text
+            store.free(lease)
+        client.set(ENDED, b"\xff" * 4 + name + name + b"\xff" * 4)
+        assert isinstance(found(store), Record), "after one that is none"
+
+    @pytest.mark.parametrize("places", [1, 2])
+    def test_another_type_of_somebody_else_hides_no_end(self, store: RedisStore, client: Redis, places: int) -> None:
+        for place in keyspace.ended_keys(SHARED, keyspace.ended_name(KEY, ME.message))[:places]:
+            client.lpush(place, "x")
+        assert store.free(taken(store, key=KEY, holder=ME), record=RECORD)
+        if places == 1:
+            forget_contents(client)
+        known = found(store)
+        assert isinstance(known, Record)
+        assert known.content == (FORGOTTEN if places == 1 else b"record")
+        assert known.seconds > 50
+
+    @pytest.mark.parametrize("text", ["x", "x" * 11, "x" * 13, "x" * 24])
+    def test_text_of_somebody_else_hides_no_end(self, store: RedisStore, client: Redis, text: str) -> None:
+        client.set(ENDED, text)
+        store.free(taken(store, key=KEY, holder=ME), record=RECORD)
+        client.append(ENDED, "y")
+        for number in range(30):
+            store.free(taken(store, key=KEY, holder=ME), record=message(number))
+        forget_contents(client)
+        assert isinstance(found(store), Record)
+        assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in range(30))
+        assert client.strlen(ENDED) % ENTRY == 0
+
+
+class TestWhatIsLeft:
+    def test_of_messages_with_arguments_of_their_own(self, store: RedisStore, client: Redis) -> None:
+        keys = [f"ended:1:{{job:{number}}}" for number in range(100)]
+        for number, key in enumerate(keys):
+            store.free(taken(store, key=key, holder=ME), record=message(number))
+        shared = {keyspace.shared(key) for key in keys}
+        expected = {f"{it}:{what}" for it in shared for what in ("ended", "fence")}
+        until(lambda: {*client.scan_iter()} <= expected, "nothing for each of them")
+        assert sum(client.strlen(f"{it}:ended") for it in shared) == ENTRY * len(keys)
+
+    def test_forgotten_ones_are_taken_out(self, store: RedisStore, client: Redis) -> None:
+        """Also where others stay for long."""
+        for number in range(100):
+            store.free(taken(store, key=KEY, holder=ME), record=message(number, 600.0 if number % 10 == 0 else 0.001))
+        assert client.strlen(ENDED) >= 10 * ENTRY
+        until(lambda: isinstance(found_and_freed(store, 99), Lease), "the last one is forgotten")
+        for number in range(100, 160):
+            store.free(taken(store, key=KEY, holder=ME), record=message(number, 600.0))
+        assert client.strlen(ENDED) == 70 * ENTRY
+        assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in (*range(0, 100, 10), 159))
+
+    def test_what_is_too_much_for_one_text_is_in_others(self, store: RedisStore, client: Redis) -> None:
+        """A text is read as a whole."""
+        numbers = range(5000)
+        leave_many(store, numbers)
+        lengths = {name: client.strlen(name) for name in client.scan_iter(f"{SHARED}:ended*")}
+        assert sum(lengths.values()) == ENTRY * len(numbers)
+        assert 100 < len(lengths) <= 257
+        assert max(lengths.values()) == lengths[ENDED] < 25_000
+        forget_contents(client)
+        assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in numbers[::100])
+        assert isinstance(found(store, Holder("task 5000")), Lease)
+
+    def test_what_is_too_much_for_these_is_kept_as_it_is(self, store: RedisStore, client: Redis) -> None:
+        full = b"\x7f" * 24_576
+        name = keyspace.ended_name(KEY, ME.message)
+        for each in keyspace.ended_keys(SHARED, name):
+            client.set(each, full, ex=60)
+        store.free(taken(store, key=KEY, holder=ME), record=RECORD)
+        assert 50_000 < client.pttl(keyspace.done_key(KEY, ME.message)) <= 60_000
+        assert client.strlen(ENDED) == len(full)
+
+    def test_of_a_name(self, store: RedisStore, client: Redis) -> None:
+        store.free(taken(store, key=keyspace.Name("nightly"), holder=ME))
+        shared = keyspace.shared(keyspace.Name("nightly"))
+        assert [*client.scan_iter()] == [keyspace.shared_fence_key(shared)]
+
+
+def leave_many(store: RedisStore, numbers: range) -> None:
+    calls = [lock_commands.free(Hold.of_nobody(KEY), record=message(number)) for number in numbers]
+    assert set(store._servers.run_each(calls)) == {0}
+
+
+def found_and_freed(store: RedisStore, number: int) -> Lease | Held | Record:
+    lease = found(store, Holder(f"task {number}"))
+    if isinstance(lease, Lease):
+        store.free(lease)
+    return lease
+
+
+class TestFences:
+    def test_grow_beyond_those_of_other_locks(self, store: RedisStore, client: Redis) -> None:
+        """On a server whose clock was set back."""
+        other = next(key for number in range(10**6) if keyspace.shared(key := f"ended:1:{{other:{number}}}") == SHARED)
+        client.set(FENCE, 2**52)
+        assert [taken(store, key=key).fence for key in (KEY, other)] == [2**52 + 1, 2**52 + 2]
+
+    def test_of_a_hold_is_known_as_long_as_it_is_held(self, store: RedisStore) -> None:
+        lease = taken(store, key=KEY)
+        later = taken(store, key="ended:1:{job:2}")
+        assert store.inspect(KEY).fence == lease.fence < later.fence
+        store.free(lease)
+        assert store.inspect(KEY).fence is None
+
+    def test_hold_that_is_given_back_is_found_by_its_holder(self, store: RedisStore) -> None:
+        """What undoes an acquire does not know which fence it was given."""
+        lease = taken(store, key=KEY, holder=ME)
+        value = lease.owner + ME.dumps(lease.ttl)[:-1] + ","
+        assert store._servers.run(lock_commands.undo(lease, value, [])) == 1
+        assert store.held(KEY) == []

@@ -1,0 +1,171 @@
+"""Copies that wait for a lock in workers' main processes, and are begun when that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_singleton_lock import clock
+from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, redelivering, until
+from tests.patience import LIMIT
+from tests.rabbitmq import MISSING, RabbitMQ
+from tests.recording import overlaps
+from tests.servers import RedisServer
+
+#: Seconds of leases: longer than a busy machine stops a process for.
+TTL = 60.0
+
+#: Seconds in which a copy that looked for itself would have looked again, twice.
+SEVERAL_DELAYS = 4.0
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    return shop_on(redis_server, singleton_lock_ttl=TTL)
+
+
+def conflicts(shop: Shop) -> int:
+    return shop.log.count("on_conflict=retry")
+
+
+def in_line(shop: Shop) -> int:
+    """How many processes wait for locks."""
+    with shop.locks() as client:
+        return sum(client.zcard(key) for key in client.scan_iter("*:waiting"))
+
+
+def send(shop: Shop, count: int, job: str = "report", **options: object) -> Sequence[AsyncResult]:
+    """Copies that are all refused, and wait."""
+    refused = conflicts(shop)
+    results = [shop.send("patient", job, **options) for _ in range(count)]
+    until(lambda: conflicts(shop) == refused + count)
+    until(lambda: all(shop.log.count(f"[{result.id}] received") > 1 for result in results))
+    until(lambda: in_line(shop) > 0)
+    return results
+
+
+def check(shop: Shop, results: Sequence[AsyncResult]) -> None:
+    """All have run, one at a time."""
+    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * len(results)
+    assert overlaps(shop.record.runs("report")) == []
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_copies_take_no_slot_until_the_lock_is_free(shop: Shop, pool: str) -> None:
+    shop.start("one", "two", pool=pool)
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    results = send(shop, 10)
+    clock.sleep(SEVERAL_DELAYS)
+    assert conflicts(shop) == 10
+    shop.record.let_end("report")
+    check(shop, [holder, *results])
+
+
+def test_first_come_first_served(shop: Shop) -> None:
+    shop.start("holding", arguments=("-Q", "held"))
+    shop.start("one", concurrency=1)  # Two that are begun together may overtake each other.
+    holder = shop.send("exclusive", "report", LONG, queue="held")
+    shop.record.wait_for(starts=1)
+    results = [result for _ in range(6) for result in send(shop, 1)]
+    shop.record.let_end("report")
+    check(shop, [holder, *results])
+    begun = sorted(shop.record.runs("report"), key=lambda run: run.start)
+    assert [run.task_id for run in begun] == [holder.id, *(result.id for result in results)]
+
+
+def test_copy_that_was_revoked_does_not_keep_the_next_one_waiting(shop: Shop) -> None:
+    shop.start("one")
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    revoked, *results = (result for _ in range(3) for result in send(shop, 1))
+    revoked.revoke()
+    until(lambda: "revoked" in shop.log)
+    shop.record.let_end("report")
+    check(shop, [holder, *results])
+    until(lambda: revoked.state == "REVOKED")
+
+
+def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    """Its lease ends, and the lock is found free."""
+    shop = shop_on(redis_server)
+    (dying,) = shop.start("dying", arguments=("-Q", "held"))  # It is to have none of the copies.
+    shop.send("exclusive", "report", LONG, queue="held")
+    shop.record.wait_for(starts=1)
+    shop.start("other")
+    results = send(shop, 3, expires=3600)
+    shop.record.let_end("report")
+    dying.kill()
+    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
+
+
+def test_main_process_that_is_killed_keeps_nobody_else_waiting(
+    redis_server: RedisServer, shop_on: Callable[..., Shop]
+) -> None:
+    """The broker still has its copies, and delivers them again."""
+    shop = shop_on(redis_server, singleton_lock_ttl=TTL, broker_transport_options=FORGETFUL)
+    shop.start("staying")
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    (killed,) = shop.start("killed")
+    results = send(shop, 8)
+    until(lambda: in_line(shop) == 2)
+    killed.kill()
+    shop.record.let_end("report")
+    with redelivering(shop):
+        check(shop, [holder, *results])
+
+
+def test_connections_that_are_cut_cost_no_wake_up(shop: Shop) -> None:
+    shop.start("one", "two")
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    results = send(shop, 6)
+    with shop.locks() as client:
+        for one in client.client_list(_type="normal"):
+            if one["cmd"] == "blpop":
+                client.client_kill(one["addr"])
+    shop.record.let_end("report")
+    check(shop, [holder, *results])
+
+
+def test_worker_that_is_shut_down_leaves_its_copies_to_another(shop: Shop) -> None:
+    (going,) = shop.start("going")
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    results = send(shop, 4)
+    shop.start("staying")
+    until(lambda: in_line(shop) > 0)
+    shop.record.let_end("report")
+    assert going.terminate() == 0
+    check(shop, [holder, *results])
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.slow)])
+def test_on_rabbitmq(
+    rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], tmp_path: Path, kind: str
+) -> None:
+    """Where there are quorum queues, what a worker holds takes others' places: there RabbitMQ keeps the copies."""
+    shop = shop_on(
+        redis_server,
+        broker_url=rabbitmq.url,
+        task_default_queue=tmp_path.name,
+        task_default_queue_type=kind,
+        singleton_lock_ttl=TTL,
+    )
+    shop.start("one", "two")
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    if kind == "classic":
+        results = send(shop, 8)
+        clock.sleep(SEVERAL_DELAYS)
+        assert conflicts(shop) == 8
+    else:
+        results = [shop.send("patient", "report") for _ in range(8)]
+        until(lambda: conflicts(shop) >= 8)
+    shop.record.let_end("report")
+    check(shop, [holder, *results])

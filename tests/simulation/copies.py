@@ -1,0 +1,111 @@
+"""Copies of messages that share the locks of a Redlock with its other users: each is carried out, refused, or answered
+by what is known of its message. What Celery and the package's tasks do beyond that is left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.simulation.locks import Turn
+    from tests.simulation.nodes import NodesChecker
+
+#: What is remembered of a message, and for how many seconds.
+DONE, REFUSED, LIFE = b"done", b"refused", 600.0
+
+#: Seconds of a step of a body.
+STEP = 0.2
+
+
+class Copies:
+    """What became of the messages, and what must hold."""
+
+    def __init__(self, checker: NodesChecker) -> None:
+        self._checker, self.run = checker, checker.run
+        #: By message: the ends that somebody was told.
+        self._ends: dict[str, set[bytes]] = defaultdict(set)
+
+    def deliver(self, turn: Turn, message: str) -> None:
+        """A copy of a message arrives in a process."""
+        package, store, lock = turn.process.package, turn.lock._keeper.store, turn.lock
+        holder = package("holder").Holder(message, process=package("process_identity").own())
+        owner = package("holder").new_owner()
+        request = package("stores.base").LockRequest(lock._key, owner, ttl=lock._ttl, holder=holder, once=True)
+        self._checker.waiting[turn.use.name].append(turn)
+        self.run.note("is delivered", f"{turn.use.name} {message} use={turn.use.number}")
+        try:
+            found = store.acquire(request)
+        except package("errors").LockUnavailable as error:
+            store.abandon(request.hold())
+            self._over(turn, f"has no answer: {error}")
+            return
+        if isinstance(found, package("lease").Lease):
+            self._carry_out(turn, found, message, holder)
+        elif isinstance(found, package("stores.base").Record):
+            self._over(turn, f"is answered: {found.content!r}")
+            self._has_ended(message, found.content)
+        elif found.holder is not None and found.holder.is_copy_of(holder):
+            self._over(turn, "stands by")
+        else:
+            self._refuse(turn, message, holder)
+
+    def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any) -> None:
+        package, keeper = turn.process.package, turn.lock._keeper
+        turn.lease = lease
+        keeper.heartbeat.start(lease, turn.lost.clear)
+        self._checker._holds(turn)
+        if self._ends[message] and self._checker._trusts(turn):
+            self._fails(f"message {message} is carried out by use {turn.use.number} after its end")
+        left = turn.use.takes
+        while left > 0 and lease.held:
+            self.run.park(min(left, STEP))
+            left -= STEP
+        was_held = lease.held
+        keeper.heartbeat.stop(lease)
+        if turn in self._checker.holding[turn.use.name]:
+            self._checker.holding[turn.use.name].remove(turn)
+        try:
+            if was_held:
+                keeper.store.free(lease, record=self._record(package, holder, DONE))
+                self._has_ended(message, DONE)
+            else:
+                keeper.store.free(lease)
+        except package("errors").LockUnavailable as error:
+            self.run.note("has no answer", f"{turn.use.name} use={turn.use.number} {error}")
+        else:
+            self.run.note("gives back", f"{turn.use.name} use={turn.use.number}")
+        self._checker._freed_at[lease.owner[:28]] = self.run.now
+
+    def _refuse(self, turn: Turn, message: str, holder: Any) -> None:
+        package, lock = turn.process.package, turn.lock
+        try:
+            found = lock._keeper.store.refuse(lock._key, holder, self._record(package, holder, REFUSED))
+        except package("errors").LockUnavailable as error:
+            self._over(turn, f"has no answer: {error}")
+            return
+        if found is None:
+            self._over(turn, "is refused")
+            self._has_ended(message, REFUSED)
+        elif isinstance(found, package("stores.base").Record):
+            self._over(turn, f"is answered: {found.content!r}")
+            self._has_ended(message, found.content)
+        else:
+            self._over(turn, "stands by")
+
+    def _record(self, package: Any, holder: Any, content: bytes) -> Any:
+        return package("stores.base").Record(holder.message, content, LIFE)
+
+    def _over(self, turn: Turn, how: str) -> None:
+        self._checker.waiting[turn.use.name].remove(turn)
+        self.run.note(how, f"{turn.use.name} use={turn.use.number}")
+
+    def _has_ended(self, message: str, how: bytes) -> None:
+        self._ends[message].add(how)
+        if len(self._ends[message]) > 1:
+            self._fails(f"message {message} has several ends: {sorted(self._ends[message])}")
+
+    def _fails(self, what: str) -> None:
+        """Where a majority can have forgotten it, an end is not one."""
+        if not self._checker.forgets:
+            self.run.fail(what)

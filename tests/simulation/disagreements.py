@@ -1,0 +1,242 @@
+"""Plans of a Redlock whose nodes disagree: programs with locks, and with copies of messages, while each node is cut
+off, slow, late or forgetful for another client. Nothing of Celery's is there, and a plan costs little.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.simulation.plan import FIRST, LATE, Fault, Plan, Use
+
+#: Of the plans, how many have copies of messages; what a use that is one does begins so.
+HAVE_COPIES, COPY_OF = 0.5, "copy of "
+
+#: Faults of any kind, beside those of the theme, with the longest that they last in ttls.
+OTHERS = {
+    "worker killed": 0.5,
+    "worker stopped": 1.5,
+    "host suspended": 1.5,
+    "server stalled": 1.0,
+    "server restarted": 0.5,
+    "server forgets its scripts": 0.0,
+    "connections closed": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What a theme makes its faults for."""
+
+    rng: random.Random
+    nodes: int
+    programs: int
+    ttl: float
+    begins: float
+    until: float
+    uses: Sequence[Use]
+
+    def asks(self) -> Use:
+        """One of the uses."""
+        return self.rng.choice(self.uses)
+
+    def of_each(self) -> Iterator[tuple[int, int]]:
+        """Of each program, or nearly, a node that no other one has, if there are enough."""
+        order = self.rng.sample(range(self.nodes), self.nodes)
+        for program in range(self.programs):
+            if self.rng.random() < 0.8:
+                yield program, order[program % self.nodes]
+
+
+def way(program: int, node: int, *, passes: int = 0) -> int:
+    """The target of a fault on the way from a program to a node; where something is held back, so much passes first."""
+    return passes * 100 + program * 10 + node
+
+
+def draw_nodes(seed: int, nodes: int | None) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"nodes that disagree of {seed}")
+    nodes = nodes if nodes is not None else rng.choice((3, 3, 3, 5))
+    theme = rng.choices([*THEMES], [*THEMES.values()])[0]
+    # What is left on a node that was away is looked at some time later: it must still be there.
+    ttl = 20.0 if theme is _away else rng.choice((1.0, 3.0, 6.0, 15.0))
+    programs, threads = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
+    # A new node of a Redlock has no vote for one ttl: somebody asks, and the others come then.
+    begins, until = 1.1 * ttl, rng.uniform(1.0, 2.5) * ttl
+    uses = [Use(0.0, 0, 0, "a", FIRST, 0.0, 0.0)]
+    messages = rng.randint(1, 2) if theme is not _slow and rng.random() < HAVE_COPIES else 0
+    for number in range(rng.randint(4, 9)):
+        at, program = round(begins + rng.uniform(0.0, until), 3), rng.randrange(programs)
+        ways = _ways(rng, theme, messages)
+        name = "a" if messages or rng.random() < 0.7 else "b"
+        patience = rng.choice((None, None, 0.0, 0.3, round(rng.uniform(0.05, 2 * ttl), 3)))
+        takes = rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 2 * ttl), rng.uniform(0, ttl)))
+        takes = 1.2 * ttl if "fixed" in ways else takes
+        takes = rng.uniform(0.4, 1.2) * ttl if theme is _put_back else takes
+        uses.append(Use(at, program, rng.randrange(threads), name, number, patience, round(takes, 2), ways))
+    if theme is _refusals:
+        uses[1:] = _copies(rng, programs, begins, ttl)
+    elif theme is _swapped:
+        uses[1:] = _one_has_it(rng, programs, begins, ttl)
+    elif theme is _given_back_to_few:
+        uses[1] = Use(round(begins + 0.2 * ttl, 3), 0, 9, "a", 0, None, round(0.28 * ttl, 2))
+    setting = _Setting(rng, nodes, programs, ttl, begins, until, uses[1:])
+    faults = [*theme(setting)]
+    if theme is not _calm and rng.random() < 0.3:
+        faults += rng.choices([*THEMES], [*THEMES.values()])[0](setting)
+    if theme is not _calm and rng.random() < 0.3:
+        faults.append(_other(setting))
+    faults.sort(key=lambda fault: fault.at)
+    interval = rng.choice((15.0, 60.0, 200.0))
+    limits = (("a", 1), ("b", 1))
+    return Plan(seed, "none", nodes, programs, threads, ttl, 60.0, interval, (), (*faults,), "nodes", (*uses,), limits)
+
+
+def _ways(rng: random.Random, theme: Theme, messages: int) -> tuple[str, ...]:
+    if messages and rng.random() < 0.7:
+        return (f"{COPY_OF}m{rng.randrange(messages)}",)
+    often = {"with": 0.2, "checks": 0.3, "fixed": 0.1, "reacquire": 0.3, "shared": 0.2, "token": 0.1}
+    if theme is _slow:
+        often |= {"fixed": 0.6, "reacquire": 0.6}
+    return tuple(each for each, chance in often.items() if rng.random() < chance)
+
+
+def _partitions(it: _Setting) -> Iterator[Fault]:
+    """In one phase after another, each program is cut off from another node."""
+    rng, at = it.rng, it.begins + it.rng.uniform(-0.2, 0.5) * it.ttl
+    for _ in range(rng.randint(1, 4)):
+        seconds = rng.choice((rng.uniform(0.05, 0.4), rng.uniform(0.4, 1.5))) * it.ttl
+        kind = rng.choice(("cut", "cut there", "cut back"))
+        for program, node in it.of_each():
+            yield Fault(round(at, 3), f"way {kind}", way(program, node), round(seconds, 3))
+            if rng.random() < (0.7 if it.nodes > 3 else 0.3):
+                yield Fault(round(at, 3), f"way {kind}", way(program, (node + 1) % it.nodes), round(seconds, 3))
+        at += seconds * rng.choice((1.01, 1.01, rng.uniform(0.5, 1.5)))
+
+
+def _forgets(it: _Setting) -> Iterator[Fault]:
+    """Nodes come back empty, as they have just voted, or while a lock is held that they know of and others do not."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 3)):
+        at = it.asks().at + rng.choice((rng.uniform(0, 0.02), rng.uniform(0, 0.5 * it.ttl)))
+        away = rng.choice((0.01, rng.uniform(0, 0.3 * it.ttl)))
+        node = rng.randrange(it.nodes)
+        yield Fault(round(at, 4), "server restarted empty", node, round(away, 3))
+        if rng.random() < 0.5:
+            yield Fault(round(at, 4), "server flushed", node + 1)
+    if rng.random() < 0.7:
+        yield from _partitions(it)
+
+
+def _held_back(it: _Setting) -> Iterator[Fault]:
+    """What is asked of some nodes arrives late; the connection may have broken by then."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 3)):
+        use = it.asks()
+        at = use.at + rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 2)))
+        kind = rng.choice(("way held back", "way held back and broken", "way held back and broken"))
+        for node in rng.sample(range(it.nodes), rng.choice((1, 1, 2))):
+            late = round(rng.uniform(*rng.choice(LATE)), 3)
+            yield Fault(round(at, 4), kind, way(use.program, node, passes=rng.choice((0, 0, 0, 1, 2))), late)
+
+
+def _put_back(it: _Setting) -> Iterator[Fault]:
+    """A node loses what the others have, and is given it back late: when it was freed, or is another's."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 2)):
+        passes, node = rng.choice((1, 1, 1, 2)), rng.randrange(it.nodes)
+        kind = rng.choice(("put back late", "put back late", "put back late by the dead"))
+        at, late = it.begins + rng.uniform(-1.0, 0.8 * it.until), rng.uniform(0.1, 3.0) * it.ttl
+        yield Fault(round(at, 3), kind, way(0, node, passes=passes), round(late, 3))
+
+
+def _swapped(it: _Setting) -> Iterator[Fault]:
+    """Who has the lock loses one node after the other, and who asks for it sees just these."""
+    one, other, third = it.rng.sample(range(3), 3)
+    turns = it.begins + it.rng.uniform(1.4, 1.7) * it.ttl
+    yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))
+    yield Fault(round(turns, 3), "way cut", way(0, other), round(1.5 * it.ttl, 3))
+    for program in range(1, it.programs):
+        yield Fault(round(turns - 0.2 * it.ttl, 3), "way cut", way(program, third), round(1.7 * it.ttl, 3))
+
+
+def _one_has_it(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """One has the lock for long, and many ask for it."""
+    yield Use(round(begins + 0.3 * ttl, 3), 0, 0, "a", 0, None, 3 * ttl)
+    for number in range(1, rng.randint(4, 7)):
+        at = begins + rng.uniform(0.8, 1.6) * ttl
+        yield Use(round(at, 3), 1 + number % (programs - 1), number, "a", number, None, 0.1)
+
+
+def _given_back_to_few(it: _Setting) -> Iterator[Fault]:
+    """The only node that can be reached as a lock is given back could not be as it was taken."""
+    one, *others = it.rng.sample(range(it.nodes), it.nodes)
+    turns = it.begins + it.rng.uniform(0.35, 0.5) * it.ttl
+    yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))
+    kind = it.rng.choice(("way cut", "way cut there", "way cut back"))
+    for node in others:
+        yield Fault(round(turns, 3), kind, way(0, node), round(0.4 * it.ttl, 3))
+
+
+def _away(it: _Setting) -> Iterator[Fault]:
+    """A node is away as locks are given back, and as attempts for them fail."""
+    rng = it.rng
+    for _ in range(rng.randint(1, 2)):
+        use = it.asks()
+        at = use.at + rng.choice((rng.uniform(-0.1, 0.1) * it.ttl, use.takes - rng.uniform(0, 0.1) * it.ttl))
+        away = round(rng.uniform(0.02, 0.2) * it.ttl, 3)
+        yield Fault(round(max(at, it.begins), 3), "server restarted", rng.randrange(it.nodes), away)
+
+
+def _refusals(it: _Setting) -> Iterator[Fault]:
+    """What is asked of the nodes arrives in another order at each."""
+    for program in range(it.programs):
+        for node in range(it.nodes):
+            yield Fault(round(it.begins, 3), "way slow", way(program, node), round(3 * it.ttl, 3))
+
+
+def _copies(rng: random.Random, programs: int, begins: float, ttl: float) -> Iterator[Use]:
+    """Copies of a message, some of which find that somebody has the lock, who frees it just then; others come later."""
+    takes = rng.uniform(0.2, 1.0) * ttl
+    yield Use(round(begins + 0.1 * ttl, 3), 0, 0, "a", 0, None, round(takes, 2))
+    for number in range(1, rng.randint(6, 9)):
+        at = begins + 0.1 * ttl + takes + rng.choice((rng.uniform(0.0, 0.12), rng.uniform(0.0, 0.12), 1.5)) * ttl
+        body = rng.choice((0.0, 0.0, round(0.02 * ttl, 3)))
+        yield Use(round(at, 3), number % programs, number, "a", number, 0.0, body, (f"{COPY_OF}m0",))
+
+
+def _slow(it: _Setting) -> Iterator[Fault]:
+    """Answers come just in time."""
+    for program in range(it.programs):
+        kind = it.rng.choice(("way slow", "way slow", "way very slow"))
+        for node in range(it.nodes):
+            yield Fault(round(it.begins - 0.1 * it.ttl, 3), kind, way(program, node), round(it.until + it.ttl, 3))
+
+
+def _calm(_: _Setting) -> Iterator[Fault]:
+    """Nothing goes wrong."""
+    yield from ()
+
+
+def _other(it: _Setting) -> Fault:
+    kind, rng = it.rng.choice([*OTHERS]), it.rng
+    seconds = round(rng.uniform(0, OTHERS[kind] * it.ttl), 3)
+    return Fault(round(it.begins + rng.uniform(0.05, it.until), 3), kind, rng.randrange(100), seconds)
+
+
+Theme = Callable[[_Setting], Iterator[Fault]]
+
+#: What goes wrong, with weights.
+THEMES: dict[Theme, int] = {
+    _partitions: 5,
+    _forgets: 3,
+    _held_back: 4,
+    _put_back: 2,
+    _swapped: 2,
+    _given_back_to_few: 1,
+    _away: 2,
+    _refusals: 3,
+    _slow: 2,
+    _calm: 1,
+}

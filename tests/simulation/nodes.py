@@ -1,0 +1,248 @@
+"""A Redlock whose nodes disagree (`disagreements.py`), and what must hold of each of its nodes: programs as of
+`locks.py`, some of whose uses are copies of messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from redis import Redis
+
+from tests.simulation import holds, trouble, ways
+from tests.simulation.copies import Copies
+from tests.simulation.disagreements import COPY_OF
+from tests.simulation.locks import OFTEN, LocksChecker, Turn
+from tests.simulation.program import Program
+from tests.simulation.servers import Entry, Server
+from tests.simulation.world import World
+
+#: Seconds for which a node may hold what nobody uses, and since when the way to it must have been well for that to
+#: count: who could not reach it leaves it alone for four seconds, and says then what it had to say.
+UNUSED, WELL = 1.5, 8.0
+
+#: Seconds for which a lock may be nobody's while somebody asks for it and nothing goes wrong.
+NOBODYS = 3.0
+
+#: Milliseconds before its end from which a hold may be gone.
+NEARLY = 5
+
+#: Most and least that the clocks of two hosts differ in rate by, where one percent is left for that.
+RATES = (0.9955, 1.0, 1.0045)
+
+#: Characters of an owner that are the same in each of its attempts; and of all.
+STEM, WHOLE = 28, 32
+
+#: Faults of a way matter to who goes it.
+NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND} - {*ways.FORGETS})
+
+#: Nor does it come late of a node that forgets.
+DELAYS_NOTHING = NO_MATTER | {"server restarted empty", "server flushed"}
+
+
+class _Found(NamedTuple):
+    """What was found on a node.
+
+    Attributes:
+        model: of the server that had it, and since when that had not lost anything.
+        living: all that it has.
+        holds: by the name of a lock, its owner and the ms at which it ends.
+        pids: of the processes that asked for it; 0 where the node does not know that.
+        over: keys that say that an owner or an attempt is over.
+    """
+
+    model: tuple[Any, float]
+    living: Any
+    holds: dict[str, tuple[str, int | None]]
+    pids: dict[str, int]
+    over: frozenset[str]
+
+    @classmethod
+    def of(cls, server: Server, living: list[Entry], names: Collection[str]) -> _Found:
+        values = {key: (value, ends_at) for key, value, ends_at in living if key in names}
+        held = {name: (value[:WHOLE].decode(), ends_at) for name, (value, ends_at) in values.items()}
+        pids = {name: holds.pid_in(value) for name, (value, _) in values.items()}
+        over = frozenset(key for key, _, _ in living if ":over:" in key)
+        return cls((server.model, server.empty_since), living, held, pids, over)
+
+
+def _names(name: str, owner: str) -> set[str]:
+    """Keys that say that it is over: of the attempt, and of its owner."""
+    return {f"{{{name}}}:over:{owner}", f"{{{name}}}:over:{owner[:STEM]}"}
+
+
+def begin(world: World) -> NodesChecker:
+    """Start the programs, each on a host of its own; what must hold then."""
+    checker = NodesChecker(world)
+    for number in range(world.plan.workers):
+        program = Program(world, world.host(f"host{number}"), f"p{number}", checker.live)
+        world.workers.append(program)
+    for host in world.hosts:
+        host.rate = world.run.rng.choice(RATES)
+    for program in world.workers:
+        program.start()
+    return checker
+
+
+class NodesChecker(LocksChecker):
+    """What must hold of what each node has, besides what holds of locks."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._copies = Copies(self)
+        self._next = 0.0
+        self._last: dict[Server, _Found] = {}
+        #: By the beginning of their owners: the uses that have got a lock.
+        self._turns: dict[str, Turn] = {}
+        self._left_since: dict[tuple[Server, str, str], float] = {}
+        self._nobodys_since: dict[str, float] = {}
+        self._kept_until: dict[Turn, float] = {}
+        #: By the beginning of their owners: when they were given back.
+        self._freed_at: dict[str, float] = {}
+        self._settles += trouble.GIVEN_UP
+        self.run.at(self.plan.calm_at + 2 * self._settles, lambda: None)  # What is held back arrives.
+        self.forgets = any(fault.kind in ways.FORGETS for fault in world.plan.faults)
+        # Where a node forgets its counter, the clocks of the clients matter.
+        self._fences_grow = not self.forgets
+
+    # What the programs do
+
+    def _use(self, turn: Turn, clients: list[Redis]) -> None:
+        copy = next((way for way in turn.use.ways if way.startswith(COPY_OF)), None)
+        if copy is None:
+            super()._use(turn, clients)
+        else:
+            turn.lock = self._lock(turn, clients)
+            self._copies.deliver(turn, copy.removeprefix(COPY_OF))
+
+    def _holds(self, turn: Turn) -> None:
+        super()._holds(turn)
+        awaited, self.world.at_holds = self.world.at_holds, []
+        for befall in awaited:
+            befall(turn.process)
+        self._turns[turn.lease.owner[:STEM]] = turn
+        if self._fences_grow and self._trusts(turn):
+            self._fence_is_known(turn)
+
+    def _release(self, turn: Turn) -> None:
+        if self._trusts(turn) and self._is_kept(turn):
+            self._kept_until[turn] = turn.lease.trusted_until
+        super()._release(turn)
+        self._freed_at[turn.lease.owner[:STEM]] = self.run.now
+
+    # What must hold
+
+    def look(self) -> None:
+        """As the time is about to go on."""
+        super().look()
+        for server in self.world.servers:
+            self._look_at(server)
+        if self.run.now >= self._next:
+            self._next = self.run.now + OFTEN
+            self._is_had_by_who_asks()
+            self._nothing_is_left()
+
+    def _fence_is_known(self, turn: Turn) -> None:
+        """A token is given out when a majority has counted as far: any later one counts on."""
+        name, fence, servers = turn.use.name, turn.lease.fence, self.world.servers
+        known = [int(dict(server.living_values()).get(f"{{{name}}}:fence", 0)) for server in servers]
+        if sum(it >= fence for it in known) * 2 <= len(servers):
+            self.run.fail(f"{name}: use {turn.use.number} has fence {fence}, of {known}")
+
+    def _told_gone(self, turn: Turn) -> None:
+        until = self._kept_until.get(turn, 0.0)
+        if not self.forgets and until > turn.process.host.clock(self.run.now):
+            self.run.fail(f"{turn.use.name}: use {turn.use.number} hears that its lock was gone, which most nodes had")
+
+    def _is_kept(self, turn: Turn) -> bool:
+        owner = turn.lease.owner[:STEM].encode()
+        keeping = [server.keeps(turn.use.name.encode(), owner) for server in self.world.servers]
+        return sum(keeping) * 2 > len(keeping)
+
+    def _look_at(self, server: Server) -> None:
+        """What a node has, where that has changed."""
+        living, last = server.living(), self._last.get(server)
+        if last is not None and last.living is living:
+            return
+        found = _Found.of(server, living, self.limits)
+        self._last[server] = found
+        if (endless := server.without_end()) is not None:
+            self.run.fail(f"{endless} on {server.host.name} has no time to live")
+        for name, (owner, _) in found.holds.items():
+            if not found.over.isdisjoint(_names(name, owner)):
+                self.run.fail(f"{server.host.name} holds {name} for {owner}, of whom it knows that that is over")
+        if last is not None and last.model == found.model:
+            self._lets_go(server, last, found)
+            self._takes_up(server, last, found)
+
+    def _lets_go(self, server: Server, last: _Found, found: _Found) -> None:
+        """A hold is there until its end, or until it is given up by name."""
+        for name, (owner, ends_at) in last.holds.items():
+            now_of, _ = found.holds.get(name, ("", 0.0))
+            is_over = ends_at is not None and server.clock() * 1000 > ends_at - NEARLY
+            if now_of[:STEM] != owner[:STEM] and not is_over and found.over.isdisjoint(_names(name, owner)):
+                self.run.fail(f"{server.host.name} lets go of {name}, which it held for {owner}")
+
+    def _takes_up(self, server: Server, last: _Found, found: _Found) -> None:
+        """A hold that its owner knows to be gone does not come back."""
+        for name, (owner, _) in found.holds.items():
+            turn = self._turns.get(owner[:STEM])
+            if turn is None or last.holds.get(name, ("", 0.0))[0][:STEM] == owner[:STEM]:
+                continue
+            host, since = turn.process.host, self._must_be_well_since
+            if turn.lease.reason is not None and self._is_well(host.name, server, since, but=DELAYS_NOTHING):
+                self.run.fail(f"{server.host.name} holds {name} again for use {turn.use.number}, which has lost it")
+
+    def _nothing_is_left(self) -> None:
+        """What nobody uses is held by no node that its owner reaches."""
+        living = {process.pid: process for process in self.run.processes if process.alive and process.runs}
+        used = {turn.lease.owner[:STEM] for turn in self._under_way if turn.lease is not None}
+        left = {}
+        for server, found in self._last.items():
+            for name, (owner, _) in found.holds.items():
+                process = living.get(found.pids[name])
+                if owner[:STEM] in used or process is None or server.model is None or self._is_old(owner):
+                    continue
+                left[server, name, owner] = process
+        self._left_since = {it: self._left_since.get(it, self.run.now) for it in left}
+        for (server, name, owner), since in self._left_since.items():
+            if self.run.now - since <= UNUSED:
+                continue
+            host = left[server, name, owner].host
+            if self._is_well(host.name, server, self._must_be_well_since):
+                seconds = self.run.now - since
+                self.run.fail(f"for {seconds:.1f} s: {server.host.name} holds {name} for {owner}, and nobody uses it")
+
+    def _is_old(self, owner: str) -> bool:
+        """Whether it was given back more than a ttl ago: for so long a node refuses what comes late of it."""
+        return self.run.now - self._freed_at.get(owner[:STEM], self.run.now) > 0.95 * self.plan.ttl
+
+    def _is_had_by_who_asks(self) -> None:
+        """A lock that is nobody's goes to whoever asks for it."""
+        now, servers = self.run.now, self.world.servers
+        for name in self.limits:
+            owners = Counter(found.holds[name][0][:STEM] for found in self._last.values() if name in found.holds)
+            is_had = any(count * 2 > len(servers) for count in owners.values())
+            is_asked_for = any(turn.use.patience != 0 for turn in self.waiting[name])
+            if is_had or not is_asked_for:
+                self._nobodys_since.pop(name, None)
+                continue
+            since = self._nobodys_since.setdefault(name, now)
+            if now - since > NOBODYS and not trouble.was_there(self.world, self._must_be_well_since) and self._vote():
+                self.run.fail(f"for {now - since:.1f} s: {name} is nobody's, and {len(self.waiting[name])} ask for it")
+
+    def _vote(self) -> bool:
+        """Whether each node has a vote, and holds nothing for the dead."""
+        dead = {process.pid for process in self.run.processes if not process.alive}
+        pids = {pid for found in self._last.values() for pid in found.pids.values()}
+        return pids.isdisjoint(dead) and all(server.remembers(self.plan.ttl + WELL) for server in self.world.servers)
+
+    @property
+    def _must_be_well_since(self) -> float:
+        return max(self.run.now - WELL, 0.0)
+
+    def _is_well(self, client: str, server: Server, since: float, *, but: Collection[str] = NO_MATTER) -> bool:
+        """Whether nothing was wrong between this host and this node, apart from faults of these kinds."""
+        link = self.world.network.link(client, server.host.name)
+        return link.troubled_until <= since and not trouble.was_there(self.world, since, but=but)

@@ -1,0 +1,114 @@
+"""Faults on the way from one program to one node of a Redlock, each as another one sees it or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tests.simulation.network import Link, Way
+from tests.simulation.plan import Fault
+from tests.simulation.scheduler import Process
+from tests.simulation.trouble import HOLDS_BACK
+
+#: Connections in a row that are held back.
+IN_A_ROW = 2
+
+
+def between(world: Any, program: int, node: int) -> Link:
+    """The way between the host of a program and a node."""
+    host, servers = world.workers[program % len(world.workers)].host, world.servers
+    link: Link = world.network.link(host.name, servers[node % len(servers)].host.name)
+    return link
+
+
+def _of(world: Any, fault: Fault, seconds: float) -> Link:
+    """The way that a fault is on, and troubles for so long."""
+    link = between(world, *divmod(fault.target % 100, 10))
+    link.troubled_until = max(link.troubled_until, world.run.now + seconds)
+    return link
+
+
+def _cut(there: bool, back: bool) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        link = _of(world, fault, fault.seconds)
+        link.cut_there, link.cut_back = there, back
+        world.run.after(fault.seconds, link.open)
+
+    return befalls
+
+
+def _slow(share: float) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        link, usual = _of(world, fault, fault.seconds), Link().delay
+        link.delay = (0.0, share * world.plan.ttl)
+        world.run.after(fault.seconds, lambda: setattr(link, "delay", usual))
+
+    return befalls
+
+
+def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        # Where it breaks, what ends it is said on another connection soon; else that stands behind it.
+        link = _of(world, fault, HOLDS_BACK + (0.0 if breaks else fault.seconds))
+        link.holds_back.extend([fault.seconds] * IN_A_ROW)
+        link.passes, link.on_held_back = fault.target // 100, _break if breaks else None
+
+        def over() -> None:
+            link.holds_back.clear()
+            link.passes, link.on_held_back = 0, None
+
+        world.run.after(HOLDS_BACK, over)
+
+    return befalls
+
+
+def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
+    """A node forgets what it holds for who takes a lock next, and is given that back late: the owner may be dead."""
+
+    def befalls(world: Any, fault: Fault) -> None:
+        run, servers = world.run, world.servers
+        node = servers[fault.target % 10 % len(servers)]
+
+        def begin(process: Process) -> None:
+            run.after(run.rng.uniform(0.0, 0.3) * world.plan.ttl, lambda: lose(process))
+
+        def lose(process: Process) -> None:
+            node.flush()
+            link = world.network.link(process.host.name, node.host.name)
+            link.troubled_until = max(link.troubled_until, run.now + HOLDS_BACK + fault.seconds)
+            link.holds_back.append(fault.seconds)
+            link.passes, link.on_held_back = fault.target // 100, partial(die, process) if dies else _break
+
+        def die(process: Process, _: Way) -> None:
+            for program in world.workers:
+                if program.process is process:
+                    run.after(0.001, program.kill)
+                    run.after(fault.seconds, program.start)
+
+        world.at_holds.append(begin)
+
+    return befalls
+
+
+def _break(way: Way) -> None:
+    """The client finds the connection closed, a moment after it has sent something."""
+    run = way.network.run
+    run.after(run.rng.choice((0.001, 0.1)), way.socket.end)
+
+
+#: Faults by which a node loses what it had.
+FORGETS = ("server restarted empty", "server flushed", "put back late", "put back late by the dead")
+
+BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
+    "way cut": _cut(True, True),
+    "way cut there": _cut(True, False),
+    "way cut back": _cut(False, True),
+    # An answer within a fortieth of the ttl each way is in time, and one within a third of it seldom is.
+    "way slow": _slow(1 / 40),
+    "way very slow": _slow(1 / 3),
+    "way held back": _held_back(False),
+    "way held back and broken": _held_back(True),
+    "put back late": _put_back_late(False),
+    "put back late by the dead": _put_back_late(True),
+}

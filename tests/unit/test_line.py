@@ -1,0 +1,319 @@
+"""The copies of a worker's main process, and which of them is begun when a lock is free."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockUnavailable
+from celery_singleton_lock.stores.bells import Place, Ring
+from celery_singleton_lock.worker import line as module
+from celery_singleton_lock.worker.line import Line
+from tests.integration.conftest import until
+
+
+class Request:
+    """What the line knows of one."""
+
+    has_begun = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Bells:
+    """Rings when it is told to; or fails once."""
+
+    most = 100
+
+    def __init__(self) -> None:
+        self.rings: deque[Ring] = deque()
+        self.places: dict[str, Place] = {}
+        self.passed: list[Ring] = []
+        self.given_back: list[str] = []
+        self.takes_back = True
+        self.failures: list[Exception] = []
+        self.waited = self.left = 0
+
+    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Ring]:
+        self.places, self.waited = dict(places), self.waited + 1
+        if self.failures:
+            raise self.failures.pop()
+        module._wait(interrupt, 0.01)
+        rings, self.rings = [*self.rings], deque()
+        return rings
+
+    def pass_on(self, ring: Ring) -> bool:
+        self.passed.append(ring)
+        return self.takes_back
+
+    def give_back(self, key: str) -> None:
+        self.given_back.append(key)
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+class Loop:
+    """A consumer's loop, which another thread takes part in by writing to a pipe."""
+
+    def __init__(self) -> None:
+        self.readers: dict[int, Callable[[], None]] = {}
+
+    def add_reader(self, descriptor: int, callback: Callable[[], None]) -> None:
+        self.readers[descriptor] = callback
+
+    def turn(self) -> None:
+        for descriptor, callback in self.readers.items():
+            module._wait(descriptor, 0.0)
+            callback()
+
+
+class Worker:
+    """A line, the timer that has the copies, and what was begun."""
+
+    def __init__(self, *, in_loop: bool = True) -> None:
+        self.bells = Bells()
+        self.timer: list[Request] = []
+        self.begun: list[str] = []
+        self.has_room = True
+        self.begins_at_once = True
+        self.began_in: set[str] = set()
+        self.line = Line(self.bells, self._begin, lambda: self.has_room, in_loop=in_loop)
+        self.loop = Loop()
+        self.line.register(self.loop)
+
+    def park(self, name: str, since: float, key: str = "key", *, limit: int = 1, is_woken: bool = True) -> Request:
+        request = Request(name)
+        self.timer.append(request)
+        assert self.line.park(request, key, Place(since, limit)) is is_woken
+        return request
+
+    def ring(self, key: str = "key") -> None:
+        self.bells.rings.append(Ring(key))
+
+    def begins(self, *names: str) -> None:
+        def has() -> bool:
+            self.loop.turn()
+            return self.begun == [*names]
+
+        until(has)
+
+    def _begin(self, request: Request) -> bool:
+        with suppress(ValueError):
+            self.timer.remove(request)
+            self.begun.append(request.name)
+            request.has_begun = self.has_room and self.begins_at_once
+            self.began_in.add(threading.current_thread().name)
+            return True
+        return False
+
+
+@contextmanager
+def started(**options: Any) -> Iterator[Worker]:
+    worker = Worker(**options)
+    yield worker
+    worker.line.close()
+    until(lambda: not any(thread.name == "singleton-lock-line" for thread in threading.enumerate()))
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with started() as worker:
+        yield worker
+
+
+def test_nothing_runs_before_the_first_copy(worker: Worker) -> None:
+    assert not any(thread.name == "singleton-lock-line" for thread in threading.enumerate())
+
+
+def test_first_in_line_is_begun_first(worker: Worker) -> None:
+    worker.park("second", 2.0)
+    worker.park("first", 1.0)
+    worker.park("third", 3.0)
+    until(lambda: worker.bells.places == {"key": Place(1.0, 1)})
+    for begun in (["first"], ["first", "second"], ["first", "second", "third"]):
+        worker.ring()
+        worker.begins(*begun)
+
+
+def test_copies_of_one_moment_keep_their_order(worker: Worker) -> None:
+    """And are never compared themselves."""
+    for name in "abc":
+        worker.park(name, 1.0)
+    for begun in ("a", "ab", "abc"):
+        worker.ring()
+        worker.begins(*begun)
+
+
+def test_it_begins_in_the_loop(worker: Worker) -> None:
+    worker.park("one", 1.0)
+    worker.ring()
+    worker.begins("one")
+    assert worker.began_in == {threading.current_thread().name}
+
+
+def test_without_a_loop_it_begins_at_once() -> None:
+    with started(in_loop=False) as worker:
+        worker.park("one", 1.0)
+        worker.ring()
+        until(lambda: worker.begun == ["one"])
+        assert worker.began_in == {"singleton-lock-line"}
+
+
+def test_each_lock_has_a_line_of_its_own(worker: Worker) -> None:
+    worker.park("here", 2.0)
+    worker.park("there", 1.0, "other")
+    worker.ring()
+    worker.begins("here")
+    worker.ring("other")
+    worker.begins("here", "there")
+
+
+def test_copy_whose_time_has_come_is_not_begun_twice(worker: Worker) -> None:
+    worker.park("due", 1.0)
+    worker.park("next", 2.0)
+    del worker.timer[0]
+    worker.ring()
+    worker.begins("next")
+
+
+def test_wake_up_that_nobody_can_use_is_given_back(worker: Worker) -> None:
+    worker.park("due", 1.0)
+    due = worker.timer.pop()
+    worker.ring()
+    until(lambda: worker.loop.turn() or worker.bells.given_back)  # type: ignore[func-returns-value]
+    assert worker.bells.given_back == ["key"]
+    assert worker.begun == []
+    assert due.name == "due"
+
+
+def test_copy_that_was_revoked_gives_back(worker: Worker) -> None:
+    worker.park("one", 1.0)
+    worker.line.give_back("key")
+    until(lambda: worker.bells.given_back == ["key"])
+
+
+def test_line_without_copies_is_left(worker: Worker) -> None:
+    """By the loss of the broker: the timer is cleared, and nobody has them any more."""
+    worker.park("one", 1.0)
+    until(lambda: worker.bells.waited)
+    left = worker.bells.left
+    worker.timer.clear()
+    gc.collect()
+    until(lambda: worker.bells.left > left)
+    worker.park("new", 2.0, "other")
+    until(lambda: worker.bells.places == {"other": Place(2.0, 1)})
+
+
+def test_copy_that_runs_waits_no_more(worker: Worker) -> None:
+    one = worker.park("one", 1.0)
+    until(lambda: worker.bells.waited)
+    left = worker.bells.left
+    one.has_begun = True
+    until(lambda: worker.bells.left > left)
+
+
+def test_busy_worker_passes_on_while_others_may_have_room(worker: Worker) -> None:
+    worker.has_room = False
+    worker.park("one", 1.0)
+    worker.ring()
+    until(lambda: worker.bells.passed == [Ring("key")])
+    assert worker.begun == []
+    worker.bells.takes_back = False
+    worker.ring()
+    worker.begins("one")
+
+
+def test_several_are_called_where_several_may_hold_the_lock(worker: Worker) -> None:
+    """Else one: what was found free may be what the last one is about to take."""
+    worker.begins_at_once = False
+    one = worker.park("one", 1.0)
+    worker.park("two", 2.0)
+    worker.ring()
+    worker.begins("one")
+    asked = worker.bells.waited
+    worker.ring()
+    until(lambda: worker.bells.waited > asked + 2)
+    worker.begins("one")
+    one.has_begun = True
+    worker.ring()
+    worker.begins("one", "two")
+    for name in "ab":
+        worker.park(name, 1.0, "shared", limit=2)
+    worker.ring("shared")
+    worker.ring("shared")
+    worker.begins("one", "two", "a", "b")
+
+
+def test_busy_worker_has_one_copy_wait_for_a_slot(worker: Worker) -> None:
+    worker.has_room = worker.bells.takes_back = False
+    one = worker.park("one", 1.0)
+    worker.park("two", 2.0)
+    worker.ring()
+    worker.begins("one")
+    worker.ring()
+    until(lambda: len(worker.bells.passed) == 2)
+    one.has_begun = True
+    worker.ring()
+    worker.begins("one", "two")
+
+
+def test_while_the_lock_server_is_silent_nobody_is_woken(worker: Worker) -> None:
+    worker.bells.failures += [LockUnavailable("server", "cut")] * 50
+    worker.park("one", 1.0)
+    until(lambda: worker.bells.waited)
+    worker.park("two", 1.0, is_woken=False)
+    worker.bells.failures.clear()
+    worker.line.give_back("key")
+    until(lambda: worker.bells.waited > 2)
+    until(lambda: not worker.line._failures)
+    worker.park("three", 1.0)
+
+
+@pytest.mark.parametrize("error", [LockUnavailable("server", "cut"), RuntimeError("a fault of ours")])
+def test_it_goes_on_after_an_error(worker: Worker, error: Exception) -> None:
+    worker.bells.failures.append(error)
+    worker.park("one", 1.0)
+    until(lambda: worker.bells.waited > 1)
+    worker.ring()
+    worker.begins("one")
+
+
+def test_worker_that_ends_begins_nothing(worker: Worker) -> None:
+    worker.park("one", 1.0)
+    until(lambda: worker.bells.waited)
+    left = worker.bells.left
+    worker.line.close()
+    worker.line.join()
+    assert worker.bells.left > left
+    worker.park("two", 2.0, is_woken=False)
+    worker.ring()
+    worker.loop.turn()
+    assert worker.begun == []
+
+
+def test_locks_beyond_the_bound_are_left_to_their_delay(worker: Worker) -> None:
+    worker.bells.most = 2
+    for key in ("one", "two", "three"):
+        worker.park(key, 1.0, key, is_woken=key != "three")
+    until(lambda: worker.bells.places.keys() == {"one", "two"})
+    worker.ring("one")
+    worker.begins("one")
+    until(lambda: worker.bells.places.keys() == {"two", "three"})
+
+
+def test_full_pipe_stops_nobody() -> None:
+    reader, writer = module._pipe()
+    for _ in range(70_000):
+        module._notify(writer)
+    module._drain(reader)
+    os.close(reader)
+    os.close(writer)
