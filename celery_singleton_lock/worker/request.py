@@ -164,7 +164,7 @@ class SingletonRequest(WorkerRequest):
 
     def revoked(self) -> bool:
         revoked = super().revoked()
-        if revoked and self.context.retries and (options := self._options()) and options.retain_on_retry:
+        if revoked and self._may_be_kept_for():
             aside.do(self._free_kept)
         if revoked and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
             self.has_begun = True
@@ -217,6 +217,9 @@ class SingletonRequest(WorkerRequest):
             self._remember(hold.key, ended, seconds, settled)
         else:
             aside.do(partial(self._remember_aside, ended, seconds, settled))
+        if self._may_be_kept_for():
+            # It may have died as it waited for the attempt before: what that left for it, nobody takes.
+            aside.do(self._free_kept)
 
     def _remember_aside(self, ended: Outcome, seconds: float, settled: bool) -> None:
         if (hold := self._expected_hold(self._owner)) is not None:
@@ -227,6 +230,11 @@ class SingletonRequest(WorkerRequest):
         runtime.store.remember(key, ended.record_of(holder, seconds))
         if settled:
             runtime.record_writer.replace(key, Outcome(ended.state, settled=True).record_of(holder, seconds))
+
+    def _may_be_kept_for(self) -> bool:
+        """Whether the attempt before this one may have kept the lock for it."""
+        options = self._options() if self.context.retries else None
+        return options is not None and bool(options.retain_on_retry)
 
     def _free_kept(self) -> None:
         """Free the lock that was kept for this retry."""

@@ -38,6 +38,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "max_retries": 2,
         "lock_retain_on_retry": True,
     },
+    "shop.keeps_early": {"on_conflict": "retry", "max_retries": 2, "lock_retain_on_retry": True},
 }
 
 #: Of the task that beats send.

@@ -14,6 +14,7 @@ from typing import Any
 from tests.simulation import apps, fakes, holds, trouble
 from tests.simulation.plan import Fault
 from tests.simulation.program import Program
+from tests.simulation.scheduler import Process
 from tests.simulation.worker import Worker
 from tests.simulation.world import World, must_be_kept
 
@@ -133,6 +134,7 @@ class BeatsChecker:
             self.run.note("cannot send a tick", f"{entry} due {due[14:26]}")
             return
         self._not_taken.discard(tick)
+        self._may_be_killed(task.process)
         self.run.note("sends a tick", f"{entry} due {due[14:26]}")
         is_repeated = tick in self._ids
         if self._ids.setdefault(tick, task_id) != task_id:
@@ -141,10 +143,20 @@ class BeatsChecker:
             self.run.fail(f"{entry}: {task_id} is its tick of {due}, and of {self._ticks[task_id]}")
         if is_repeated and not self.plan.faults:
             self.run.fail(f"{entry}: its tick of {due} is sent twice, and nothing went wrong")
-        if entry in self._intervals and not is_repeated:
-            wall = task.process.host.wall_clock(self.run.now)
+        wall = task.process.host.wall_clock(self.run.now)
+        if is_repeated and self._sent[entry] and self._sent[entry][-1][1] == _seconds(due):
+            self._sent[entry][-1] = (*self._sent[entry][-1][:2], wall)
+        elif entry in self._intervals and not is_repeated:
             self._sent[entry].append((self.run.now, _seconds(due), wall))
             self._follows_on_the_last(entry)
+
+    def _may_be_killed(self, process: Process) -> None:
+        """Between the sending of a tick and its record."""
+        if self.world.doomed_beats:
+            seconds = self.world.doomed_beats.pop(0)
+            beat = next(beat for beat in self.world.workers if beat.process is process)
+            self.run.after(self.run.rng.uniform(0.0, 0.002), lambda: self.run.kill(process))
+            self.run.after(seconds + 0.01, beat.start)
 
     def _follows_on_the_last(self, entry: str) -> None:
         """Each tick is one interval after the last one; only after a gap it follows on the moment of the sending."""

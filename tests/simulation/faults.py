@@ -11,6 +11,7 @@ from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
 from tests.simulation.trouble import HOLDS_BACK
 from tests.simulation.worker import Child, Worker
+from tests.simulation.world import look_at_the_last
 
 
 def befall(world: Any, fault: Fault) -> None:
@@ -69,6 +70,7 @@ def _beat_ended(world: Any, fault: Fault) -> None:
 def _freeze(world: Any, processes: list[Process], seconds: float) -> None:
     for process in processes:
         world.run.stop(process)
+    _look_at_the_last(world)
 
     def go_on() -> None:
         for process in processes:
@@ -76,6 +78,12 @@ def _freeze(world: Any, processes: list[Process], seconds: float) -> None:
             world.run.go_on(process)
 
     world.run.after(seconds, go_on)
+
+
+def _look_at_the_last(world: Any) -> None:
+    for process, lease in world.leases():
+        if not process.runs:
+            look_at_the_last(world, process, lease)
 
 
 def _child_stopped(world: Any, fault: Fault) -> None:
@@ -95,6 +103,7 @@ def _host_suspended(world: Any, fault: Fault) -> None:
     if host.suspended:
         return
     world.run.suspend(host)
+    _look_at_the_last(world)
 
     def resume() -> None:
         for process in world.run.processes:
@@ -154,6 +163,39 @@ def _cut(there: bool, back: bool) -> Any:
     return befalls
 
 
+def _cut_at_an_end(there: bool, back: bool) -> Any:
+    """As the next body ends, between its host and a server."""
+
+    def befalls(world: Any, fault: Fault) -> None:
+        def cut(host: Any) -> Any:
+            link = world.network.link(host.name, _server(world, fault).host.name)
+            link.troubled_until = max(link.troubled_until, world.run.now + fault.seconds)
+            link.cut_there, link.cut_back = there, back
+            world.ways_cut_at.append((world.run.now, fault.seconds))
+            world.run.note("is cut", f"there {there}, back {back}", by=host.name)
+            return link.open
+
+        world.bodies.befalls.append((cut, fault.seconds))
+
+    return befalls
+
+
+def _child_ended(world: Any, fault: Fault) -> None:
+    """By SIGTERM: what it does is interrupted."""
+    child = _child(world, fault)
+    if child is not None and child.process.main is not None:
+        world.run.throw(child.process.main, SystemExit)
+        world.run.wake(child.process.main)
+
+
+def _results_slow(world: Any, fault: Fault) -> None:
+    world.results_slow_until = world.run.now + fault.seconds
+
+
+def _beat_killed_as_it_sends(world: Any, fault: Fault) -> None:
+    world.doomed_beats.append(fault.seconds)
+
+
 def _held_back(world: Any, fault: Fault) -> None:
     link = _way(world, fault)
     link.holds_back.extend([fault.seconds] * (1 + fault.target // 10 % 4))
@@ -162,11 +204,10 @@ def _held_back(world: Any, fault: Fault) -> None:
 
 def _slow(world: Any, fault: Fault) -> None:
     link = _way(world, fault)
-    usual = Link().delay  # Another may be over before this one.
     link.delay = (0.0, 2.0 if fault.target % 2 else 0.3)
 
     def fast() -> None:
-        link.delay = usual
+        link.delay = link.usual  # Another may be over before this one.
 
     world.run.after(fault.seconds, fast)
 
@@ -230,6 +271,12 @@ _BY_KIND: dict[str, Any] = {
     "cut back": _cut(False, True),
     "cut": _cut(True, True),
     "slow": _slow,
+    "cut at an end": _cut_at_an_end(True, True),
+    "cut there at an end": _cut_at_an_end(True, False),
+    "cut back at an end": _cut_at_an_end(False, True),
+    "child killed by SIGTERM": _child_ended,
+    "results slow": _results_slow,
+    "beat killed as it sends": _beat_killed_as_it_sends,
     "requests held back": _held_back,
     "delivered again": _delivered_again,
     "acknowledgement lost": _acknowledgement_lost,

@@ -17,12 +17,17 @@ from tests.simulation.scheduler import Process
 OFTEN = 0.05
 
 #: Seconds that a free lock may take to get to who waits for it, and the lock of who is dead, or has ended, to be free.
-AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15, "idle": 1.5}
+AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15, "idle": 1.5, "left": 1.6, "kept": 1.5}
+
+#: Messages to a lock server and back that this takes, where they are slow.
+SOME = 10
 
 #: Seconds within which it is known that all was sent of a message that has ended: before a copy looks.
 SETTLED = 5.0
 
 _OF_HOLDERS = {"dead": "is dead", "ended": "has ended its body", "idle": "runs no body under it"}
+_OF_HOLDERS["kept"] = "is a message that has ended"
+_OF_HOLDERS["left"] = "is dead, while somebody waits on its host"
 
 
 class Invariants:
@@ -30,10 +35,16 @@ class Invariants:
 
     def __init__(self, world: Any) -> None:
         self.world, self.run = world, world.run
+        #: What some messages, one behind the other, add to that.
+        self._more = SOME * world.plan.latency
         self._next_look = 0.0
         #: When the things that must not last began: by what they are.
         self._since: dict[Any, float] = {}
         self._dead_since: dict[int, float] = {}
+        #: Records as they were seen last: by key, their text, and what it says.
+        self._records: dict[str, bytes] = {}
+        self._ended: dict[str, tuple[str, bool]] = {}
+        self._looked_at: list[tuple[str, bytes]] | None = None
         #: Ends that came while a lock server may have been away: their records may be missing, or come last.
         self._unsure: set[tuple[str, str]] = set()
         world.broker.on_put.append(self._put)
@@ -46,19 +57,41 @@ class Invariants:
         for server in self.world.servers:
             if (endless := server.without_end(":run")) is not None:
                 self.run.fail(f"{endless} on {server.host.name} has no time to live")
+        if len(self.world.servers) == 1:
+            self._must_not_change(self.world.servers[0].living_values())
         for process in self.run.processes:
             if not process.alive:
                 self._dead_since.setdefault(process.pid, self.run.now)
         held = holds.on_most(self.world.servers)
         now = {("dead", *it) for it in self._left_behind(held)}
+        now |= {("left", *it) for it in self._left_on_a_host(held)}
+        now |= {("kept", *it) for it in self._kept_for_the_done(held)}
         now |= {("ended", *it) for it in self._not_freed(held)}
         now |= {("idle", *it) for it in self._idle(held)}
         now |= {("free", *it) for it in self._missed(held)}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
         for it, since in self._since.items():
             excuses = trouble.HARMLESS if it[0] == "free" else trouble.BRIEF
-            if self.run.now - since > AT_ONCE[it[0]] and not trouble.is_there(self.world, but=excuses):
+            if self.run.now - since > AT_ONCE[it[0]] + self._more and not trouble.is_there(self.world, but=excuses):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {_words_of(it)}")
+
+    def _must_not_change(self, values: list[tuple[str, bytes]]) -> None:
+        """What is known of the end of an attempt stays so, and so does that all of it was sent."""
+        if values is self._looked_at or any("killed" in fault.kind for fault in self.world.plan.faults):
+            return  # What Celery makes of the loss of a child comes last.
+        self._looked_at = values
+        for key, value in values:
+            if ":done:" not in key or self._records.get(key) == value:
+                continue
+            state, _, _, settled = json.loads(value.partition(b"\n")[0])
+            known, was_settled = self._ended.get(key, (state, False))
+            number = int(key.partition(":done:m")[2].partition(":")[0])
+            is_one = self.world.bodies.succeeded[number] < 2  # Another run that is excused ends as well.
+            # The first of several tries to say an end may come last: it is not known to be a repetition.
+            was_settled = was_settled and not self.world.network.held_back_at
+            if is_one and (state, was_settled) != (known, was_settled and settled):
+                self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
+            self._records[key], self._ended[key] = value, (state, settled)
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """A message is sent: not again, while its lock is kept for it."""
@@ -73,7 +106,8 @@ class Invariants:
 
     def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
-        if trouble.is_there(self.world, but=trouble.BRIEF) and not self._is_recorded_first(task_id, result):
+        excuses = (*trouble.BRIEF, *trouble.OF_WORKERS)
+        if trouble.is_there(self.world, but=excuses) and not self._is_recorded_first(task_id, result):
             self._unsure.add((task_id, state))
 
     def _is_recorded_first(self, task_id: str, result: Any) -> bool:
@@ -100,9 +134,8 @@ class Invariants:
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
             if is_brief and self.world.broker.put_as[f"{task_id}-after"] > 1:
                 self.run.fail(f"message {number}: what follows on it was sent twice")
-            is_sure = (task_id, states.SUCCESS) not in self._unsure
-            if states.SUCCESS in ends and is_sure and "server restarted empty" not in kinds:
-                self._is_recorded(number, task_id)
+            if states.SUCCESS in ends and "server restarted empty" not in kinds:
+                self._is_recorded(number, task_id, is_settled=(task_id, states.SUCCESS) not in self._unsure)
 
     def _missed(self, held: dict[str, bytes]) -> set[Any]:
         """Locks that are free while somebody waits to be woken."""
@@ -147,24 +180,54 @@ class Invariants:
                 found.add((key, pid, holds.stem(value)))
         return found
 
+    def _left_on_a_host(self, held: dict[str, bytes]) -> set[Any]:
+        """Holds of dead processes for which somebody waits on the same host, and looks every second."""
+        found = set()
+        for key, value in held.items():
+            pid = holds.pid_in(value)
+            if pid not in self._dead_since:
+                continue
+            (dead,) = [process for process in self.run.processes if process.pid == pid]
+            wake = f"{key.removesuffix(':run')}:wake".encode()
+            for server in self.world.servers:
+                sessions = server.model._waiting.get((0, wake), ()) if server.model is not None else ()
+                if any(session.address.startswith(f"{dead.host.name}:") for session in sessions):
+                    found.add((key, pid, holds.stem(value)))
+        return found
+
+    def _kept_for_the_done(self, held: dict[str, bytes]) -> set[Any]:
+        """Holds for an attempt that has an end already, so that it never comes."""
+        found = set()
+        for key, value in held.items():
+            if "shop.keeps" in key and holds.pid_in(value) == 0 and value[32:].startswith(b"["):
+                _, task_id, retries, *_ = json.loads(value[32:])
+                records = [key for key, _ in self.world.servers[0].living_values() if f":done:{task_id}:" in key]
+                if any(record.endswith(f".{retries}") for record in records):
+                    found.add((key, f"for {task_id}.{retries}", holds.stem(value)))
+        return found
+
     def _knows(self, pid: int) -> bool:
         """Whether the main process of a dead child is there, or a later one of the same worker."""
         (dead,) = [process for process in self.run.processes if process.pid == pid]
         parent: Process | None = dead.parent
         return parent is not None and parent.alive and parent.runs
 
-    def _is_recorded(self, number: int, task_id: str) -> None:
-        """Its end is known to most servers, and that all was sent."""
+    def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
+        """Its end is known to most servers, and that all was sent; that may be said once more than it is heard."""
         servers, name = self.world.servers, self.world.bodies.ended_names[number]
         known = [_ends_on(server, task_id) for server in servers]
-        settled = [
-            ends
-            for server, ends in zip(servers, known, strict=True)
-            if holds.is_noted(server, name) and all(end[3] for end in ends if end[0] == states.SUCCESS)
-        ]
+
+        def is_there(server: Any, ends: list[Any]) -> bool:
+            succeeded = [end for end in ends if end[0] == states.SUCCESS]
+            if is_settled:
+                return holds.is_noted(server, name) and all(end[3] for end in succeeded)
+            return holds.is_noted(server, name) or bool(succeeded)
+
+        there = [ends for server, ends in zip(servers, known, strict=True) if is_there(server, ends)]
         failed = [ends for ends in known if any(end[0] in (states.FAILURE, states.REVOKED) for end in ends)]
-        if len(settled) * 2 <= len(servers) or len(failed) * 2 > len(servers):
-            self.run.fail(f"message {number} has ended well, and is settled on {len(settled)} servers: {known}")
+        if len(there) * 2 <= len(servers) or len(failed) * 2 > len(servers):
+            what = "settled" if is_settled else "known"
+            self.run.fail(f"message {number} has ended well, and is {what} on {len(there)} servers: {known}")
 
 
 def _ends_on(server: Any, task_id: str) -> list[Any]:

@@ -16,7 +16,7 @@ from tests.simulation import fakes, holds, trouble
 from tests.simulation.plan import FIRST, Use
 from tests.simulation.program import Program
 from tests.simulation.scheduler import Process
-from tests.simulation.world import World, must_be_kept
+from tests.simulation.world import NOTICES, World, look_at_the_last, must_be_kept
 
 #: Seconds that a step of a holder takes; and steps after which it must have been told by `on_lost`.
 STEP, TOLD_AFTER = 0.2, 10
@@ -30,11 +30,24 @@ HANDED_OVER = 0.3
 #: Seconds between two looks at the data of the servers; and for which what nobody uses may be held.
 OFTEN, UNUSED = 0.05, 1.5
 
+#: The same, where nothing goes wrong.
+UNUSED_IN_CALM = 0.3
+
+#: Seconds for which who is frozen may be given the lock; and those that pass until that is seen.
+HANDED_TO_FROZEN, SEEN = 1.0, 0.2
+
+#: The shares of a lease that are left, at least: when it was just given; when its loss is known, with two steps of a
+#: renewal under way.
+GOOD_FOR, KNOWN_BEFORE = 0.6, 0.2
+
 #: Seconds that a waiter may have waited less than the one that it is served before.
 OUT_OF_ORDER = 0.1
 
 #: Seconds by which a wait may be longer than its bound where nothing goes wrong.
 LATE = 0.5
+
+#: Messages to a lock server and back that each of these takes, where they are slow.
+SOME = 10
 
 #: Seconds by which a wait may be longer than its bound otherwise: three tries of three steps of a second each, and as
 #: much to give up.
@@ -52,6 +65,8 @@ class Turn:
     lease: Any = None
     lost: list[Any] = field(default_factory=list)
     is_overlapped: bool = False
+    #: Whether the lock was free as it asked, and nobody else has asked for it since.
+    is_alone: bool = False
 
 
 def begin(world: World) -> LocksChecker:
@@ -83,7 +98,11 @@ class LocksChecker:
         #: Seconds that it goes on when nothing is left.
         self._settles = 2 * world.plan.ttl + 2
         self._unused_since: dict[Any, float] = {}
+        #: Since when processes are frozen, and locks held, as far as was seen.
+        self._frozen_since: dict[int, float] = {}
+        self._held_since: dict[tuple[str, str], float] = {}
         longest = sum(use.takes + (use.patience or 0.0) for use in world.plan.uses)
+        self._more = SOME * self.plan.latency
         self._must_end = self.plan.calm_at + longest + (len(world.plan.uses) + 1) * (self.plan.ttl + OVERDUE)
 
     # What the programs do
@@ -112,6 +131,12 @@ class LocksChecker:
     def _use(self, turn: Turn, clients: list[Redis]) -> None:
         use, package = turn.use, turn.process.package
         lock = turn.lock = self._lock(turn, clients)
+        others = [other for other in self._under_way if other is not turn and other.use.name == use.name]
+        turn.is_alone = not others and not any(
+            holds.on(server, frozenset((use.name,))) for server in self.world.servers
+        )
+        for other in others:
+            other.is_alone = False
         self.waiting[use.name].append(turn)
         self.run.note("asks", f"{use.name} use={use.number} patience={use.patience}")
         try:
@@ -193,7 +218,7 @@ class LocksChecker:
         if turn in self.holding[use.name]:
             self.holding[use.name].remove(turn)
         overlapped = turn.is_overlapped
-        began = self.run.now
+        began, count = self.run.now, sum(self.world.bodies.begun.values())
         for _ in range(TRIES):
             try:
                 if "with" in use.ways:
@@ -213,7 +238,7 @@ class LocksChecker:
                 self.run.note("gives back", f"{use.name} use={use.number}")
                 if overlapped:
                     self.run.fail(f"{use.name}: use {use.number} is not told that another one had the lock meanwhile")
-                self._given_back(use.name, began)
+                self._given_back(use.name, began, count)
                 return
         self.run.note("gives up the release", f"{use.name} use={use.number}")
 
@@ -227,12 +252,19 @@ class LocksChecker:
         self.world.bodies.begun[use.number] += 1
         self.run.note("holds", f"{name} use={use.number} fence={turn.lease.fence}")
         longer = [
-            other for other in self.waiting[name] if other is not turn and other.since < turn.since - OUT_OF_ORDER
+            other
+            for other in self.waiting[name]
+            if other is not turn and other.since < turn.since - OUT_OF_ORDER - self._more
         ]
         self.waiting[name].remove(turn)
         if not self._trusts(turn):
-            return  # It was stopped just now, or the answer came late; what it does is its own matter.
-        if longer and not self.plan.faults and self.plan.nodes == 1:
+            return  # It was stopped just now; what it does is its own matter.
+        self._must_last(turn)
+        # An answer that takes a third of the ttl is none: whoever waited asks again, and stands behind the others.
+        is_fast = self.plan.latency < self.plan.ttl / 20
+        # One that ends by itself wakes nobody.
+        is_freed = not any("fixed" in other.ways and other.takes > self.plan.ttl / 2 for other in self.plan.uses)
+        if longer and not self.plan.faults and self.plan.nodes == 1 and is_fast and is_freed:
             self.run.fail(f"{name}: use {use.number} is served before {[other.use.number for other in longer]}")
         others = [other for other in self.holding[name] if self._trusts(other)]
         if len(others) >= self.limits[name]:
@@ -245,6 +277,16 @@ class LocksChecker:
         self._fences[name] = max(turn.lease.fence, self._fences[name])
         self.holding[name].append(turn)
 
+    def _must_last(self, turn: Turn) -> None:
+        """What was given just now lasts, but where its process was frozen meanwhile."""
+        left, ttl = turn.lease.trusted_until - turn.process.host.clock(self.run.now), turn.lease.ttl
+        # Who has waited says so as it leaves the queue, which takes its time.
+        least = GOOD_FOR if turn.is_alone else GOOD_FOR / 2
+        if left < least * ttl and turn.process.frozen_until < turn.since:
+            self.run.fail(f"{turn.use.name}: use {turn.use.number} has a lock that ends in {left:.3f} s")
+        if "fixed" in turn.use.ways:
+            look_at_the_last(self.world, turn.process, turn.lease)
+
     def _trusts(self, turn: Turn) -> bool:
         """Whether its lock is not lost, as far as it can know."""
         lease = turn.lease
@@ -252,6 +294,8 @@ class LocksChecker:
 
     def _refused(self, turn: Turn) -> None:
         use, waited = turn.use, self.run.now - turn.since
+        if turn.is_alone and not any("killed" in fault.kind for fault in self.plan.faults):
+            self.run.fail(f"{use.name}: use {use.number} is refused, and nobody else has asked for the lock")
         self.waiting[use.name].remove(turn)
         self.run.note("is refused", f"{use.name} use={use.number}")
         if use.patience is None:
@@ -268,19 +312,20 @@ class LocksChecker:
         if not self.plan.faults and use.number != FIRST:
             self.run.fail(f"{use.name}: use {use.number} has no answer, and nothing went wrong: {error}")
 
-    def _given_back(self, name: str, began: float) -> None:
-        """Somebody that waits must have the lock at once, if nothing goes wrong."""
-        waiters = [turn for turn in self.waiting[name] if turn.since < began - OUT_OF_ORDER]
+    def _given_back(self, name: str, began: float, count: int) -> None:
+        """Somebody that waits must have the lock at once, if nothing goes wrong; so many had one as that began."""
+        waiters = [turn for turn in self.waiting[name] if turn.since < began - OUT_OF_ORDER - self._more]
         if self.plan.faults or not waiters:
             return
-        count = sum(self.world.bodies.begun.values())
 
         def look() -> None:
             still = [turn.use.number for turn in waiters if turn in self.waiting[name]]
             if len(still) == len(waiters) and sum(self.world.bodies.begun.values()) == count:
-                self.run.fail(f"{name}: it was given back {HANDED_OVER} s ago, and {still} still wait for it")
+                self.run.fail(
+                    f"{name}: it was given back {HANDED_OVER + self._more:g} s ago, and {still} still wait for it"
+                )
 
-        self.run.after(HANDED_OVER, look)
+        self.run.after(HANDED_OVER + self._more, look)
 
     def _is_over(self, turn: Turn) -> None:
         name = turn.use.name
@@ -295,6 +340,7 @@ class LocksChecker:
         for name, turns in self.holding.items():
             for turn in turns:
                 must_be_kept(self.world, turn.process, turn.lease, f"{name}: use {turn.use.number}")
+                self._must_know(turn)
         for turns in self.waiting.values():
             for turn in turns:
                 self._must_not_wait_longer(turn)
@@ -311,24 +357,54 @@ class LocksChecker:
         elif now > self._nothing_left_since + self._settles:
             self.run.is_finished = True
 
+    def _must_know(self, turn: Turn) -> None:
+        """A lock that could not be renewed is known as lost well before its end."""
+        process, lease, now = turn.process, turn.lease, self.run.now
+        if "fixed" in turn.use.ways or lease.reason is not None or not (process.alive and process.runs):
+            return
+        left = lease.trusted_until - process.host.clock(now)
+        if (
+            left < KNOWN_BEFORE * lease.good_for
+            and now > process.frozen_until + NOTICES
+            and len(self.world.servers) == 1
+        ):
+            self.run.fail(f"{turn.use.name}: use {turn.use.number} trusts its lock, {left:.3f} s before the end")
+
+    def _must_not_be_kept_for(self, held: dict[str, bytes]) -> None:
+        """Who is frozen, and was given the lock meanwhile, does not keep it from the others for long."""
+        now = self.run.now
+        frozen = {process.pid for process in self.run.processes if process.alive and not process.runs}
+        self._frozen_since = {pid: self._frozen_since.get(pid, now) for pid in frozen}
+        self._held_since = {
+            it: self._held_since.get(it, now) for it in ((key, holds.stem(it)) for key, it in held.items())
+        }
+        for key, value in held.items():
+            given, since = self._held_since[key, holds.stem(value)], self._frozen_since.get(holds.pid_in(value), now)
+            is_long = given > since + SEEN and now > given + HANDED_TO_FROZEN + SEEN
+            if is_long and not trouble.was_there(self.world, since, but=(*trouble.BRIEF, *trouble.OF_WORKERS)):
+                self.run.fail(f"{key} was given to a process that is frozen, {now - given:.1f} s ago")
+
     def _must_be_used(self) -> None:
         """What is held under nobody's lease, by a process that is well, is free soon."""
         living = {process.pid for process in self.run.processes if process.alive and process.runs}
         used = {turn.lease.owner[:28] for turn in self._under_way if turn.lease is not None}
+        held = holds.on_most(self.world.servers, frozenset(self.limits))
+        self._must_not_be_kept_for(held)
         unused = {
             (key, owner)
-            for key, value in holds.on_most(self.world.servers, frozenset(self.limits)).items()
+            for key, value in held.items()
             if holds.pid_in(value) in living and (owner := holds.stem(value)) not in used
         }
         self._unused_since = {it: self._unused_since.get(it, self.run.now) for it in unused}
         for (key, _), since in self._unused_since.items():
-            if self.run.now - since > UNUSED and not trouble.is_there(self.world):
+            longest = UNUSED if self.plan.faults else UNUSED_IN_CALM + self._more
+            if self.run.now - since > longest and not trouble.is_there(self.world):
                 self.run.fail(f"for {self.run.now - since:.1f} s: {key} is held, and nobody uses it")
 
     def _must_not_wait_longer(self, turn: Turn) -> None:
         use = turn.use
         frozen = not turn.process.runs or turn.process.frozen_until > turn.since
-        late = OVERDUE if trouble.was_there(self.world, turn.since) else LATE
+        late = OVERDUE if trouble.was_there(self.world, turn.since) else LATE + self._more
         if use.patience is not None and not frozen and self.run.now > turn.since + use.patience * 1.01 + late:
             self.run.fail(f"{use.name}: use {use.number} was to wait for {use.patience} s, and still waits")
 

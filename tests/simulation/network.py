@@ -49,7 +49,7 @@ class Link:
     """How messages get from one host to another; both ways at once. A fault changes it for a while.
 
     Attributes:
-        delay: seconds that a message takes, at least and at most.
+        delay: seconds that a message takes, at least and at most; and when nothing is wrong.
         cut_there, cut_back: whether what is sent does not arrive: it waits until the way is open again, as TCP would
             repeat it, or is lost with its connection.
         holds_back: seconds for which what is sent to the server stays in between, as with a proxy, on each of the next
@@ -59,6 +59,7 @@ class Link:
     """
 
     delay: tuple[float, float] = (0.0001, 0.0008)
+    usual: tuple[float, float] = (0.0001, 0.0008)
     cut_there: bool = False
     cut_back: bool = False
     holds_back: deque[float] = field(default_factory=deque)
@@ -84,10 +85,15 @@ class Link:
 
 
 class Network:
-    """All links, and what listens where."""
+    """All links, and what listens where.
 
-    def __init__(self, run: Simulation) -> None:
+    Args:
+        latency: seconds that a message takes at most, where that is more than usual; some hosts are near.
+    """
+
+    def __init__(self, run: Simulation, *, latency: float = 0.0) -> None:
         self.run = run
+        self._latency = latency
         self._links: dict[tuple[str, str], Link] = {}
         #: When connections began to be held back.
         self.held_back_at: list[float] = []
@@ -96,7 +102,12 @@ class Network:
 
     def link(self, client: str, server: str) -> Link:
         """The way between two hosts."""
-        return self._links.setdefault((client, server), Link())
+        found = self._links.get((client, server))
+        if found is None:
+            found = self._links[client, server] = Link()
+            if self._latency:
+                found.usual = found.delay = (0.0001, self._latency * self.run.rng.choice((0.1, 1.0)))
+        return found
 
 
 class Way:

@@ -5,8 +5,9 @@ plain data, so that a plan that breaks a promise can be made smaller.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Plan:
         mode: of the beats.
         forgets: whether the result backend keeps results for a moment only.
         beyond: which assumption of the guarantees does not hold, by a name of `beyond.py`; empty: they all do.
+        latency: seconds that a message to or from a lock server takes at most, where that is more than usual.
+        on_one_host: whether all workers are.
     """
 
     seed: int
@@ -82,6 +85,8 @@ class Plan:
     mode: str = "leader"
     forgets: bool = False
     beyond: str = ""
+    latency: float = 0.0
+    on_one_host: bool = False
 
     @property
     def calm_at(self) -> float:
@@ -109,6 +114,9 @@ class Plan:
 #: Kinds of plans with their weights; and of all, how many are of a Redlock whose nodes disagree (`disagreements.py`).
 PLANS = {"tasks": 60, "locks": 30, "beats": 10}
 OF_NODES = 0.15
+
+#: Draws the plan of a seed, with so many servers, or with as many as it likes.
+Drawing = Callable[[int, "int | None"], Plan]
 
 #: Kinds of faults with their weights, and the longest that they last in ttls.
 KINDS: dict[str, tuple[float, float]] = {
@@ -167,6 +175,20 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     return {"tasks": _tasks, "locks": _locks, "beats": _beats, "nodes": draw_nodes}[kind](seed, nodes)
 
 
+def _may_be_shaped(draws: Drawing) -> Drawing:
+    """As it is drawn, or of one of the shapes."""
+
+    @wraps(draws)
+    def drawn(seed: int, nodes: int | None) -> Plan:
+        from tests.simulation.shapes import shaped  # It makes such plans of those that are drawn here.
+
+        plan = draws(seed, nodes)
+        return plan if nodes is not None else shaped(plan)
+
+    return drawn
+
+
+@_may_be_shaped
 def _tasks(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 1, 3))
@@ -220,6 +242,7 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
     )
 
 
+@_may_be_shaped
 def _locks(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 3))
@@ -258,6 +281,7 @@ def _ways(rng: random.Random, nodes: int) -> tuple[str, ...]:
     return tuple(way for way, chance in often.items() if rng.random() < chance)
 
 
+@_may_be_shaped
 def _beats(seed: int, nodes: int | None) -> Plan:
     rng = random.Random(seed)
     nodes = nodes if nodes is not None else rng.choice((1, 1, 1, 3))

@@ -53,6 +53,8 @@ class Backend(KeyValueStoreBackend):
     def _store_result(self, task_id: str, result: Any, state: str, *rest: Any, **options: Any) -> Any:
         run = simulation()
         run.note("stores", f"{task_id} {state}")
+        if run.now < run.world.results_slow_until and run.current is not None:  # type: ignore[attr-defined]
+            run.park(run.rng.uniform(0, 2.0))
         for on_result in getattr(run, "on_result", ()):
             on_result(task_id, state, result)
         if state in states.READY_STATES and run.world.plan.forgets:  # type: ignore[attr-defined]

@@ -15,7 +15,18 @@ HOLDS_BACK, GIVEN_UP = 3.5, 4.0
 
 #: Faults that delay nothing once they have happened.
 HARMLESS = ("delivered again", "acknowledgement lost", "wall clock set", "out of order", "broker cut", "broker deaf")
-BRIEF = (*HARMLESS, "child killed", "worker killed", "child killed at an end")
+HARMLESS = (*HARMLESS, "cut at an end", "cut there at an end", "cut back at an end")  # They begin when a body ends.
+BRIEF = (
+    *HARMLESS,
+    "child killed",
+    "worker killed",
+    "child killed at an end",
+    "child killed by SIGTERM",
+    "beat killed as it sends",
+)
+
+#: Faults after which who goes on reaches the lock servers at once.
+OF_WORKERS = ("host suspended", "worker stopped", "child stopped")
 
 #: Faults of servers, whichever host asks them.
 OF_SERVERS = ("server stalled", "server restarted", "server restarted empty", "connections closed")
@@ -38,6 +49,7 @@ def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> b
     faults = [fault for fault in world.plan.faults if fault.kind not in but]
     times = [(fault.at, _is_over(fault)) for fault in faults]
     times += [(at, at + GIVEN_UP) for at in world.network.held_back_at]
+    times += [(at, at + seconds + AFTERMATH) for at, seconds in world.ways_cut_at]
     return any(begins <= world.run.now and since < ends for begins, ends in times)
 
 

@@ -236,7 +236,7 @@ class Worker:
         child = Child(process)
         self.children.append(child)
         process.at_end.append(lambda: self.run.after(self.run.rng.uniform(*NOTICED), lambda: self._lost(parent, child)))
-        self.run.start(process, lambda: self._child(parent, child))
+        self.run.start(process, lambda: self._until_it_ends(parent, child))
 
     def _lost(self, parent: Process, child: Child) -> None:
         if self.process is not parent or not parent.alive:
@@ -254,6 +254,12 @@ class Worker:
             self._dispatch()
 
         self._post(notice)
+
+    def _until_it_ends(self, parent: Process, child: Child) -> None:
+        try:
+            self._child(parent, child)
+        except SystemExit:
+            self.run.kill(child.process)
 
     def _child(self, parent: Process, child: Child) -> None:
         """What a process of the pool does."""

@@ -19,6 +19,9 @@ from tests.simulation.servers import Server
 #: Seconds in which a process that was frozen has to notice that its lease is over.
 NOTICES = 0.5
 
+#: Seconds before the end of a lease at which is looked who has it.
+LAST_MOMENT = 0.0005
+
 
 class World:
     """Everything of one simulation.
@@ -27,12 +30,21 @@ class World:
         run: the simulation.
         settings: of the app, beyond the backend.
         nodes: servers with locks: one, or those of a Redlock.
+        latency: see `Plan`.
     """
 
-    def __init__(self, run: Simulation, settings: dict[str, Any], *, nodes: int = 1, visibility: float = 60.0) -> None:
+    def __init__(
+        self,
+        run: Simulation,
+        settings: dict[str, Any],
+        *,
+        nodes: int = 1,
+        visibility: float = 60.0,
+        latency: float = 0.0,
+    ) -> None:
         self.run = run
         run.world = self  # type: ignore[attr-defined]
-        self.network = run.network = Network(run)  # type: ignore[attr-defined]
+        self.network = run.network = Network(run, latency=latency)  # type: ignore[attr-defined]
         self.broker = run.broker = Broker(run, visibility=visibility)  # type: ignore[attr-defined]
         self.hosts: list[Host] = []
         #: Of hosts that are made: within which bounds their clocks are, and the identity that they share, if any.
@@ -52,6 +64,11 @@ class World:
         self.settings_of: dict[str, dict[str, Any]] = {}
         #: Of locks outside of tasks, by the parity of the use.
         self.ttls: tuple[float, float] | None = None
+        #: Ways that were cut as bodies ended: when, and for how many seconds.
+        self.ways_cut_at: list[tuple[float, float]] = []
+        self.results_slow_until = 0.0
+        #: Of beats that are to be killed as they send something: after how many seconds each is started again.
+        self.doomed_beats: list[float] = []
         #: What befalls the process that gets a lock next.
         self.at_holds: list[Callable[[Process], None]] = []
         self._pids = 100
@@ -68,6 +85,10 @@ class World:
         """A process that has not begun yet."""
         self._pids += 1
         return Process(host, self._pids, name, loading.take())
+
+    def leases(self) -> list[tuple[Process, Any]]:
+        """Those under which bodies run, and whose."""
+        return [(body.process, body.lease) for running in self.bodies.running.values() for body in running]
 
     def follows(self, task_id: str, args: Any) -> None:
         """What follows on a message runs."""
@@ -115,8 +136,12 @@ class Bodies:
     owners_ended: dict[str, Process] = field(default_factory=dict)
     #: How many processes are to be killed as a body ends in them.
     doomed: int = 0
+    #: What is to befall the hosts on which the next bodies end: what, and for how many seconds.
+    befalls: list[tuple[Callable[[Any], Callable[[], None]], float]] = field(default_factory=list)
     #: Messages and attempts whose process was gone before a lock server knew that they were done.
     unknown: set[tuple[int | str, int]] = field(default_factory=set)
+    #: The bodies of messages' attempts that have ended last, and when.
+    ended: dict[tuple[int | str, int], tuple[Running, float]] = field(default_factory=dict)
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     #: Whether who was frozen could not know that its lease was over.
     excuses: bool = True
@@ -148,13 +173,13 @@ class Bodies:
                 step = min(left, 0.2)
                 left -= step
                 run.park(step)
-            if words.get("checks"):
-                lease.check()
-                if lease.trusted_until <= process.host.clock(run.now):
-                    run.fail(f"{lock}: message {number} is told that its lease is held, which is over")
+                if words.get("checks"):
+                    lease.check()
+                    self._is_told_right(mine)
         finally:
             leave()
             self._ends(process, lease)
+        self.ended[number, mine.attempt] = mine, run.now
         process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
             if task.lock_retain_on_retry and lease.held:
@@ -172,7 +197,8 @@ class Bodies:
         run = self.world.run
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
-        if self.succeeded[mine.number] and (mine.number, mine.attempt) not in self.unknown:
+        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine)
+        if self.succeeded[mine.number] and not is_unknown:
             run.fail(f"message {mine.number} runs again after its success")
         others = [other for other in self.running[mine.key] if not self._is_excused(other)]
         if any(other.number == mine.number for other in others):
@@ -205,6 +231,9 @@ class Bodies:
         """A body ends in this process, which may be killed now."""
         run = self.world.run
         self.owners_ended[lease.owner[:28]] = process
+        if self.befalls and process.alive:
+            befall, seconds = self.befalls.pop(0)
+            run.after(seconds, befall(process.host))
         if self.doomed and process.alive:
             self.doomed -= 1
             worker = next(worker for worker in self.world.workers if worker.process in (process, process.parent))
@@ -214,6 +243,10 @@ class Bodies:
 
     def _is_known(self, ended: Running) -> None:
         """The process ends in which a body has ended: nobody else knows it, if that was not recorded yet."""
+        if not self._has_record(ended):
+            self.unknown.add((ended.number, ended.attempt))
+
+    def _has_record(self, ended: Running) -> bool:
         servers, record = self.world.servers, f":done:m{ended.number}:"
         known = [
             server
@@ -221,8 +254,21 @@ class Bodies:
             if holds.is_noted(server, ended.ended_name)
             or any(record in key and key.endswith(f".{ended.attempt}") for key, _ in server.living_values())
         ]
-        if len(known) * 2 <= len(servers):
-            self.unknown.add((ended.number, ended.attempt))
+        return len(known) * 2 > len(servers)
+
+    def _was_silent(self, mine: Running) -> bool:
+        """Whether no lock server could hear of the end of this attempt, until its hold had ended by itself."""
+        ended, at = self.ended.get((mine.number, mine.attempt), (mine, self.world.run.now))
+        if ended is mine or self._has_record(ended):
+            return False
+        ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
+        return any(way.troubled_until > at + ended.lease.ttl / 2 for way in ways)
+
+    def _is_told_right(self, mine: Running) -> None:
+        """`check()` has said that the lease is held."""
+        if mine.lease.reason is not None or mine.lease.trusted_until <= mine.process.host.clock(self.world.run.now):
+            self.world.run.fail(f"{mine.key}: message {mine.number} is told that its lease is held, which is over")
+        must_be_kept(self.world, mine.process, mine.lease, f"{mine.key}: message {mine.number}, which has asked,")
 
     def _ends_with(self, mine: Running) -> Any:
         def leave() -> None:
@@ -245,8 +291,17 @@ class Bodies:
         return not process.alive or not process.runs or self.world.run.now < process.frozen_until + NOTICES
 
 
+def look_at_the_last(world: World, process: Process, lease: Any) -> None:
+    """Have everything looked at just before the lease is trusted no more, should nothing else happen then."""
+    left = lease.trusted_until - process.host.clock(world.run.now)
+    world.run.after(left / process.host.rate - LAST_MOMENT, lambda: None)
+
+
 def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
-    """A lease that is trusted is kept: most servers could not give it to somebody else."""
+    """A lease that is trusted is kept: most servers could not give it to somebody else.
+
+    That of a process which is stopped, too: if it goes on now, it may write something before anybody tells it.
+    """
     left = lease.trusted_until - process.host.clock(world.run.now)
     if lease.reason is not None or left <= 0 or lease.slot is None:
         return

@@ -315,6 +315,18 @@ def test_revoked_retry_frees_what_was_kept_for_it(app: Celery, receive: Callable
     until(lambda: not is_held(app, request))
 
 
+def test_retry_that_ended_with_its_child_frees_what_was_kept_for_it(app: Celery, receive: Callable) -> None:
+    """The end of the attempt before may have been heard of only while this one waited for it."""
+    request = receive(make(app, lock_retain_on_retry=True), retries=1)
+    store = Runtime.of(app).store
+    first = store.acquire(LockRequest(key_of(request), new_owner(), ttl=60, holder=Holder()))
+    store.free(first, reservation=Reservation(holder_of(request.task, request.context), 60))
+    request.on_accepted(4_000_000, 0.0)
+    request.acknowledge()
+    request.on_failure(info(WorkerLostError("lost")))
+    until(lambda: not is_held(app, request))
+
+
 def test_no_code_of_the_users_runs_in_the_consumers_loop(app: Celery, receive: Callable) -> None:
     threads = set()
 

@@ -23,6 +23,7 @@ MUTANTS = (
         old="return sent_at + ttl - (ttl * DRIFT_SHARE + RESOLUTION)",
         new="return sent_at + ttl",
         breaks="the holder stops trusting first",
+        kind="locks",
     ),
     _trust(
         "given up when it is over",
@@ -48,12 +49,14 @@ MUTANTS = (
         old="found = lock_answers.acquired(self._run(call), request, sent_at)",
         new="answer = self._run(call)\n            found = lock_answers.acquired(answer, request, clock.now())",
         breaks="trust counts from sending",
+        kind="locks",
     ),
     _question(
         "a late answer counts",
         old="if isinstance(found, Lease) and clock.now() - found.acquired_at > self._request.ttl / 3:",
         new="if isinstance(found, Lease) and clock.now() - found.acquired_at > self._request.ttl * 9:",
         breaks="what was not answered in time is asked for again",
+        kind="locks",
     ),
     _question(
         "tries that were not answered are not named",
@@ -67,6 +70,7 @@ MUTANTS = (
         old="            self._end(name, question.undone(), request.ttl, at_once=answers)\n",
         new="",
         breaks="what was given up is taken back",
+        kind="locks",
     ),
     _store(
         "ends are not said again",
@@ -123,6 +127,7 @@ MUTANTS = (
         old="                if lease.reason is None and under_way:",
         new="                if lease.ttl < 0:",
         breaks="a holder is stopped before its lease can be another's",
+        kind="locks",
     ),
     _pulse(
         "a loss is not told",
@@ -277,6 +282,7 @@ MUTANTS = (
         "            self._leave(error is not None or not isinstance(self._found, Lease))\n",
         "            pass\n",
         "whoever leaves the queue takes nothing",
+        kind="locks",
     ),
     Mutant(
         "a waiter that leaves frees what it has",
@@ -291,6 +297,7 @@ MUTANTS = (
         "PROVISIONAL = 1.0",
         "PROVISIONAL = 60.0",
         "a waiter that is frozen costs the others a second",
+        kind="locks",
     ),
     _redelivery(
         "a copy does not stand by",

@@ -119,7 +119,6 @@ MUTANTS = (
         old="  if redis.call('EXISTS', over, request) ~= 0 then\n    return {GIVEN_UP}",
         new="  if redis.call('EXISTS', request) ~= 0 then\n    return {GIVEN_UP}",
         breaks="what arrives late of an owner that was given up takes nothing",
-        kind="locks",
     ),
     _acquire(
         "a given up request may take",
@@ -152,6 +151,7 @@ MUTANTS = (
         old="    if token == owner and asked_for then",
         new="    if token == owner and asked_for and slots < 0 then",
         breaks="a repeated acquire meets no conflict with itself",
+        kind="locks",
     ),
     _acquire(
         "acquire takes what is held",
@@ -232,6 +232,7 @@ MUTANTS = (
         old="  gone = gone or holds(slot, owner)\n",
         new="",
         breaks="a lease that is trusted is kept",
+        kind="locks",
     ),
     _hand_over(
         "handed over to who has left",
@@ -245,6 +246,7 @@ MUTANTS = (
         old="  wake_others(1)\n",
         new="",
         breaks="the end of a hold wakes a waiter",
+        kind="locks",
     ),
     _refuse(
         "refused beside a copy that runs",
