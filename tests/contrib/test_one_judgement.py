@@ -84,6 +84,7 @@ def said_by_the_doctor(app: Celery) -> Said:
 def said_by_a_worker(app: Celery, caplog: pytest.LogCaptureFixture) -> set[str]:
     caplog.clear()
     worker = SimpleNamespace(app=app, pool_cls=thread.TaskPool, concurrency=1, task_events=False, steps=[])
+    worker.use_eventloop = False
     with caplog.at_level(logging.WARNING):
         LockStep(worker).create(worker)
     return {record.getMessage().removeprefix("singleton lock: ") for record in caplog.records}
