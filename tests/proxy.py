@@ -46,7 +46,7 @@ class LossyProxy:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._threads[0].join(2 * HANDSHAKE)  # What it has accepted is to be closed as well.
-        for one in self._sockets:
+        for one in [*self._sockets]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -83,10 +83,11 @@ class LossyProxy:
         """Forget the connections that there are, and say so to nobody: half open, they take all and answer nothing."""
         self._forsaken = {*self._sockets[1:]}
 
-    def _go(self, target: object, *args: object) -> None:
+    def _go(self, target: object, *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
@@ -105,8 +106,7 @@ class LossyProxy:
                 client.close()  # It is dead now, and may come back.
                 continue
             self._sockets += [client, server]
-            self._go(self._forward, client, server, False)
-            self._go(self._forward, server, client, True)
+            self._go(self._connect, client, server)
 
     def _secured(self, client: socket.socket) -> socket.socket:
         if self._tls is None:
@@ -115,6 +115,14 @@ class LossyProxy:
         client = self._tls.wrap_socket(client, server_side=True)
         client.settimeout(None)
         return client
+
+    def _connect(self, client: socket.socket, server: socket.socket) -> None:
+        back = self._go(self._forward, server, client, True)
+        self._forward(client, server, False)
+        back.join()
+        for one in (client, server):
+            self._sockets.remove(one)
+            one.close()
 
     def _forward(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
         with suppress(OSError):

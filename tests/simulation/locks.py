@@ -132,9 +132,9 @@ class LocksChecker:
         use, package = turn.use, turn.process.package
         lock = turn.lock = self._lock(turn, clients)
         others = [other for other in self._under_way if other is not turn and other.use.name == use.name]
-        turn.is_alone = not others and not any(
-            holds.on(server, frozenset((use.name,))) for server in self.world.servers
-        )
+        held = any(holds.on(server, frozenset((use.name,))) for server in self.world.servers)
+        # Copies of messages, which ask as well, are in plans of nodes only.
+        turn.is_alone = not (others or held or self.plan.kind == "nodes")
         for other in others:
             other.is_alone = False
         self.waiting[use.name].append(turn)
