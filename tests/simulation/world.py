@@ -258,10 +258,13 @@ class Bodies:
 
     def _was_silent(self, mine: Running) -> bool:
         """Whether no lock server could hear of the end of this attempt, until its hold had ended by itself."""
-        ended, at = self.ended.get((mine.number, mine.attempt), (mine, self.world.run.now))
-        if ended is mine or self._has_record(ended):
-            return False
+        now = self.world.run.now
+        ended, at = self.ended.get((mine.number, mine.attempt), (mine, now))
         ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
+        # A record that came just now may have come behind the grant.
+        knows = self._has_record(ended) and not any(now - NOTICES < way.troubled_until for way in ways)
+        if ended is mine or knows:
+            return False
         return any(way.troubled_until > at + ended.lease.ttl / 2 for way in ways)
 
     def _is_told_right(self, mine: Running) -> None:
