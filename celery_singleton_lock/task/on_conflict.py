@@ -54,7 +54,7 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     return policy
 
 
-def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, *, limit: int = 1) -> NoReturn:
+def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, options: Options) -> NoReturn:
     """End the execution that lost to another task."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
@@ -66,7 +66,9 @@ def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, *, limit
     )
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy == "retry":
-        requeue.put_back(task, reason="conflict", waits=requeue.Waits(conflict.key, limit))
+        # Who waits in line is held for long, and is asked less often than a bound on the number of tries is meant for.
+        waits = requeue.Waits(conflict.key, options.limit) if options.conflict_retries is None else None
+        requeue.put_back(task, reason="conflict", waits=waits)
     elif policy == "raise":
         fail(task, conflict, conflict)
     elif policy == "reject":

@@ -39,7 +39,7 @@ def end(acquisition: Acquisition, found: Held | Record) -> Any:
             copy = _record(acquisition, policy, met)
             if copy is None:
                 journal_entries.did_not_run(it, policy, found.holder)
-                on_conflict.end(it.task, met, policy, limit=it.options.limit)
+                on_conflict.end(it.task, met, policy, it.options)
         except LockConflict:
             raise
         except Exception as error:  # noqa: BLE001 - a soft time limit, say

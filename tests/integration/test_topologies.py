@@ -312,7 +312,7 @@ class TestReplicas:
             assert master.client().delete(done)
             until(lambda: keeps_record_of(master, message), "it is said again")
         replica.client().replicaof("127.0.0.1", master.port)
-        until(lambda: not any(named("singleton-lock-repeater")), "nothing is left to be said")
+        until(lambda: not store._pending, "nothing is left to be said")
         assert keeps_record_of(replica, message)
 
     def test_lock_without_a_message_is_freed_at_once(self, pair: tuple[RedisServer, RedisServer]) -> None:
