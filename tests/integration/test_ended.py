@@ -117,6 +117,17 @@ class TestEnds:
             store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
         assert client.strlen(ENDED) == ENTRY
 
+    def test_late_one_does_not_speak_for_another_end(self, store: RedisStore, client: Redis) -> None:
+        """Whoever has the message's end since then may be sending what follows on it."""
+        lease, newer = taken(store, key=KEY, holder=ME), RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
+        store.remember(KEY, newer)
+        store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
+        known = found(store)
+        assert isinstance(known, Record)
+        assert known.content == b"newer"
+        assert 590 < known.seconds <= 600, "its age is that of the newer end"
+        assert client.exists(ENDED) == 0
+
     def test_lock_is_not_kept_for_one(self, store: RedisStore, client: Redis) -> None:
         following = replace(ME, retries=1)
         over = RECORD._replace(message=following.message)

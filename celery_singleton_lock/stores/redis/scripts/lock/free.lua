@@ -34,9 +34,13 @@ if record_ms ~= '0' then
     -- What is there may be newer. Or it is this one, of a try that lay before the server and was given the whole time.
     if known_for(ended, more, name, aside) then
       record_ms = '0'
-    elseif not redis.pcall('SET', done, record, 'PX', record_ms, 'NX') and redis.pcall('GET', done) == record
-        and redis.call('PTTL', done) > tonumber(record_ms) then
-      redis.call('PEXPIRE', done, record_ms)
+    elseif not redis.pcall('SET', done, record, 'PX', record_ms, 'NX') then
+      local there = redis.pcall('GET', done)
+      if there == record and redis.call('PTTL', done) > tonumber(record_ms) then
+        redis.call('PEXPIRE', done, record_ms)
+      elseif type(there) == 'string' and there ~= record and string.sub(there, 1, 1) ~= '?' then
+        record_ms = '0'
+      end
     end
   else
     redis.pcall('SET', done, record, 'PX', record_ms)
