@@ -213,6 +213,16 @@ class TestWhatIsLeft:
         assert 50_000 < client.pttl(keyspace.done_key(KEY, ME.message)) <= 60_000
         assert client.strlen(ENDED) == len(full)
 
+    def test_room_of_what_is_forgotten_is_used(self, store: RedisStore, client: Redis) -> None:
+        """Those that may be forgotten first are in front, as they came first."""
+        client.set(ENDED, b"\x7f" * 24_576, ex=60)
+        over, known = bytes(12) * 1_024, b"\x7f" * 12 * 1_024
+        for first in range(256):
+            client.set(f"{SHARED}:ended:{first:02x}", over + known, ex=60)
+        leave_many(store, range(5000))
+        lengths = [client.strlen(f"{SHARED}:ended:{first:02x}") for first in range(256)]
+        assert max(lengths) < 24_576
+
     def test_of_a_name(self, store: RedisStore, client: Redis) -> None:
         store.free(taken(store, key=keyspace.Name("nightly"), holder=ME))
         shared = keyspace.shared(keyspace.Name("nightly"))
