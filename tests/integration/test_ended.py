@@ -241,12 +241,30 @@ def found_and_freed(store: RedisStore, number: int) -> Lease | Held | Record:
     return lease
 
 
+def other_key() -> str:
+    """A key that shares what `KEY` does."""
+    return next(key for number in range(10**6) if keyspace.shared(key := f"ended:1:{{other:{number}}}") == SHARED)
+
+
 class TestFences:
     def test_grow_beyond_those_of_other_locks(self, store: RedisStore, client: Redis) -> None:
         """On a server whose clock was set back."""
-        other = next(key for number in range(10**6) if keyspace.shared(key := f"ended:1:{{other:{number}}}") == SHARED)
         client.set(FENCE, 2**52)
-        assert [taken(store, key=key).fence for key in (KEY, other)] == [2**52 + 1, 2**52 + 2]
+        assert [taken(store, key=key).fence for key in (KEY, other_key())] == [2**52 + 1, 2**52 + 2]
+
+    def test_are_kept_until_the_clock_has_caught_up(self, store: RedisStore, client: Redis) -> None:
+        """It was set back by a day: an hour later, the time is still below them."""
+        ahead = 24 * 3600
+        seconds, microseconds = client.time()
+        client.set(FENCE, (seconds + ahead) * 10**6 + microseconds)
+        taken(store, key=KEY)
+        assert ahead * 1000 < client.pttl(FENCE) <= (ahead + 3600) * 1000
+
+    @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", "x", str(2**63)])
+    def test_what_is_none_is_replaced(self, store: RedisStore, client: Redis, value: str) -> None:
+        client.set(FENCE, value)
+        fences = [taken(store, key=key).fence for key in (KEY, other_key())]
+        assert 10**15 < fences[0] < fences[1] < 2**53
 
     def test_of_a_hold_is_known_as_long_as_it_is_held(self, store: RedisStore) -> None:
         lease = taken(store, key=KEY)
