@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
+from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
@@ -127,6 +128,20 @@ class TestEnds:
         assert known.content == b"newer"
         assert 590 < known.seconds <= 600, "its age is that of the newer end"
         assert client.exists(ENDED) == 0
+
+    @pytest.mark.parametrize("record", [RECORD, RECORD._replace(content_for=None)])
+    def test_is_said_again_where_there_was_no_room(self, store: RedisStore, client: Redis, record: Record) -> None:
+        lease = taken(store, key=KEY, holder=ME)
+        store.abandon(lease)
+        client.config_set("maxmemory", 1)
+        try:
+            store.remember(KEY, record)
+            with pytest.raises(LockUnavailable):
+                store.free(lease, record=record)
+        finally:
+            client.config_set("maxmemory", 0)
+        until(lambda: not store._pending, "it was said again")
+        assert isinstance(found(store), Record)
 
     def test_lock_is_not_kept_for_one(self, store: RedisStore, client: Redis) -> None:
         following = replace(ME, retries=1)

@@ -72,14 +72,14 @@ MUTANTS = (
     ),
     _free(
         "free leaves no record",
-        old="  else\n    redis.pcall('SET', done, record, 'PX', record_ms)",
-        new="  else\n    redis.pcall('GET', done)",
+        old="  else\n    redis.call('SET', done, record, 'PX', record_ms)",
+        new="  else\n    redis.call('GET', done)",
         breaks="no body runs again after its end",
     ),
     _free(
         "free leaves a record without end",
-        old="  else\n    redis.pcall('SET', done, record, 'PX', record_ms)",
-        new="  else\n    redis.pcall('SET', done, record)",
+        old="  else\n    redis.call('SET', done, record, 'PX', record_ms)",
+        new="  else\n    redis.call('SET', done, record)",
         breaks="each key has a time to live",
     ),
     _free(
