@@ -120,7 +120,8 @@ class TestEnds:
 
     def test_late_one_does_not_speak_for_another_end(self, store: RedisStore, client: Redis) -> None:
         """Whoever has the message's end since then may be sending what follows on it."""
-        lease, newer = taken(store, key=KEY, holder=ME), RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
+        lease = taken(store, key=KEY, holder=ME)
+        newer = RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
         store.remember(KEY, newer)
         store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
         known = found(store)
