@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
+from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
@@ -117,6 +118,32 @@ class TestEnds:
             store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
         assert client.strlen(ENDED) == ENTRY
 
+    def test_late_one_does_not_speak_for_another_end(self, store: RedisStore, client: Redis) -> None:
+        """Whoever has the message's end since then may be sending what follows on it."""
+        lease = taken(store, key=KEY, holder=ME)
+        newer = RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
+        store.remember(KEY, newer)
+        store._servers.run(lock_commands.free(lease, record=RECORD).again(repeated=True))
+        known = found(store)
+        assert isinstance(known, Record)
+        assert known.content == b"newer"
+        assert 590 < known.seconds <= 600, "its age is that of the newer end"
+        assert client.exists(ENDED) == 0
+
+    @pytest.mark.parametrize("record", [RECORD, RECORD._replace(content_for=None)])
+    def test_is_said_again_where_there_was_no_room(self, store: RedisStore, client: Redis, record: Record) -> None:
+        lease = taken(store, key=KEY, holder=ME)
+        store.abandon(lease)
+        client.config_set("maxmemory", 1)
+        try:
+            store.remember(KEY, record)
+            with pytest.raises(LockUnavailable):
+                store.free(lease, record=record)
+        finally:
+            client.config_set("maxmemory", 0)
+        until(lambda: not store._pending, "it was said again")
+        assert isinstance(found(store), Record)
+
     def test_lock_is_not_kept_for_one(self, store: RedisStore, client: Redis) -> None:
         following = replace(ME, retries=1)
         over = RECORD._replace(message=following.message)
@@ -202,6 +229,16 @@ class TestWhatIsLeft:
         assert 50_000 < client.pttl(keyspace.done_key(KEY, ME.message)) <= 60_000
         assert client.strlen(ENDED) == len(full)
 
+    def test_room_of_what_is_forgotten_is_used(self, store: RedisStore, client: Redis) -> None:
+        """Those that may be forgotten first are in front, as they came first."""
+        client.set(ENDED, b"\x7f" * 24_576, ex=60)
+        over, known = bytes(12) * 1_024, b"\x7f" * 12 * 1_024
+        for first in range(256):
+            client.set(f"{SHARED}:ended:{first:02x}", over + known, ex=60)
+        leave_many(store, range(5000))
+        lengths = [client.strlen(f"{SHARED}:ended:{first:02x}") for first in range(256)]
+        assert max(lengths) < 24_576
+
     def test_of_a_name(self, store: RedisStore, client: Redis) -> None:
         store.free(taken(store, key=keyspace.Name("nightly"), holder=ME))
         shared = keyspace.shared(keyspace.Name("nightly"))
@@ -220,12 +257,30 @@ def found_and_freed(store: RedisStore, number: int) -> Lease | Held | Record:
     return lease
 
 
+def other_key() -> str:
+    """A key that shares what `KEY` does."""
+    return next(key for number in range(10**6) if keyspace.shared(key := f"ended:1:{{other:{number}}}") == SHARED)
+
+
 class TestFences:
     def test_grow_beyond_those_of_other_locks(self, store: RedisStore, client: Redis) -> None:
         """On a server whose clock was set back."""
-        other = next(key for number in range(10**6) if keyspace.shared(key := f"ended:1:{{other:{number}}}") == SHARED)
         client.set(FENCE, 2**52)
-        assert [taken(store, key=key).fence for key in (KEY, other)] == [2**52 + 1, 2**52 + 2]
+        assert [taken(store, key=key).fence for key in (KEY, other_key())] == [2**52 + 1, 2**52 + 2]
+
+    def test_are_kept_until_the_clock_has_caught_up(self, store: RedisStore, client: Redis) -> None:
+        """It was set back by a day: an hour later, the time is still below them."""
+        ahead = 24 * 3600
+        seconds, microseconds = client.time()
+        client.set(FENCE, (seconds + ahead) * 10**6 + microseconds)
+        taken(store, key=KEY)
+        assert ahead * 1000 < client.pttl(FENCE) <= (ahead + 3600) * 1000
+
+    @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", "x", str(2**63)])
+    def test_what_is_none_is_replaced(self, store: RedisStore, client: Redis, value: str) -> None:
+        client.set(FENCE, value)
+        fences = [taken(store, key=key).fence for key in (KEY, other_key())]
+        assert 10**15 < fences[0] < fences[1] < 2**53
 
     def test_of_a_hold_is_known_as_long_as_it_is_held(self, store: RedisStore) -> None:
         lease = taken(store, key=KEY)

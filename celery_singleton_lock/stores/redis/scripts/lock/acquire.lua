@@ -48,8 +48,7 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
-      local highest = redis.pcall('GET', fence)
-      local number = type(highest) == 'string' and tonumber(highest) or 0
+      local number = highest_fence()
       redis.call('SET', lock, value_with(number), 'PX', ttl)
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',

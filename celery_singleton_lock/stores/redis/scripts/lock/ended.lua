@@ -40,8 +40,8 @@ local function note_in(ended, entry, second, seconds)
   if type(length) ~= 'number' then
     return false
   end
-  local some = (string.byte(entry, 1) * 256 + string.byte(entry, 2)) % math.max(math.floor(length / ENTRY), 1) * ENTRY
-  -- Now and then it looks at one of those that are there; if that may be forgotten, all that may be are taken out. So is what
+  local some = (string.byte(entry, 2) * 256 + string.byte(entry, 3)) % math.max(math.floor(length / ENTRY), 1) * ENTRY
+  -- Now and then it looks at one of those that are there, any of them (in the texts of `more`, all have the first byte); if that may be forgotten, all that may be are taken out. So is what
   -- somebody else has added, which would shift all that comes behind it.
   if length % ENTRY ~= 0 or length > 0 and (length % (8 * ENTRY) == 0 or length >= MOST)
       and second_at(redis.call('GETRANGE', ended, some + NAME, some + ENTRY - 1), 1) <= second then

@@ -29,17 +29,22 @@ for i = FIRST + locks, #KEYS do
   redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)
 end
 if record_ms ~= '0' then
-  -- Also when the lock is no longer ours: the message was carried out all the same.
+  -- Also when the lock is no longer ours: the message was carried out all the same. Nothing was deleted then, and for lack
+  -- of memory this is an error: it is said again.
   if repeated == '1' then
     -- What is there may be newer. Or it is this one, of a try that lay before the server and was given the whole time.
     if known_for(ended, more, name, aside) then
       record_ms = '0'
-    elseif not redis.pcall('SET', done, record, 'PX', record_ms, 'NX') and redis.pcall('GET', done) == record
-        and redis.call('PTTL', done) > tonumber(record_ms) then
-      redis.call('PEXPIRE', done, record_ms)
+    elseif not redis.call('SET', done, record, 'PX', record_ms, 'NX') then
+      local there = redis.pcall('GET', done)
+      if there == record and redis.call('PTTL', done) > tonumber(record_ms) then
+        redis.call('PEXPIRE', done, record_ms)
+      elseif type(there) == 'string' and there ~= record and string.sub(there, 1, 1) ~= '?' then
+        record_ms = '0'
+      end
     end
   else
-    redis.pcall('SET', done, record, 'PX', record_ms)
+    redis.call('SET', done, record, 'PX', record_ms)
   end
   if record_ms ~= '0' and ended_ms ~= '0' and not note_end(ended, more, name, tonumber(ended_ms), aside) then
     redis.pcall('PEXPIRE', done, ended_ms)
