@@ -173,6 +173,9 @@ def begin_now(consumer: Any, request: WorkerRequest) -> bool:
             entry.cancel()
             if hasattr(waiting, "cancel"):  # A greenlet, which does not look at its entry.
                 timer.cancel(waiting)
+            else:  # It would keep the request for as long as that was to wait, and be looked at by each search.
+                timer._queue.remove(waiting)
+                heapq.heapify(timer._queue)
             timer.apply_entry(entry)
             return True
     return False

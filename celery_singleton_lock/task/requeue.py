@@ -118,7 +118,7 @@ def waits_for(request: RequestLike, prefix: str) -> tuple[str, Place] | None:
     if not isinstance(waits, (list, tuple)) or len(waits) != len(Waits._fields):
         return None
     key, limit = waits
-    if not (isinstance(key, str) and len(key) <= cleaned.MAX_KEY_BYTES and is_key(prefix, key)):
+    if not (isinstance(key, str) and key == cleaned.key(key) and is_key(prefix, key)):
         return None
     return (key, Place(_since(header), limit)) if is_whole(limit, 1, MAX_LIMIT) else None
 

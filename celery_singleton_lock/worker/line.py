@@ -84,7 +84,11 @@ class Line:
         _notify(self._wake)
 
     def register(self, hub: Any) -> None:
-        """Begin with copies in this loop, which forgets it at each new connection to the broker."""
+        """Begin with copies in this loop, which forgets it at each new connection to the broker, as the broker does
+        what came by the old one.
+        """
+        with self._mutex.lock:
+            self._copies.clear()
         hub.add_reader(self._due, self.begin_called)
 
     def begin_called(self) -> None:

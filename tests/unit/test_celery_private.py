@@ -310,6 +310,15 @@ class TestTimer:
         assert begun == [arguments]
         timer.clear()
 
+    def test_timer_forgets_what_was_begun(self) -> None:
+        """Else it has every copy of the last minute, and looks at them all for the next one."""
+        timer, requests = Timer(), [SimpleNamespace() for _ in range(9)]
+        for request in requests:
+            timer.call_at(time.monotonic() + 300 - len(timer), id, (request,), priority=6)
+        for request in requests[::2]:
+            assert _celery.begin_now(consumer_with(timer), request)  # type: ignore[arg-type]
+        assert [waiting.entry.args[0] for waiting in timer.queue] == requests[7::-2]
+
     def test_what_the_loss_of_the_broker_cancelled_is_not_begun(self, request_of: WorkerRequest) -> None:
         timer = Timer()
         entry = timer.call_at(time.monotonic() + 300, pytest.fail, (request_of,), priority=6)

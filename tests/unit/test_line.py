@@ -221,6 +221,21 @@ def test_copy_that_runs_waits_no_more(worker: Worker) -> None:
     until(lambda: worker.bells.left > left)
 
 
+def test_what_came_by_a_lost_connection_keeps_nobody_waiting(worker: Worker) -> None:
+    """One was called and dropped before it had a slot; Celery's timer and its cycles keep both for a while."""
+    worker.begins_at_once = False
+    lost = [worker.park("called", 1.0), worker.park("behind", 2.0)]
+    worker.ring()
+    worker.begins("called")
+    worker.timer.clear()
+    worker.line.register(worker.loop)
+    again = worker.park("called again", 1.0)
+    until(lambda: worker.bells.places == {"key": Place(1.0, 1)})
+    worker.ring()
+    worker.begins("called", "called again")
+    assert again not in lost
+
+
 def test_busy_worker_passes_on_while_others_may_have_room(worker: Worker) -> None:
     worker.has_room = False
     worker.park("one", 1.0)

@@ -81,6 +81,8 @@ def test_copy_waits_for_a_lock_since_its_first_conflict() -> None:
         [f"{KEY}:wake", 1],
         [KEY.replace("app", "other"), 1],
         [KEY.replace("job", "j" * 1000), 1],
+        [KEY.replace("job", "\ud800"), 1],
+        [KEY.replace("job", "\n"), 1],
     ],
 )
 def test_what_is_no_lock_of_the_app_is_not_waited_for(waits: object) -> None:
