@@ -160,7 +160,7 @@ def _have_copies_wait(parent: Any, runtime: Runtime) -> None:
     """Begin with copies that wait when their locks are free, where the consumer can be told so."""
     in_loop = bool(parent.use_eventloop)
     bells = runtime.store.bells()
-    if bells is None or not (in_loop or audit.pool_name(parent.pool_cls) in ("gevent", "eventlet")):
+    if bells is None or not (in_loop or audit.pool_name(parent.pool_cls) == "gevent"):
         return
 
     def begin(request: Any) -> bool:

@@ -53,7 +53,7 @@ def check(shop: Shop, results: Sequence[AsyncResult]) -> None:
     assert overlaps(shop.record.runs("report")) == []
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", [pool for pool in POOLS if "eventlet" not in getattr(pool, "values", ())])
 def test_copies_take_no_slot_until_the_lock_is_free(shop: Shop, pool: str) -> None:
     shop.start("one", "two", pool=pool)
     holder = shop.send("exclusive", "report", LONG)
