@@ -384,7 +384,7 @@ class TestGivenUp:
                 assert isinstance(store.acquire(request), Held)
                 nodes.proxies[0].cut()
                 nodes.proxies[0].let_through()
-            assert len(request.attempts) <= MOST_LATE + 2  # And those of the latest question.
+            assert len(request.attempts) <= MOST_LATE + 2  # The last two may be settled.
             store.close()
 
     def test_no_attempt_has_the_name_of_one_that_is_being_undone(self) -> None:

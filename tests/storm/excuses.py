@@ -33,15 +33,11 @@ REASONS: Mapping[str, str] = {
     LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
 }
 
-#: As what Celery fails a next step, the next attempt (Reject), or the body of a chord, that it could not send. No task
-#: of the storm fails so.
-ERRORS_OF_SENDING = ("BusyLoadingError", "ChordError", "ConnectionError", "OperationalError", "Reject", "TimeoutError")
+#: As what Celery fails a next step, or the body of a chord, that it could not send. No task of the storm fails so.
+ERRORS_OF_SENDING = ("ChordError", "ConnectionError", "OperationalError", "TimeoutError")
 
 #: Seconds for which a broker's fault may lie back when Celery gives up to send: it tries three times.
 SENDING = 10.0
-
-#: Seconds that a result backend may take to hear of an end.
-TELLING = 3.0
 
 #: Shares of the ttl: the least for which a process stands still whose lease ends meanwhile (protocol, section 5: it
 #: was to be stopped two fifteenths before, at the least); after which a body that goes on has been stopped; after which
@@ -123,8 +119,7 @@ class Excuses:
             return REJECTED
         if error in ERRORS_OF_SENDING and self._broker_failed(end["at"]):
             return UNSENT
-        # It is recorded before it is told, and the telling may take its time.
-        return FORGOT if self._story.forgot(end["at"] - TELLING, at, written=end["at"]) is not None else ""
+        return FORGOT if self._story.forgot(end["at"], at, written=end["at"]) is not None else ""
 
     def of_ends(self, first: Line, second: Line) -> str:
         """Why a message may be told two different ends."""

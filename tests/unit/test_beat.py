@@ -221,15 +221,19 @@ def test_entry_that_is_changed_while_many_are_sent_is_not_sent_as_it_was(
     assert sorted(entries_sent()) == sorted({*names} - {changed})
 
 
+def put_another_in(scheduler: ExclusiveScheduler) -> None:
+    """In the place of one that was sent: their number is as before, and that alone does not show it."""
+    schedule = scheduler._inner.schedule
+    del schedule[entries_sent()[0]]
+    schedule["another"] = scheduler._inner._maybe_entry("another", {"task": "task.another", "schedule": 0.01})
+
+
 @pytest.mark.usefixtures("seldom_compared")
 def test_entry_that_is_added_while_many_are_sent_is_sent_after_them(make: Callable[..., ExclusiveScheduler]) -> None:
     names = [f"entry {number}" for number in range(50)]
     scheduler = make(beat_schedule=every(3600, *names))
     many_due(scheduler)
-    schedule = scheduler._inner.schedule
-    # Their number is as before: that alone does not show it.
-    del schedule[entries_sent()[0]]
-    schedule["another"] = scheduler._inner._maybe_entry("another", {"task": "task.another", "schedule": 0.01})
+    put_another_in(scheduler)
     run(scheduler, lambda: "another" in entries_sent())
     assert {*entries_sent()} == {*names, "another"}
 
@@ -241,9 +245,7 @@ def test_entry_that_is_added_while_many_are_sent_is_seen_in_between(
     names = [f"entry {number}" for number in range(50)]
     scheduler = make(beat_schedule=every(3600, *names))
     many_due(scheduler)
-    schedule = scheduler._inner.schedule
-    del schedule[entries_sent()[0]]
-    schedule["another"] = scheduler._inner._maybe_entry("another", {"task": "task.another", "schedule": 0.01})
+    put_another_in(scheduler)
     populate, heaps = scheduler._inner.populate_heap, []
     monkeypatch.setattr(scheduler._inner, "populate_heap", lambda: (heaps.append(len(Recorder.sent)), populate()))
     scheduler.tick()
