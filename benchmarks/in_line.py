@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.measure import Result, Rounds, Row, Table, percentile, wait_until
-from benchmarks.processes import celery
+from benchmarks.processes import QUIET, celery
 from celery_singleton_lock.testing import RedisServer
 
 WORKERS, CHILDREN = 2, 2
@@ -79,10 +79,9 @@ def _workers() -> Iterator[Path]:
         file.touch()
         os.environ.update({"BENCHMARK_BROKER": server.url, "BENCHMARK_FILE": str(file)})
         for number in range(WORKERS):
-            command = ("worker", "-n", f"{number}@benchmark", "-c", str(CHILDREN), "-l", "WARNING")
-            quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+            command = ("worker", "-n", f"{number}@benchmark", "-c", str(CHILDREN), *QUIET)
             log = Path(directory) / f"log{number}"
-            exits.enter_context(celery("benchmarks.in_line_app", *command, *quiet, log=log, environment={}))
+            exits.enter_context(celery("benchmarks.in_line_app", *command, log=log, environment={}))
         from benchmarks.in_line_app import app  # With the broker that is known only now.
 
         wait_until(lambda: len(app.control.ping(timeout=1)) == WORKERS, LIMIT, "the workers do not answer")
@@ -130,7 +129,10 @@ def _beside(file: Path, many: int) -> dict[str, str]:
 
 def _are_first_tries_over(app: Any) -> bool:
     with app.connection_for_read() as connection:
-        return int(connection.default_channel.queue_declare("celery", passive=True).message_count) == 0
+        try:
+            return int(connection.default_channel.queue_declare("celery", passive=True).message_count) == 0
+        except connection.channel_errors:  # On Redis, a queue that is empty does not exist.
+            return True
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,9 @@ from typing import Any
 
 import psutil
 
+#: Options of a worker that does nothing but its tasks.
+QUIET = ("-l", "WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat")
+
 _spawn = multiprocessing.get_context("spawn")
 
 

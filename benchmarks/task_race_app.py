@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_ready
-from redis import Redis
 
+import tests.integration.ready  # noqa: F401
 from benchmarks.tasks import WAYS
 from tests import recording
 
@@ -67,13 +66,6 @@ def _work(task: Any, job: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not end.exists():
             time.sleep(0.02)
-
-
-@worker_ready.connect
-def _ready(sender: Any, **_: Any) -> None:
-    """Tell the race, which waits at this list."""
-    with Redis.from_url(os.environ["TEST_EVENTS"]) as client:
-        client.lpush(f"ready:{sender.hostname}", 1)
 
 
 if CONTESTANT in os.environ:

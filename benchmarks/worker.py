@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Result, Table, measured, wait_until
-from benchmarks.processes import celery
+from benchmarks.processes import QUIET, celery
 from celery_singleton_lock.testing import RedisServer
 
 PLAIN, CHILDREN = "plain Task", 2
 
 #: Seconds for a worker to start, or to run a batch.
 LIMIT = 180.0
-
-_OPTIONS = ("-P", "prefork", "-c", str(CHILDREN), "-l", "WARNING")
-_QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
 def run(*, quick: bool = False) -> Result:
@@ -31,7 +28,8 @@ def run(*, quick: bool = False) -> Result:
         file = Path(directory) / "ran"
         file.touch()
         os.environ.update({"BENCHMARK_BROKER": server.url, "BENCHMARK_FILE": str(file)})
-        with celery("benchmarks.worker_app", "worker", *_OPTIONS, *_QUIET, log=Path(directory) / "log", environment={}):
+        options = ("-P", "prefork", "-c", str(CHILDREN), *QUIET)
+        with celery("benchmarks.worker_app", "worker", *options, log=Path(directory) / "log", environment={}):
             tables = _measure(file, rounds, batch)
     notes = [
         f"One prefork worker of {CHILDREN} processes, broker and locks on one Redis, bodies that only write the time.",

@@ -46,6 +46,7 @@ TASKS: Mapping[str, Any] = {
     "ours: SingletonTask": _task("ours", "ours"),
     "plain Task, acks_late": _task("plain_late", "plain `Task`", acks_late=True),
     "ours: SingletonTask, acks_late": _task("ours_late", "ours", acks_late=True),
+    "ours: until_executed": _task("ours_sent", "ours", lock_scope="until_executed"),
     "redis-py Lock in the task": _task("locked", "`redis.lock` in the task"),
     "celery-singleton": _task("singleton", "celery-singleton, `lock_expiry`"),
     "celery-once": _task("once", "celery-once"),
