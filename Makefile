@@ -24,7 +24,7 @@ help:
 	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
 	@echo "make soak      an hour of work, and what it leaves behind, as a picture (MINUTES=60 SOAK='--picture soak.svg')"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
-	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 15 min)"
+	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"
 	@echo "make mutants   faults put into the package, and how soon the simulator finds each (SEEDS=400; about 15 min)"
 	@echo "make mutation  the share of random changes that the simulator, unit and contract tests see (COUNT=150; about 1 h)"
 	@echo "make fuzz      messages, settings, stored values, answers, by the 100,000 (CASES=500000; about 10 min)"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.errors import (
     Aborted,
+    DuplicateTask,
     InvalidKey,
     InvalidOption,
     LockConflict,
@@ -20,10 +21,12 @@ from celery_singleton_lock.signals import (
     lock_acquired,
     lock_blocked,
     lock_conflict,
+    lock_duplicate,
     lock_lost,
     lock_released,
     overlap_detected,
 )
+from celery_singleton_lock.task.sending import DuplicateResult
 from celery_singleton_lock.task.singleton_task import SingletonTask
 from celery_singleton_lock.worker.bootstep import install
 from celery_singleton_lock.worker.request import SingletonRequest
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aborted",
+    "DuplicateResult",
+    "DuplicateTask",
     "InvalidKey",
     "InvalidOption",
     "Lease",
@@ -51,6 +56,7 @@ __all__ = [
     "lock_acquired",
     "lock_blocked",
     "lock_conflict",
+    "lock_duplicate",
     "lock_lost",
     "lock_released",
     "overlap_detected",

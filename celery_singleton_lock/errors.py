@@ -8,10 +8,15 @@ what went wrong as attributes. "Somebody else holds it" (`LockConflict`), "it wa
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock import cleaned
+
+
+def _moment(since: float) -> str:
+    return datetime.fromtimestamp(since, timezone.utc).isoformat(" ", "seconds")
 
 
 class SingletonLockError(Exception):
@@ -50,6 +55,25 @@ class LockConflict(SingletonLockError):
         if math.isinf(self.remaining):
             return f"{self.key} is held by {holder}, and does not end by itself"
         return f"{self.key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"
+
+
+class DuplicateTask(SingletonLockError):
+    """A message was not sent: another one waits, or runs, which has the lock that a task takes as it is sent.
+
+    Attributes:
+        key: the key of that lock.
+        task_id: the id of the task that has it, as far as that may be shown: its first 255 bytes.
+        since: when that was sent, seconds since the epoch.
+    """
+
+    def __init__(self, key: str, task_id: str, since: float = 0.0) -> None:
+        Exception.__init__(self, key, task_id, since)
+        self.key = key
+        self.task_id = task_id
+        self.since = since
+
+    def __str__(self) -> str:
+        return f"{self.key} is the lock of task {cleaned.text(self.task_id)}, which was sent {_moment(self.since)}"
 
 
 class LockLost(SingletonLockError):

@@ -72,7 +72,8 @@ class Lease(Hold):
     def __init__(
         self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
     ) -> None:
-        super().__init__(key, owner, ttl=ttl, limit=limit, slot=slot)
+        # As Hold's own: each task makes one, and a call takes longer than these lines.
+        self.key, self.owner, self.ttl, self.limit, self.slot, self.ending = key, owner, ttl, limit, slot, False
         self.fence = fence
         self.pid = os.getpid()
         self.reason: str | None = None
@@ -144,7 +145,6 @@ class Lease(Hold):
         self.trusted_until = min(self.trusted_until, trust.end_of(sent_at, ttl))
 
     def lose(self, reason: str) -> None:
-        """Trust it no more."""
         self.reason = reason
 
 

@@ -31,5 +31,4 @@ class Mutex:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        """Be unlocked."""
         self.lock = self.make()

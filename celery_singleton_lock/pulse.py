@@ -62,14 +62,14 @@ class Pulse:
     def __init__(self) -> None:
         self._heartbeats: set[Renews] = set()
         self._preparing = Mutex()
-        self._prepared = False
+        self.is_prepared = False
 
     def prepare(self) -> None:
         """Begin when first needed: what patches threads (gevent's `patch_all`) may come after the import."""
         with self._preparing.lock:
-            if not self._prepared:
+            if not self.is_prepared:
                 self.start_anew()
-                self._prepared = True
+                self.is_prepared = True
 
     def start_anew(self) -> None:
         #: Entered itself: a Condition's `with` is Python, and could be interrupted with the lock taken. Reentrant: a

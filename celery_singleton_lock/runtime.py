@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from celery_singleton_lock.confirmations import Confirmations
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.journal.alerts import Alerts
 from celery_singleton_lock.journal.writer import JournalWriter
@@ -30,6 +31,7 @@ class Runtime:
     heartbeat: Heartbeat
     journal: JournalWriter
     record_writer: RecordWriter
+    confirmations: Confirmations
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -47,6 +49,7 @@ def write_all() -> None:
     with _opening.lock:
         runtimes = [runtime for opened in _all_opened for runtime in opened.runtimes.values()]
     for runtime in runtimes:
+        runtime.confirmations.write()
         runtime.record_writer.write()
     for runtime in runtimes:
         runtime.journal.write()
@@ -81,7 +84,7 @@ class _Opened:
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
         writer = JournalWriter(journal, Alerts(ref(app), settings.blocked_after))
-        return Runtime(settings, store, Heartbeat(store), writer, RecordWriter(store))
+        return Runtime(settings, store, Heartbeat(store), writer, RecordWriter(store), Confirmations(store))
 
 
 #: With the stores that the settings name, and with memories in their place; the last one counts.

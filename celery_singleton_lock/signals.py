@@ -14,6 +14,10 @@ lock_acquired = Signal(name="lock_acquired", providing_args=["task_id", "key", "
 #: The execution met a held lock. `conflict` (a `LockConflict`), `policy` (what was done about it).
 lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "conflict", "policy"])
 
+#: A call was not sent: another message has the lock that the task takes as it is sent. `task_id` (of
+#: that one), `duplicate` (a `DuplicateTask`), `policy` (what the caller got). Sent where the call was made.
+lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key", "duplicate", "policy"])
+
 #: The lock was freed after the run. `lease`, `held` (seconds).
 lock_released = Signal(name="lock_released", providing_args=["task_id", "key", "lease", "held"])
 

@@ -69,7 +69,6 @@ class Tick:
 
 
 def now() -> int:
-    """The present."""
     return round(clock.wall() * 1_000_000)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, findings
-from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks, pool_name
+from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks
 from celery_singleton_lock.options.app import problems
 
 
@@ -25,7 +25,7 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
     with command.runtime_of(ctx, memory=True) as runtime:
         for error in problems(app):
             raise error  # Of beat: a worker starts all the same.
-        tasks = audit_tasks(app, runtime.settings, pool=pool_name(app.conf.worker_pool))
+        tasks = audit_tasks(app, runtime.settings)
         wide = audit_app(app, runtime.settings)
     for task in tasks:
         if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,7 +30,6 @@ class Number(click.FloatRange):
     """A number within bounds; click takes NaN for one within any."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """See `click.ParamType.convert`."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)
@@ -65,6 +64,12 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
         yield runtime
     except SingletonLockError as error:
         raise click.ClickException(cleaned.line(str(error))) from error
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The cells of a table, each column as wide as it has to be."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [[*map(str.ljust, row, widths)] for row in rows]
 
 
 def say(text: str, *, err: bool = False) -> None:

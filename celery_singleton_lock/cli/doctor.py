@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, findings
-from celery_singleton_lock.diagnosis.audit import pool_name
 
 
 @command.locks_command()
@@ -31,7 +30,7 @@ def doctor(ctx: click.Context, as_json: bool, strict: bool, timeout: float, **_:
     app = ctx.obj.app
     app.loader.import_default_modules()
     with command.runtime_of(ctx):
-        diagnosis = diagnose(app, pool=pool_name(app.conf.worker_pool), timeout=timeout)
+        diagnosis = diagnose(app, timeout=timeout)
     if as_json:
         findings.dump(diagnosis.findings)
     else:

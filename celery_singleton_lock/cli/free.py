@@ -6,16 +6,20 @@ the lock by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from celery_singleton_lock.cli import command, selection, target
-from celery_singleton_lock.cli.held import HeldLock, in_order, table
+from celery_singleton_lock.cli.held import HeldLock, table
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.verdict import TO_FREE, Verdict, longest_watch, verdicts
+from celery_singleton_lock.diagnosis.orphans import Standing, search
 from celery_singleton_lock.runtime import Runtime
+
+#: Seconds that workers get for each answer, when they are asked for messages.
+TIMEOUT = 2.0
 
 
 def _how(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,13 +31,14 @@ def _how(function: Callable[..., Any]) -> Callable[..., Any]:
         "notices, after a third of the ttl at most.",
     )
     yes = command.option("--yes", "-y", is_flag=True, help="Do not ask.")
-    return force(yes(command.as_json(function)))
+    dry_run = command.option("--dry-run", is_flag=True, help="Only say what would be freed, and why.")
+    return force(yes(dry_run(command.as_json(function))))
 
 
-@command.locks_command("release")
+@command.locks_command()
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @_how
-def release(ctx: click.Context, words: tuple[str, ...], force: bool, yes: bool, as_json: bool, **_: Any) -> None:
+def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
     """Free one lock whose holder is gone: that of KEY, or of a call of TASK.
 
     Refuses while the holder may be alive, which it may take a while to find out: see docs/operating.md.
@@ -43,37 +48,77 @@ def release(ctx: click.Context, words: tuple[str, ...], force: bool, yes: bool, 
         locks = [HeldLock.of(key, held) for held in runtime.store.inspect(key).held]
         if not locks:
             raise click.ClickException(f"{key} is not held")
-        ctx.exit(_free(runtime, locks, force=force, yes=yes, as_json=as_json))
+        ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
 
-@command.locks_command("clear")
+@command.locks_command()
 @selection.options
+@command.option(
+    "--orphaned",
+    is_flag=True,
+    help="The locks of messages that are nowhere any more: lost, purged, deleted. Looks into the queues and asks the "
+    "workers; where that leaves a doubt, the lock is left alone.",
+)
 @_how
-def clear(ctx: click.Context, selection: Selection, force: bool, yes: bool, as_json: bool, **_: Any) -> None:
+def clear(ctx: click.Context, selection: Selection, orphaned: bool, **how: Any) -> None:
     """Free the locks of a task or of a node whose holders are gone, and leave the others."""
-    if not selection:
-        raise click.UsageError("say of which locks: --task NAME, --node NAME, --older-than SECONDS ('*' for all nodes)")
+    if not (selection or orphaned):
+        raise click.UsageError(
+            "say of which locks: --task NAME, --node NAME, --older-than SECONDS ('*' for all nodes), or --orphaned"
+        )
+    if orphaned and how["force"]:
+        raise click.UsageError("--orphaned frees nothing that may be needed, and --force does: say one of them")
     with command.runtime_of(ctx) as runtime:
-        locks = in_order(selection.of(runtime))
+        locks = [lock for lock in selection.of(runtime) if lock.is_queued or not orphaned]
         if not locks:
             click.echo("No lock is held of these.", err=True)
-            return
-        ctx.exit(_free(runtime, locks, force=force, yes=yes, as_json=as_json))
+        elif orphaned:
+            ctx.exit(_free_orphaned(ctx.obj.app, runtime, locks, **how))
+        else:
+            ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
 
-def _free(runtime: Runtime, locks: Sequence[HeldLock], *, force: bool, yes: bool, as_json: bool) -> int:
+def _free_those_left_behind(
+    app: Any, runtime: Runtime, locks: Sequence[HeldLock], *, force: bool, yes: bool, dry_run: bool, **how: Any
+) -> int:
+    if not (yes or dry_run):
+        _ask(locks, _question(len(locks), force))
+    return _free(runtime, _judged(app, runtime, locks, force), dry_run=dry_run, as_json=how["as_json"])
+
+
+def _free_orphaned(
+    app: Any, runtime: Runtime, locks: Sequence[HeldLock], *, yes: bool, dry_run: bool, **how: Any
+) -> int:
+    """As the others, but that nothing is said of messages that are somewhere."""
+    judged = [*_of_messages(app, locks)]
+    told = [(lock, verdict) for lock, verdict in judged if verdict in (Standing.ORPHANED, Standing.IN_DOUBT)]
+    orphaned = [lock for lock, verdict in told if verdict is Standing.ORPHANED]
+    click.echo(f"Of {len(locks)} messages that have a lock, {len(orphaned)} are nowhere any more.", err=True)
+    if orphaned and not (yes or dry_run):
+        _ask(orphaned, "Free their locks?")
+    return _free(runtime, told, dry_run=dry_run, as_json=how["as_json"])
+
+
+def _ask(locks: Sequence[HeldLock], question: str) -> None:
+    click.echo(table(locks), err=True)
+    click.confirm(question, abort=True, err=True)
+
+
+def _free(
+    runtime: Runtime, judged: Iterable[tuple[HeldLock, Verdict | Standing]], *, dry_run: bool, as_json: bool
+) -> int:
     """Free what may be freed, and say what was; the exit status: 1 where one of the locks is still held."""
-    if not yes:
-        click.echo(table(locks), err=True)
-        click.confirm(_question(len(locks), force), abort=True, err=True)
     left = 0
-    for lock, verdict in _judged(runtime, locks, force):
-        why, is_free = verdict.value, verdict is Verdict.ENDED
-        if verdict in TO_FREE:
+    for lock, verdict in judged:
+        why, is_free = verdict.value, verdict in (Verdict.ENDED, Standing.ENDED)
+        may_be_freed = verdict in TO_FREE or verdict is Standing.ORPHANED
+        if may_be_freed and dry_run:
+            why = f"would be freed: {why}"
+        elif may_be_freed:
             ttl = lock.ttl or runtime.settings.defaults["ttl"]
             is_free = bool(runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1)))
             why = why if is_free else "it has changed hands meanwhile"
-        left += not is_free
+        left += not (is_free or (may_be_freed and dry_run))
         if as_json:
             command.say_json({**lock.fields(), "freed": is_free, "why": why})
         else:
@@ -87,12 +132,25 @@ def _question(count: int, force: bool) -> str:
     return f"Free these {count} locks though holders may be alive?" if force else f"Free those of {count} left behind?"
 
 
-def _judged(runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterator[tuple[HeldLock, Verdict]]:
+def _judged(
+    app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool
+) -> Iterator[tuple[HeldLock, Verdict | Standing]]:
     if force:
         for lock in locks:
             yield lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED
         return
-    seconds = longest_watch(lock.held for lock in locks)
+    yield from _of_messages(app, [lock for lock in locks if lock.is_queued])
+    others = [lock for lock in locks if not lock.is_queued]
+    seconds = longest_watch(lock.held for lock in others)
     if seconds > 0:
         click.echo(f"Watching whether it is renewed, for {seconds:.0f} s at most.", err=True)
-    yield from verdicts(runtime.store, locks)
+    yield from verdicts(runtime.store, others)
+
+
+def _of_messages(app: Any, locks: Sequence[HeldLock]) -> Iterator[tuple[HeldLock, Standing]]:
+    """Nobody runs under such a lock: what counts is where its message is."""
+    found = search(app, [(lock.key, lock.held) for lock in locks], timeout=TIMEOUT)
+    for doubt in found.doubts:
+        command.say(f"In doubt: {doubt}.", err=True)
+    for lock, hold in zip(locks, found.holds, strict=True):
+        yield lock, hold.standing or Standing.IN_DOUBT

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock.cli import command
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.keys.key import name_in
+from celery_singleton_lock.keys.key import is_of_queue, name_in, without_queue
+from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.task.queue_lock import is_by_time
 
 #: What the columns of a table are called.
 COLUMNS = ("KEY", "HOLDER", "NODE", "PID", "HELD FOR", "EXPIRES IN", "WAITERS")
@@ -32,13 +35,17 @@ class HeldLock:
 
     @classmethod
     def of(cls, key: str, held: Held) -> HeldLock:
-        """As it is now."""
         return cls(key, held, round(max(clock.wall() - held.holder.since, 0.0), 3) if held.holder else None)
 
     @property
     def name(self) -> str:
         """Of the task, or "beat:" and that of a schedule."""
         return name_in(self.key)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it is the lock of a message, taken as that was sent; nobody runs under it."""
+        return is_of_queue(self.key) and self.held.holder is not None
 
     @property
     def holder(self) -> Holder:
@@ -58,12 +65,16 @@ class HeldLock:
     @property
     def ttl(self) -> float | None:
         """Seconds that each renewal is good for; None where it is not renewed, as between two attempts."""
-        return self.holder.ttl or None
+        return None if self.is_queued else self.holder.ttl or None
 
     @property
     def scope(self) -> str | None:
-        """When the lock is held, as `lock_scope` says; None where no task holds it."""
-        return "while_executing" if self.holder.task_id else None
+        """When the lock is held: "queued" until a message is over, whatever that means for its `lock_scope`; None
+        where no task holds it.
+        """
+        if self.is_queued:
+            return UNTIL_EXPIRED if is_by_time(self.held) else "queued"
+        return WHILE_EXECUTING if self.holder.task_id else None
 
     def fields(self) -> dict[str, Any]:
         """For programs. Seconds everywhere; what is not known is null, and a pid of 0 where nobody runs."""
@@ -84,7 +95,7 @@ class HeldLock:
     def cells(self) -> tuple[str, ...]:
         """For people, in the `COLUMNS` of `table`."""
         return (
-            self.key + (f" slot {self.slot}" if self.slot else ""),
+            (without_queue(self.key) if self.is_queued else self.key) + (f" slot {self.slot}" if self.slot else ""),
             self.holder_in_short(),
             self.holder.node or "-",
             str(self.holder.pid or "-"),
@@ -97,6 +108,8 @@ class HeldLock:
         """As it fits into a column."""
         if self.held.holder is None:
             return "unknown"
+        if self.is_queued:
+            return f"{self.holder.task_id} ({self.scope})"
         if self.holder.task_id is not None:
             return self.holder.task_id if self.holder.pid else f"{self.holder.task_id} (kept)"
         return "leader" if self.name.startswith("beat:") else "nobody (kept)"
@@ -104,14 +117,17 @@ class HeldLock:
     def holder_in_words(self) -> str:
         """And where it runs."""
         holder, who = self.holder, self.holder_in_short()
+        if self.is_queued:
+            return f"message of task {who}, sent from {holder.node} {duration(self.held_for or 0)} ago"
         if holder.task_id is not None:
             who = f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"
         return who if holder.node is None else f"{who} on {holder.place}"
 
     def end_in_words(self) -> str:
-        """When it expires."""
         if self.expires_in is None:
             return "never expires"
+        if self.is_queued:
+            return f"expires in {duration(self.expires_in)} at the latest"
         renewed = f" unless renewed (ttl {self.ttl:g} s)" if self.ttl else "; nobody renews it"
         return f"expires in {duration(self.expires_in)}{renewed}"
 
@@ -123,10 +139,9 @@ def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
 
 
 def table(locks: Iterable[HeldLock]) -> str:
-    """For people: plain text in columns, each as wide as it has to be, as other programs of a shell print it."""
+    """For people: plain text in columns, as other programs of a shell print it."""
     rows: list[Sequence[str]] = [COLUMNS, *([cleaned.line(cell) for cell in lock.cells()] for lock in locks)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join("  ".join(row).rstrip() for row in command.aligned(rows))
 
 
 def duration(seconds: float) -> str:

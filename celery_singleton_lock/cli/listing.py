@@ -8,7 +8,7 @@ import click
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command, selection
-from celery_singleton_lock.cli.held import in_order, table
+from celery_singleton_lock.cli.held import table
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
@@ -42,7 +42,7 @@ def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float
 
 
 def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
-    locks = in_order(selection.of(runtime))
+    locks = selection.of(runtime)
     if as_json:
         for lock in locks:
             command.say_json(lock.fields())

@@ -124,11 +124,9 @@ def _outcomes(play: Play, faults: Sequence[Fault], as_json: bool) -> list[Outcom
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
-    rows = [_COLUMNS, *map(_cells, outcomes)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    click.echo("  ".join(map(str.ljust, rows[0], widths)).rstrip())
-    for outcome, row in zip(outcomes, rows[1:], strict=True):
-        *cells, verdict = map(str.ljust, row, widths)
+    head, *rows = command.aligned([_COLUMNS, *map(_cells, outcomes)])
+    click.echo("  ".join(head).rstrip())
+    for outcome, (*cells, verdict) in zip(outcomes, rows, strict=True):
         click.echo("  ".join([*cells, click.style(verdict.rstrip(), fg=_VERDICTS[outcome.kept][1])]))
         for text in (outcome.words, *outcome.broken, *outcome.notes):
             command.say(f"    {text}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import wraps
@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command
-from celery_singleton_lock.cli.held import HeldLock
+from celery_singleton_lock.cli.held import HeldLock, in_order
 from celery_singleton_lock.keys.key import shown_name
 from celery_singleton_lock.runtime import Runtime
 
@@ -33,10 +33,10 @@ class Selection:
     def __bool__(self) -> bool:
         return (self.names, self.node, self.older_than) != (None, None, None)
 
-    def of(self, runtime: Runtime) -> Iterator[HeldLock]:
-        """The locks that are held and asked for."""
+    def of(self, runtime: Runtime) -> list[HeldLock]:
+        """The locks that are held and asked for, in order."""
         locks = (HeldLock.of(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix))
-        return filter(self._has, locks)
+        return in_order(filter(self._has, locks))
 
     def _has(self, lock: HeldLock) -> bool:
         if self.names is not None and not any(fnmatchcase(lock.name, name) for name in self.names):
@@ -56,11 +56,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(function)
     def with_selection(
-        *arguments: Any,
-        task: str | None = None,
-        node: str | None = None,
-        older_than: float | None = None,
-        **others: Any,
+        *arguments: Any, task: str | None, node: str | None, older_than: float | None, **others: Any
     ) -> Any:
         names = None if task is None else _names(click.get_current_context().obj.app, task)
         return function(*arguments, selection=Selection(names, node, older_than), **others)

@@ -10,6 +10,7 @@ import click
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.cli.held import HeldLock, duration
+from celery_singleton_lock.keys.key import is_of_queue, key_of_queue
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.task import outcome
@@ -18,7 +19,7 @@ from celery_singleton_lock.task import outcome
 _FEW = 5
 
 
-@command.locks_command("show")
+@command.locks_command()
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @command.as_json
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) -> None:
@@ -29,7 +30,9 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) ->
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
         state = runtime.store.inspect(key)
+        queued = [] if is_of_queue(key) else runtime.store.held(key_of_queue(key))
     locks = [HeldLock.of(key, held) for held in state.held]
+    locks += [HeldLock.of(key_of_queue(key), held) for held in queued]
     command.say_json(_fields(key, locks, state)) if as_json else _say_all(key, locks, state)
 
 
@@ -49,15 +52,19 @@ def _fields(key: str, locks: Sequence[HeldLock], state: KeyState) -> dict[str, A
 def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState) -> None:
     _say("key", key)
     for lock in locks:
-        _say("held by", lock.holder_in_words() + (f", slot {lock.slot}" if lock.slot else ""))
+        slot = f", slot {lock.slot}" if lock.slot else ""
+        _say("queued" if lock.is_queued else "held by", lock.holder_in_words() + slot)
         _say("", _times(lock))
-    if not locks:
+    if all(lock.is_queued for lock in locks):
         _say("held by", "nobody")
     _say("scope", next((lock.scope for lock in locks if lock.scope), "-"))
     _say("fence", "-" if state.fence is None else str(state.fence))
     _say("waiters", str(state.waiters))
     for record in state.records[:_FEW]:
-        _say("done", f"message {record.message}: {_state(record)}, remembered for {duration(record.seconds)}")
+        _say(
+            "done",
+            f"message {record.message}: {_state(record)}, shown for {duration(record.seconds)} more{_known(record)}",
+        )
     if (more := len(state.records) - _FEW) > 0:
         _say("", f"and {more} more" if len(state.records) < MOST_RECORDS else "and many more")
 
@@ -72,6 +79,12 @@ def _times(lock: HeldLock) -> str:
         return "the value was not written by this package" + ("; it never expires" if lock.expires_in is None else "")
     over = "; that process is over" if process_identity.is_over(holder.process) else ""
     return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}"
+
+
+def _known(record: Record) -> str:
+    """For how long no copy of the message is carried out: what is shown of it may be gone much sooner."""
+    _, age = outcome.read(record)
+    return "" if age == outcome.OLD else f"; not run again for {duration(age + record.seconds)} from its end"
 
 
 def _state(record: Record) -> str:

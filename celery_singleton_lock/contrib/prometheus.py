@@ -6,13 +6,13 @@ One exporter is enough for a cluster: what it shows is in Redis, whoever counted
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.journal import counts as metrics
-from celery_singleton_lock.keys.key import name_in
+from celery_singleton_lock.keys.key import is_of_queue, name_in
 from celery_singleton_lock.runtime import Runtime
 
 try:
@@ -52,18 +52,25 @@ class LockCollector:
         settings, store = self._runtime.settings, self._runtime.store
         journal = store.journal(settings.prefix, size=settings.journal)
         counts = metrics.read(journal.counts())
-        yield from map(_held, [Counter(_name_in(key) for key, _ in store.all_held(settings.prefix))])
-        yield _refused(journal.refused())
+        held, queued = Counter[str](), Counter[str]()
+        for key, _ in store.all_held(settings.prefix):
+            (queued if is_of_queue(key) else held)[_name_in(key)] += 1
+        yield _gauge("held_now", "Locks that are held.", held)
+        yield _gauge("queued_now", "Locks that messages have from when they are sent.", queued)
+        most: dict[str, int] = {}
+        for key, count in journal.refused().items():
+            most[_name_in(key)] = max(count, most.get(_name_in(key), 0))
+        yield _gauge("refused_in_a_row", "Most copies that were refused in a row, under one key of the lock.", most)
         for counter in metrics.COUNTERS:
             yield _counter(counter, counts)
         for histogram in metrics.HISTOGRAMS:
             yield _histogram(histogram, counts)
 
 
-def _held(held: Counter[str]) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_held_now", "Locks that are held.", labels=["lock"])
-    for name, count in held.items():
-        family.add_metric([name], count)
+def _gauge(name: str, text: str, by_lock: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=["lock"])
+    for lock, value in by_lock.items():
+        family.add_metric([lock], value)
     return family
 
 
@@ -71,23 +78,12 @@ def _name_in(key: str) -> str:
     return cleaned.text(name_in(key))
 
 
-def _refused(refused: dict[str, int]) -> Metric:
-    text = "Most copies that were refused in a row, under one key of the lock."
-    family = GaugeMetricFamily(f"{PREFIX}_refused_in_a_row", text, labels=["lock"])
-    most: dict[str, int] = {}
-    for key, count in refused.items():
-        most[_name_in(key)] = max(count, most.get(_name_in(key), 0))
-    for name, count in most.items():
-        family.add_metric([name], count)
-    return family
-
-
 def _counter(counter: metrics.Counter, counts: dict[metrics.Count, int]) -> Metric:
-    labels = ["task", *([counter.label] if counter.label else [])]
+    labels = ["task", counter.label] if counter.label else ["task"]
     family = CounterMetricFamily(f"{PREFIX}_{counter.name}", counter.text, labels=labels)
     for count, value in sorted(counts.items()):
         if count.name == counter.name:
-            family.add_metric([count.task, *([count.label] if counter.label else [])], value)
+            family.add_metric([count.task, count.label][: len(labels)], value)
     return family
 
 

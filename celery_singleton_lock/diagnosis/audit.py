@@ -37,13 +37,13 @@ class Audited:
         return self.findings[0].severity if serious(self.findings) else "ok"
 
 
-def audit_tasks(app: Any, of_app: Settings, *, pool: str) -> list[Audited]:
+def audit_tasks(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Audited]:
     """Each exclusive task, with what was found about it.
 
     Args:
         app: whose modules of tasks have been imported.
         of_app: its settings.
-        pool: of the workers, as `celery worker -P` calls it.
+        pool: of the workers, as `celery worker -P` calls it; None: as the app's settings say.
     """
     return [
         Audited(context.subject, _lock(context), worst_first(judged(tasks.RULES, context)))
@@ -56,7 +56,7 @@ def audit_app(app: Any, of_app: Settings, *, leaders: int | None = None) -> list
     return worst_first(judged((*settings.RULES, *beat.RULES), AppContext(app, of_app, leaders)))
 
 
-def task_warnings(app: Any, of_app: Settings, *, pool: str) -> list[Finding]:
+def task_warnings(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Finding]:
     """All that is more than a note about the tasks; what is true of several is said once."""
     return merged(serious(judged(tasks.RULES, *_contexts(app, of_app, pool))))
 
@@ -74,7 +74,8 @@ def pool_name(pool: Any) -> str:
     return {"thread": "threads", "processes": "prefork"}.get(name, name)
 
 
-def _contexts(app: Any, of_app: Settings, pool: str) -> Iterator[TaskContext]:
+def _contexts(app: Any, of_app: Settings, pool: str | None) -> Iterator[TaskContext]:
+    pool = pool or pool_name(app.conf.worker_pool)
     for task in exclusive_tasks(app):
         yield TaskContext(task.name, task, options_for(task, of_app), pool)
 

@@ -16,6 +16,7 @@ from celery_singleton_lock.diagnosis import peers, workers
 from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged, worst_first
 from celery_singleton_lock.diagnosis.keys import of_keys
+from celery_singleton_lock.diagnosis.orphans import of_orphans
 from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers, unreachable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.diagnosis.workers import WorkerContext
@@ -43,12 +44,11 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
 
 
-def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
+def diagnose(app: Any, *, timeout: float) -> Diagnosis:
     """Look at everything that an app's locks depend on.
 
     Args:
         app: whose modules of tasks have been imported; its locks are not in memory.
-        pool: of the workers, as `celery worker -P` calls it.
         timeout: seconds that workers get to answer.
 
     Raises:
@@ -60,9 +60,11 @@ def diagnose(app: Any, *, pool: str, timeout: float) -> Diagnosis:
         found.findings += _tried_out(runtime.store, runtime.settings)
         leaders = _look_at_beat(found, app, runtime)
     found.findings += audit_app(app, runtime.settings, leaders=leaders)
-    found.findings += task_warnings(app, runtime.settings, pool=pool)
+    found.findings += task_warnings(app, runtime.settings)
     found.findings += _broker_without_delays(app)
     _ask_workers(found, app, timeout)
+    if leaders is not None:
+        found.findings += _orphans(app, timeout)
     found.findings = worst_first(found.findings)
     return found
 
@@ -140,6 +142,13 @@ def _broker_without_delays(app: Any) -> Iterator[Finding]:
             "each in a place that another task could have",
             f"let the workers' user configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
         )
+
+
+def _orphans(app: Any, timeout: float) -> Iterator[Finding]:
+    try:
+        yield from of_orphans(app, timeout=timeout)
+    except LockUnavailable as error:
+        yield unreachable(Runtime.of(app).settings.backend.masked, words_of(error))
 
 
 def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:

@@ -43,15 +43,12 @@ class Subject:
     subject: str
 
     def problem(self, text: str, remedy: str) -> Finding:
-        """A promise does not hold, or nothing works."""
         return Finding("problem", self.subject, text, remedy)
 
     def warning(self, text: str, remedy: str) -> Finding:
-        """It is not as somebody meant it."""
         return Finding("warning", self.subject, text, remedy)
 
     def note(self, text: str, remedy: str) -> Finding:
-        """It is good to know."""
         return Finding("note", self.subject, text, remedy)
 
 

@@ -42,7 +42,6 @@ class Peer:
 
 
 def standing(app: Any) -> Standing:
-    """How an app locks."""
     settings = Runtime.of(app).settings
     return {
         "version": version("celery-singleton-lock"),

@@ -75,7 +75,6 @@ def of_servers(probes: Sequence[Probe], settings: Settings) -> list[Finding]:
 
 
 def of_sentinels(sentinels: Sequence[SentinelProbe]) -> list[Finding]:
-    """Findings about the Sentinels."""
     return judged((_sentinels_that_do_not_help, _sentinels_that_disagree), sentinels)
 
 

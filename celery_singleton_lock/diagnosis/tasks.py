@@ -12,6 +12,7 @@ from celery.utils.imports import symbol_by_name
 from celery_singleton_lock.diagnosis.finding import Finding, Subject
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
 from celery_singleton_lock.options.delivery import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
+from celery_singleton_lock.options.rules import UNTIL_AND_WHILE_EXECUTING, WHILE_EXECUTING
 from celery_singleton_lock.options.task import Options, raw_attribute
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
@@ -34,7 +35,6 @@ def exclusive_tasks(app: Any) -> list[Any]:
 
 
 def lock_key_in_words(task: Any) -> str:
-    """A task's `lock_key`."""
     lock_key = raw_attribute(task, "lock_key")
     if callable(lock_key):
         return f"the callable {getattr(lock_key, '__qualname__', lock_key)}"
@@ -51,7 +51,6 @@ class TaskContext(Subject):
 
     @property
     def conf(self) -> Any:
-        """The app's configuration."""
         return self.task.app.conf
 
     @property
@@ -237,6 +236,25 @@ def _arguments_without_a_form(it: TaskContext) -> Iterator[Finding]:
         )
 
 
+def _of_sending_without_a_scope(it: TaskContext) -> Iterator[Finding]:
+    if it.options.scope == WHILE_EXECUTING:
+        for name in ("on_duplicate", "lock_queue_ttl", "on_send_unavailable"):
+            if raw_attribute(it.task, name) is not None:
+                yield it.warning(
+                    f"{name} does nothing with lock_scope={WHILE_EXECUTING!r}: no lock is taken as a message is sent",
+                    "set lock_scope='until_executed', or another one that begins when a message is sent",
+                )
+
+
+def _copies_that_wait_and_are_skipped(it: TaskContext) -> Iterator[Finding]:
+    if it.options.scope == UNTIL_AND_WHILE_EXECUTING and it.options.on_conflict == "skip":
+        yield it.warning(
+            f"lock_scope={UNTIL_AND_WHILE_EXECUTING!r} lets one message wait behind one that runs, and "
+            "on_conflict='skip' drops it if a worker takes it before that has ended",
+            "set on_conflict='retry', the default of this scope",
+        )
+
+
 RULES = (
     _reject_of_acknowledged,
     _autoretry_of_lock_errors,
@@ -252,4 +270,6 @@ RULES = (
     _exclusion_given_up,
     _retained_for_ever,
     _arguments_without_a_form,
+    _of_sending_without_a_scope,
+    _copies_that_wait_and_are_skipped,
 )

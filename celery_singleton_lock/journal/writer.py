@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from celery.utils.log import get_logger
@@ -120,25 +121,19 @@ class JournalWriter:
 
     def _write(self, journal: Journal, counts: Counter[metrics.Key], entries: Sequence[Entry]) -> None:
         if not self._samples:
-            self._timed(journal, {}, [], 0.0, {})
+            self._timed(partial(journal.write, {}, [], slack=0.0))
         sample = min(self._samples)
         texts = {metrics.dumps(count): by for count, by in counts.items()}
         coarse = {metrics.dumps(it): metrics.dumps(other) for it in counts if (other := metrics.coarse(it)) is not None}
         for start in range(0, max(len(entries), 1), BATCH):
             part = [_at(entry, sample.offset) for entry in entries[start : start + BATCH]]
-            self._judge(part, self._timed(journal, texts, part, sample.slack, coarse))
+            self._judge(part, self._timed(partial(journal.write, texts, part, slack=sample.slack, coarse=coarse)))
             texts = {}
 
-    def _timed(
-        self,
-        journal: Journal,
-        texts: Mapping[str, int],
-        entries: Sequence[Entry],
-        slack: float,
-        coarse: Mapping[str, str],
-    ) -> Written:
+    def _timed(self, write: Callable[[], Written]) -> Written:
+        """Write, and take a sample of the server's clock."""
         sent_at = clock.now()
-        written = journal.write(texts, entries, slack=slack, coarse=coarse)
+        written = write()
         half = (clock.now() - sent_at) / 2
         self._compare(_Sample(half + 0.001, written.now - (sent_at + half)))
         return written

@@ -13,6 +13,9 @@ from celery_singleton_lock.keys.encoding import digest, encode
 VERSION = 1
 
 
+#: Behind the key of a lock: that of the message which waits for it.
+QUEUE = ":queue"
+
 #: Characters of a lock's name that its key shows; the digest covers all of it.
 MAX_SHOWN = 100
 
@@ -26,6 +29,21 @@ def key_of(prefix: str, lock_name: str, content: bytes) -> str:
 def key_of_text(prefix: str, lock_name: str, text: str) -> str:
     """The key of a call whose caller chose what stands for it."""
     return key_of(prefix, lock_name, encode(text))
+
+
+def key_of_queue(key: str) -> str:
+    """The key under which a message has the lock `key` while it waits: another lock, in the same slot of a cluster."""
+    return f"{key}{QUEUE}"
+
+
+def is_of_queue(key: str) -> bool:
+    """Whether it is the key of a message that waits."""
+    return key.endswith(QUEUE)
+
+
+def without_queue(key: str) -> str:
+    """The key of the lock that a message waits for; any other key as it is."""
+    return key.removesuffix(QUEUE)
 
 
 def key_of_beat(prefix: str, name: str) -> str:
@@ -46,7 +64,7 @@ def shown_name(lock_name: str) -> str:
 
 def is_key(prefix: str, text: str) -> bool:
     """Whether the text is a key as it is made here for locks with this prefix."""
-    return re.fullmatch(rf"{re.escape(prefix)}:[0-9]+:\{{[^{{}}]+:[0-9a-f]{{32}}\}}", text) is not None
+    return re.fullmatch(rf"{re.escape(prefix)}:[0-9]+:\{{[^{{}}]+:[0-9a-f]{{32}}\}}({QUEUE})?", text) is not None
 
 
 @lru_cache(maxsize=1000)

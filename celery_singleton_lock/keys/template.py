@@ -66,7 +66,5 @@ def names_in(where: str, template: str) -> list[str]:
                 raise InvalidOption(f"{where}; allowed in a template: names of arguments, such as {{tenant_id}}")
             names.append(name)
     except ValueError as error:
-        if isinstance(error, InvalidOption):
-            raise
         raise InvalidOption(f"{where}, which is no template: {error}") from None
     return names

@@ -48,12 +48,35 @@ class Keeper:
         weakref.finalize(self, store.close).atexit = False
 
 
-class _Latest(NamedTuple):
-    """What a pool's last lock got, for as long as the pool connects in the same way."""
+class _Connects(NamedTuple):
+    """How a pool connects, without keeping it: it may be one of several, and hang on another one."""
 
-    replicas: int
-    connects_by: type
+    pool: weakref.ref[ConnectionPool]
+    by: type
     options: Mapping[str, Any]
+    #: Of all options, also those that refer to the pool.
+    size: int
+
+    @classmethod
+    def of(cls, pool: ConnectionPool) -> _Connects:
+        given = pool.connection_kwargs
+        options = {name: value for name, value in given.items() if name not in OF_A_POOL}
+        return cls(weakref.ref(pool), pool.connection_class, options, len(given))
+
+    def is_that_of(self, pool: object) -> bool:
+        own = self.pool()
+        if own is None or own is not pool or self.by is not own.connection_class:
+            return False
+        # Whoever shares the pool may have changed them: a password, say.
+        given = own.connection_kwargs
+        return len(given) == self.size and self.options.items() <= given.items()
+
+
+class _Latest(NamedTuple):
+    """What the last lock of some pools got, for as long as they connect in the same way."""
+
+    way: object
+    pools: Sequence[_Connects]
     keeper: Keeper
 
 
@@ -68,7 +91,7 @@ def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
     Raises:
         TypeError: it is no client that can be used here.
     """
-    if (latest := _latest(getattr(client, "connection_pool", None), replicas)) is not None:
+    if (latest := _latest([client], replicas)) is not None:
         return latest
     if isinstance(client, RedisCluster):
         nodes: NodesManager = client.nodes_manager
@@ -82,22 +105,31 @@ def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
         return RedisStore(server, str(server), replicas=replicas)
 
     keeper = _keeper(pool, ("server", replicas, _config(pool)), open_store)
-    # A Sentinel's pool may find its master elsewhere; what is changed in place equals itself.
-    known = not isinstance(pool, SentinelConnectionPool)
-    if known and not any(isinstance(value, (Mapping, list)) for value in pool.connection_kwargs.values()):
-        vars(pool)[_LATEST] = _Latest(replicas, pool.connection_class, dict(pool.connection_kwargs), keeper)
+    _remember([pool], replicas, keeper)
     return keeper
 
 
-def kept_by_each(clients: Sequence[Redis], restart_delay: bool) -> Keeper:
-    """What the Redlocks of these clients share; see `kept_by`."""
+def kept_by_each(clients: Sequence[Redis], restart_delay: bool, check: Callable[[], None]) -> Keeper:
+    """What the Redlocks of these clients share; see `kept_by`.
+
+    Args:
+        clients: of the nodes.
+        restart_delay: see `Redlock`.
+        check: is called where these clients have made no lock before, and raises where they must not.
+    """
+    way = "redlock", restart_delay
+    if (latest := _latest(clients, way)) is not None:
+        return latest
+    check()
     pools = [_pool_of(client) for client in clients]
 
     def open_store() -> Store:
         servers = [Server(pool) for pool in pools]
         return RedlockStore(servers, ";".join(map(str, servers)), memory=_MEMORY if restart_delay else None)
 
-    return _keeper(pools[0], ("redlock", restart_delay, *map(_config, pools)), open_store)
+    keeper = _keeper(pools[0], (*way, *map(_config, pools)), open_store)
+    _remember(pools, way, keeper)
+    return keeper
 
 
 def address_of(client: Redis) -> str:
@@ -125,13 +157,26 @@ def _pool_of(client: Any) -> ConnectionPool:
     raise TypeError(f"a lock's client is {kind}; allowed: redis.Redis or redis.RedisCluster{asynchronous}")
 
 
-def _latest(pool: Any, replicas: int) -> Keeper | None:
-    """What a lock of this client gets as the last one did: a program may make a lock object each time."""
-    latest: _Latest | None = getattr(pool, _LATEST, None)
-    if latest is None or latest.replicas != replicas or latest.connects_by is not pool.connection_class:
+def _latest(clients: Sequence[Any], way: object) -> Keeper | None:
+    """What locks of these clients get as the last one did: a program may make a lock object each time."""
+    pools = [getattr(client, "connection_pool", None) for client in clients]
+    latest: _Latest | None = getattr(pools[0], _LATEST, None)
+    if latest is None or latest.way != way or len(latest.pools) != len(pools):
         return None
-    # Whoever shares the pool may have changed them: a password, say.
-    return latest.keeper if latest.options == pool.connection_kwargs else None
+    for known, pool in zip(latest.pools, pools, strict=True):
+        if not known.is_that_of(pool):
+            return None
+    return latest.keeper
+
+
+def _remember(pools: Sequence[ConnectionPool], way: object, keeper: Keeper) -> None:
+    """Have `_latest` find the keeper, where what has changed by then would be seen."""
+    for pool in pools:
+        counts = [value for name, value in pool.connection_kwargs.items() if name not in _INDIFFERENT]
+        # A Sentinel's pool may find its master elsewhere; what is changed in place equals itself.
+        if isinstance(pool, SentinelConnectionPool) or any(isinstance(value, (Mapping, list)) for value in counts):
+            return
+    vars(pools[0])[_LATEST] = _Latest(way, [_Connects.of(pool) for pool in pools], keeper)
 
 
 def _keeper(of: object, config: object, open_store: Callable[[], Store]) -> Keeper:

@@ -27,16 +27,18 @@ class Redlock(Lock):
     ) -> None:
         if len(redis) % 2 == 0 or len(redis) < 3:
             raise ValueError(f"lock {name!r} has {len(redis)} clients; allowed: an odd number of at least 3 (Redlock)")
-        addresses = [address_of(client) for client in redis]
-        if twice := [address for address in addresses if addresses.count(address) > 1]:
-            raise ValueError(
-                f"lock {name!r} has {len(twice)} clients of {twice[0]}; allowed: each of another server, or one that "
-                "fails takes the majority with it (Redlock)"
-            )
         if options.get("replicas"):
             raise ValueError(f"lock {name!r} has replicas={options['replicas']!r}; a Redlock has a majority instead")
         self._restart_delay = restart_delay
         super().__init__(redis, name, *arguments, **options)
 
     def _kept(self, redis: Any) -> Keeper:
-        return kept_by_each(redis, self._restart_delay)
+        return kept_by_each(redis, self._restart_delay, self._check_servers)
+
+    def _check_servers(self) -> None:
+        addresses = [address_of(client) for client in self.redis]
+        if twice := [address for address in addresses if addresses.count(address) > 1]:
+            raise ValueError(
+                f"lock {self.name!r} has {len(twice)} clients of {twice[0]}; allowed: each of another server, or one "
+                "that fails takes the majority with it (Redlock)"
+            )

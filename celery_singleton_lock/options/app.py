@@ -16,9 +16,9 @@ from celery_singleton_lock.options.rules import (
     MAX_DONE_TTL,
     OPTIONS,
     SETTINGS,
-    did_you_mean,
     setting,
 )
+from celery_singleton_lock.options.words import did_you_mean
 
 #: Seconds for which it is remembered at least that a message was carried out, unless the setting says otherwise.
 MIN_DONE_TTL = 3600.0
@@ -44,6 +44,7 @@ class Settings:
         accept: options of a call (`singleton_lock={...}`) that a worker takes from a message; "disable" is
             `singleton_lock=False`.
         defaults: of the task options.
+        given: those of them that the app's configuration says.
     """
 
     backend: Backend
@@ -56,6 +57,7 @@ class Settings:
     blocked_after: int
     accept: frozenset[str]
     defaults: Mapping[str, Any]
+    given: frozenset[str]
 
     @classmethod
     def from_app(cls, app: Any, *, backend: str | None = None) -> Settings:
@@ -87,6 +89,7 @@ class Settings:
             blocked_after=setting(conf, "singleton_lock_blocked_after", 12),
             accept=accepted(conf),
             defaults={name: setting(conf, option.setting, option.default) for name, option in OPTIONS.items()},
+            given=frozenset(name for name, option in OPTIONS.items() if conf.get(option.setting) is not None),
         )
 
 

@@ -6,10 +6,9 @@ a refusal.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,6 +19,19 @@ from celery_singleton_lock.errors import InvalidOption
 ConflictPolicy = Literal["skip", "raise", "retry", "reject"]
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 
+#: What becomes of a call that is sent while another one waits, or runs, whose message has the lock.
+DuplicatePolicy = Literal["existing", "raise", "skip"]
+DUPLICATE_POLICIES: tuple[DuplicatePolicy, ...] = get_args(DuplicatePolicy)
+
+#: When the lock of a task is held: those but the first begin when its message is sent.
+WHILE_EXECUTING, UNTIL_EXECUTING, UNTIL_EXECUTED, UNTIL_AND_WHILE_EXECUTING, UNTIL_EXPIRED = SCOPES = (
+    "while_executing",
+    "until_executing",
+    "until_executed",
+    "until_and_while_executing",
+    "until_expired",
+)
+
 #: A lease shorter than this cannot be renewed three times over a network.
 MIN_TTL = 1.0
 
@@ -28,6 +40,9 @@ MAX_TTL = 86_400.0
 
 #: Seconds for which a finished message is remembered at most: 30 days.
 MAX_DONE_TTL = 2_592_000.0
+
+#: Seconds for which a message that waits keeps others from being sent at most: 30 days.
+MAX_QUEUE_TTL = 2_592_000.0
 
 #: Entries that the journal keeps at most: some hundred bytes each.
 MAX_JOURNAL = 1_000_000
@@ -74,14 +89,6 @@ class Option:
     rule: Rule
 
 
-def did_you_mean(name: object, allowed: Iterable[str]) -> str:
-    """The end of an error about a name that is not known."""
-    allowed = tuple(allowed)
-    close = difflib.get_close_matches(cleaned.text(name), allowed, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{hint}; allowed: {', '.join(allowed)}"
-
-
 def is_seconds(value: object) -> bool:
     """Whether it is a finite number, of either sign."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -98,7 +105,6 @@ def is_whole(value: object, least: int, most: int) -> bool:
 
 
 def one_of(*names: str) -> Rule:
-    """One of some words."""
     return Rule(lambda value: value in names, " or ".join(map(repr, names)))
 
 
@@ -124,17 +130,22 @@ _RETRIES = Rule(
     lambda value: value is None or is_whole(value, 0, cleaned.MAX_COUNT),
     "a whole number, 0 or more, or None for no bound",
 )
-_POLICY = Rule(
-    lambda value: callable(value) or (isinstance(value, str) and value in POLICIES),
-    f"{one_of(*POLICIES).words}, or a callable of (task, conflict) that returns one of them",
-)
+
+
+def _policy(names: Sequence[str], given: str) -> Rule:
+    """One of some policies, or what chooses one."""
+    return Rule(
+        lambda value: callable(value) or (isinstance(value, str) and value in names),
+        f"{one_of(*names).words}, or a callable of (task, {given}) that returns one of them",
+    )
+
 
 #: Options of a task, by their names in `Options`.
 OPTIONS: Mapping[str, Option] = {
-    "scope": Option("lock_scope", "singleton_lock_scope", "while_executing", one_of("while_executing")),
+    "scope": Option("lock_scope", "singleton_lock_scope", WHILE_EXECUTING, one_of(*SCOPES)),
     "ttl": Option("lock_ttl", "singleton_lock_ttl", 30.0, TTL),
     "wait": Option("lock_wait", "singleton_lock_wait", 0.0, _seconds()),
-    "on_conflict": Option("on_conflict", "singleton_lock_on_conflict", "skip", _POLICY),
+    "on_conflict": Option("on_conflict", "singleton_lock_on_conflict", "skip", _policy(POLICIES, "conflict")),
     "conflict_retries": Option("lock_conflict_retries", "singleton_lock_conflict_retries", None, _RETRIES),
     "on_lock_lost": Option("on_lock_lost", "singleton_lock_on_lock_lost", "abort", one_of("abort", "warn")),
     "on_unavailable": Option(
@@ -143,10 +154,20 @@ OPTIONS: Mapping[str, Option] = {
     "retain_on_retry": Option("lock_retain_on_retry", "singleton_lock_retain_on_retry", False, BOOLEAN),
     "limit": Option("lock_limit", "singleton_lock_limit", 1, _whole_to(MAX_LIMIT, least=1)),
     "at_least_for": Option("lock_at_least_for", "singleton_lock_at_least_for", 0.0, _seconds_to(MAX_TTL)),
+    "on_duplicate": Option(
+        "on_duplicate", "singleton_lock_on_duplicate", "existing", _policy(DUPLICATE_POLICIES, "duplicate")
+    ),
+    "queue_ttl": Option("lock_queue_ttl", "singleton_lock_queue_ttl", None, _seconds_to(MAX_QUEUE_TTL, least=1.0)),
+    "on_send_unavailable": Option(
+        "on_send_unavailable", "singleton_lock_on_send_unavailable", "send", one_of("send", "raise")
+    ),
 }
 
+#: What a call may not change: whether it is another one's duplicate depends on these, or they say nothing to a worker.
+_OF_THE_TASK = ("scope", "limit", "on_duplicate", "queue_ttl", "on_send_unavailable")
+
 #: What may stand in the `singleton_lock={...}` of a call.
-CALL_KEYS = ("key", *(name for name in OPTIONS if name not in ("scope", "limit")))
+CALL_KEYS = ("key", *(name for name in OPTIONS if name not in _OF_THE_TASK))
 
 #: What `singleton_lock_accept` calls `singleton_lock=False`, and all that it may name.
 DISABLE = "disable"

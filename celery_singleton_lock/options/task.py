@@ -4,7 +4,7 @@ app's settings (`singleton_lock_ttl = 60`), and last in their defaults.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MethodType
@@ -19,17 +19,18 @@ from celery_singleton_lock.options.rules import (
     DISABLE,
     OPTIONS,
     TEXT,
+    UNTIL_AND_WHILE_EXECUTING,
+    UNTIL_EXECUTED,
+    UNTIL_EXPIRED,
     ConflictPolicy,
+    DuplicatePolicy,
     Option,
-    did_you_mean,
     is_seconds,
 )
+from celery_singleton_lock.options.words import FOREIGN, did_you_mean, is_slip
 
 #: Task attributes of ours without an app-wide default.
 KEY_ATTRIBUTES = ("lock_key", "lock_name")
-
-#: Options of the design that are not built yet, so that nobody relies on them.
-_LATER_ATTRIBUTES = ("on_duplicate",)
 
 #: Seconds that a message may ask for at most, where the task and the settings do not say more themselves.
 MAX_ASKED = 3600.0
@@ -54,6 +55,9 @@ class Options:
     retain_on_retry: bool
     limit: int
     at_least_for: float
+    on_duplicate: DuplicatePolicy | Callable[..., Any]
+    queue_ttl: float | None
+    on_send_unavailable: Literal["send", "raise"]
     key: str | None = None
 
 
@@ -80,13 +84,47 @@ _LATEST = "_singleton_lock_latest"
 _attributes = attrgetter(*(option.attribute for option in OPTIONS.values()))
 
 
+#: Defaults that suit a scope, where neither task nor app says anything: what waits behind a run is there to be carried
+#: out, and nothing else runs between two attempts of what is exclusive until its end.
+_DEFAULTS_OF_SCOPE: Mapping[str, Mapping[str, Any]] = {
+    UNTIL_AND_WHILE_EXECUTING: {"on_conflict": "retry"},
+    UNTIL_EXECUTED: {"retain_on_retry": True},
+}
+
+
 def _options_of(task: Any, settings: Settings) -> Options:
-    values = dict(settings.defaults)
-    for name, option in OPTIONS.items():
-        value = raw_attribute(task, option.attribute)
-        if value is not None:
-            values[name] = option.rule.require(value, f"option {option.attribute} of task {task.name}")
+    given = {
+        name: option.rule.require(value, f"option {option.attribute} of task {task.name}")
+        for name, option in OPTIONS.items()
+        if (value := raw_attribute(task, option.attribute)) is not None
+    }
+    values = {**settings.defaults, **given}
+    for name, value in _DEFAULTS_OF_SCOPE.get(values["scope"], {}).items():
+        if name not in given and name not in settings.given:
+            values[name] = value
+    if values["scope"] == UNTIL_EXPIRED and values["queue_ttl"] is None:
+        raise InvalidOption(
+            f"option lock_scope of task {task.name} is {UNTIL_EXPIRED!r}, which needs lock_queue_ttl: the seconds for "
+            "which no other call is sent"
+        )
     return Options(**values)
+
+
+def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowed: Sequence[str]) -> Any:
+    """The policy that an option says, or that its callable returns for what was met.
+
+    Raises:
+        InvalidOption: a callable of the user's gave an answer that is none.
+    """
+    if not callable(policy):
+        return policy
+    answer = policy(task, met)
+    if answer not in allowed:
+        raise InvalidOption(
+            f"the callable {option} of task {task.name} returned {cleaned.value_shown(answer)}; allowed: "
+            f"{', '.join(allowed)}"
+        )
+    return answer
 
 
 def check_task(task: Any) -> None:
@@ -170,9 +208,16 @@ def raw_attribute(task: Any, name: str) -> Any:
 
 def _refuse_unknown_attributes(task: Any) -> None:
     known = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
+    # Celery has names of its own that begin so.
+    policies = [name for name in known if name.startswith("on_")]
     for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
-        reserved = name.startswith("lock_") or name in _LATER_ATTRIBUTES
-        if reserved and name not in known and not callable(value) and not isinstance(value, property):
+        if (foreign := FOREIGN.get(name)) is not None and foreign.looks_so(value):
+            raise InvalidOption(
+                f"task {task.name} has the attribute {name!r}, an option of {foreign.package}; here that is "
+                f"{foreign.here}"
+            )
+        is_ours = name.startswith("lock_") or (name.startswith("on_") and is_slip(name, policies))
+        if is_ours and name not in known and not callable(value) and not isinstance(value, property):
             raise InvalidOption(
                 f"task {task.name} has the attribute {name!r}{did_you_mean(name, known)} "
                 "(names that begin with lock_ are kept for options of this package)"

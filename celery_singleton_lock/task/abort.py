@@ -19,11 +19,13 @@ import signal
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
+from celery.exceptions import Retry
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
@@ -44,15 +46,21 @@ class Body:
 
     `strike` is called by the heartbeat's thread, everything else by the one that runs the body. The mutex decides
     between them who comes first: nothing is raised in a thread whose body has ended.
+
+    Attributes:
+        struck: whether it was to end.
+        retry: with which it has ended, though it may not have come to that: the next attempt is sent.
     """
 
     def __init__(self, lease: Lease) -> None:
         self.struck = False
+        self.retry: Retry | None = None
         self._lease = lease
         self._struck_at = 0.0
         self._strike_again_at = 0.0
         self._outlived_grace = False
         self._running = False
+        self._is_spared = False
         self._mutex = Mutex()
         self._way = _way_of_this_thread()
 
@@ -78,7 +86,24 @@ class Body:
 
     @property
     def wants_abort(self) -> bool:
-        return self.struck and self._running
+        return self.struck and self._running and not self._is_spared
+
+    @property
+    def is_spared(self) -> bool:
+        return self._is_spared
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """The next attempt is sent: neither raise anything meanwhile nor kill, since nobody could tell if it was."""
+        with self._mutex.lock:
+            self._is_spared = True
+        try:
+            yield
+        except Retry as sent:
+            self.retry = sent
+            raise
+        finally:
+            self._is_spared = False
 
     def strike(self) -> None:
         """Make the body end: raise `Aborted` in it, and when that did not help in time, kill its process."""
@@ -86,12 +111,12 @@ class Body:
             if not self._running:
                 return
             now, grace = clock.now(), self._lease.ttl * trust.GRACE_SHARE
-            if not self.struck:
+            if not self.struck or self._is_spared:
                 self.struck, self._struck_at = True, now
             elif now - self._struck_at >= grace and not self._outlived_grace:
                 self._outlived_grace = True
                 _kill_this_child(self._lease)
-            if now >= self._strike_again_at:
+            if now >= self._strike_again_at and not self._is_spared:
                 self._strike_again_at = now + grace / 2
                 self._way.interrupt(self)
 
@@ -134,6 +159,8 @@ class _BySignal(_Way):
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if any(body.wants_abort for body in self._bodies):
             raise Aborted
+        if any(body.struck and body.is_spared for body in self._bodies):
+            return  # It was on its way to a body that is spared now.
         if callable(self._previous):
             self._previous(signum, frame)
         elif self._previous == signal.SIG_DFL:

@@ -128,6 +128,7 @@ class Acquisition:
             once=it.is_remembered,
             limit=it.options.limit,
             given_up=self.given_up,
+            in_line=requeue.is_in_line(it.request),
         )
 
     def _ask_as_another(self) -> None:

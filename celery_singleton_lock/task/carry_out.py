@@ -12,7 +12,8 @@ from typing import Any
 
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.task import refusal, requeue
+from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.task import redelivery, refusal, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.run import Run
@@ -32,6 +33,9 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
     run: Run | None = None
     try:
         found = acquisition.found()
+        if requeue.was_untold(execution.request) and not _is_known(execution, found):
+            acquisition.abandon()  # The body has run.
+            found = redelivery.forgotten(execution)
         if isinstance(found, Lease):
             refusal.drop_if_expired(execution, found)
             run = Run(execution, found)
@@ -46,3 +50,8 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
         record_started(execution.task)
         return body()
     return refusal.end(acquisition, found)
+
+
+def _is_known(execution: Execution, found: Lease | Held | Record | None) -> bool:
+    """Whether the lock server knows of the message: how it ended, or that a copy of it runs."""
+    return isinstance(found, Record) or (isinstance(found, Held) and execution.is_copy_of(found))

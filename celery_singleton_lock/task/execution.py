@@ -90,7 +90,7 @@ def holder_of(task: TaskLike, request: RequestLike) -> Holder:
         cleaned.text_or_none(request.hostname),
         os.getpid(),
         clock.wall(),
-        cleaned.count(message_identity.replaced(request)),
+        message_identity.replaced(request),
         process_identity.own(),
         sending=sending,
         record=message_identity.record_name(task.name, request.id, sending),

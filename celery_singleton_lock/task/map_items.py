@@ -48,13 +48,16 @@ def call(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: A
     """
     request = _request(sender.request, args, kwargs)
     lock = task.lock_of(request, args, kwargs)
+
+    def body() -> Any:
+        return synchronous.value_of(task.name, function(*args, **kwargs))
+
     push_task(task, request)
     try:
         if lock is None:
-            return synchronous.value_of(task.name, function(*args, **kwargs))
+            return body()
         options, key = lock
-        execution = Execution.of(task, _for_item(options), key)
-        return carry_out(execution, lambda: synchronous.value_of(task.name, function(*args, **kwargs)))
+        return carry_out(Execution.of(task, _for_item(options), key), body)
     finally:
         pop_task(task)
 

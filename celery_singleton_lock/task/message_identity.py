@@ -71,7 +71,7 @@ def header_for(options: Mapping[str, Any]) -> str | None:
     if sender is None:
         return secrets.token_hex(16)
     request = sender.request
-    nesting = _count(options.get("replaced_task_nesting"))
+    nesting = cleaned.count(options.get("replaced_task_nesting"))
     is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
     goes_on = nesting or (is_own_id and options.get("retries"))
     sent = _sent(request)
@@ -114,7 +114,7 @@ def sending_of(request: RequestLike) -> str:
 def replaced(request: RequestLike) -> int:
     """How often the task was replaced before; message protocol 1 has no place of its own for that."""
     sent = _sent(request)
-    return max(_count(getattr(request, "replaced_task_nesting", 0)), sent.replaced if sent is not None else 0)
+    return max(cleaned.count(getattr(request, "replaced_task_nesting", 0)), sent.replaced if sent is not None else 0)
 
 
 def record_name(task: str, task_id: object, sending: str) -> str:
@@ -147,10 +147,6 @@ def _sent(request: RequestLike) -> _Sent | None:
     header = cleaned.headers(request).get(SENT_HEADER, getattr(request, SENT_HEADER, None))
     found = _HEADER.fullmatch(header) if isinstance(header, str) else None
     return None if found is None else _Sent(found[1], int(found[2] or 0), found[3])
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _digest(*parts: object) -> str:

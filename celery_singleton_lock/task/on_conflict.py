@@ -7,7 +7,7 @@ the same id. A conflict never spends the task's own retries.
 
 from __future__ import annotations
 
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import celery
 from celery import states
@@ -17,9 +17,9 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
-from celery_singleton_lock.errors import InvalidOption, LockConflict
+from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.options.rules import POLICIES, ConflictPolicy
-from celery_singleton_lock.options.task import Options
+from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import named
@@ -45,7 +45,7 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     Raises:
         InvalidOption: a callable of the user's gave an answer that is none.
     """
-    policy = _policy(task, conflict, options)
+    policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, POLICIES)
     bound = options.conflict_retries
     if policy == "retry" and (
         task.request.is_eager or (bound is not None and requeue.put_back_count(task.request, "conflict") >= bound)
@@ -95,18 +95,6 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
 def has_expired(request: RequestLike) -> bool:
     expires = maybe_iso8601(request.expires)
     return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
-
-
-def _policy(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
-    policy = options.on_conflict
-    if not callable(policy):
-        return policy
-    answer = policy(task, conflict)
-    if answer not in POLICIES:
-        raise InvalidOption(
-            f"the callable on_conflict of task {task.name} returned {answer!r}; allowed: {', '.join(POLICIES)}"
-        )
-    return cast("ConflictPolicy", answer)
 
 
 def _reject(task: TaskLike, conflict: LockConflict) -> NoReturn:

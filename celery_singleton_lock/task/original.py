@@ -67,8 +67,8 @@ class Original(NamedTuple):
 
     @property
     def may_expire(self) -> bool:
-        """Whether the broker is to drop it when it has waited for too long."""
-        return self.properties.get("expiration") is not None and not self._expires_itself
+        """Whether the broker is to drop it when it has waited for too long: with `expires`, a worker does that."""
+        return self.properties.get("expiration") is not None and not self.headers.get("expires")
 
     def copy(self, header: Mapping[str, Any], *, expires: bool, eta: str | None, accept: Any) -> Copy:
         """A copy to be sent.
@@ -95,11 +95,6 @@ class Original(NamedTuple):
             properties["expiration"] = self.properties["expiration"]
         priority = self.properties.get("priority")
         return Copy(body, priority, self.content_type, self.content_encoding, headers, properties)
-
-    @property
-    def _expires_itself(self) -> bool:
-        """Whether a worker sees that it has expired."""
-        return bool(self.headers.get("expires"))
 
     def _first_protocol(self, eta: str | None, expires: bool, accept: Any) -> Any:
         """The body of a message of the first protocol (`task_protocol = 1`), with other times."""

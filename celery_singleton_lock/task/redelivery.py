@@ -61,6 +61,11 @@ def end(execution: Execution, found: Held | Record) -> Any:
     return ended.value
 
 
+def forgotten(execution: Execution) -> Record:
+    """What is left of an end of which only the message says that it has come."""
+    return Record(execution.holder.message, b"", 0.0)
+
+
 def _stand_by(execution: Execution, found: Held) -> NoReturn:
     """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder
@@ -69,7 +74,7 @@ def _stand_by(execution: Execution, found: Held) -> NoReturn:
         # A message that is acknowledged early is not run again when its worker dies: that is Celery's rule.
         logger.info("%s is already running on %s; this copy is dropped", execution, place)
         journal_entries.did_not_run(execution, "drop", holder)
-        raise Ignore("already running")
+        raise requeue.GoesOn("already running")
     logger.info("%s is already running on %s; a copy stands by", execution, place)
     journal_entries.did_not_run(execution, "stand-by", holder)
     delay = min(found.remaining, execution.options.ttl) + AFTER_LEASE
@@ -94,7 +99,7 @@ def answer(task: TaskLike, record: Record) -> End:
 
     Raises:
         Ignore: nothing is left to be done, or the copy was put back, for the first execution may still be storing its
-            result.
+            result. `GoesOn` where the message was retried, or the copy is put back.
         Skipped: the first one was revoked, which was recorded again.
     """
     recorded, age = outcome.read(record)
@@ -105,7 +110,7 @@ def answer(task: TaskLike, record: Record) -> End:
     if is_over or (stored is not None and not is_part):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
-        raise Ignore("already done")
+        raise requeue.GoesOn("retried") if recorded.state == states.RETRY else Ignore("already done")
     if age < SETTLING:
         logger.info("%s is already done; a copy looks later whether that was stored", named(task))
         requeue.put_back(task, reason="copy", delay=SETTLING - age)
@@ -156,6 +161,8 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
         return stored if stored["status"] in states.READY_STATES and is_of_this else None
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be asked: %r", named(task), error)
+        if requeue.was_untold(task.request):
+            settling.have_copy_send(task, error)
         requeue.put_back(task, reason="copy", delay=SETTLING)
 
 

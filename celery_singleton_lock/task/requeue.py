@@ -32,17 +32,26 @@ from celery_singleton_lock.task.running import progress_of
 logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
-#: copy stands by in case that worker dies; its run was stopped for a lost lock, and that could not be recorded.
-Reason = Literal["conflict", "unavailable", "copy", "lost"]
+#: copy stands by in case that worker dies; its run was stopped for a lost lock, and that could not be recorded; it has
+#: ended, and what follows could not be sent.
+Reason = Literal["conflict", "unavailable", "copy", "lost", "untold"]
+
+#: Reasons that the header counts, and those among them that it names only where they apply.
+COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "lost", "untold")
+RARE: tuple[Reason, ...] = ("lost", "untold")
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
 FIRST_DELAY = 1.0
 
 #: Seconds that a put-back copy waits at most.
-MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0, "lost": 8.0}
+MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0, "lost": 8.0, "untold": 60.0}
 
 #: How many given up owners a message names: the latest.
 MAX_GIVEN_UP = 16
+
+
+class GoesOn(Ignore):
+    """Ends an execution, and not its message: another copy of that is carried out, or will be."""
 
 
 class Waits(NamedTuple):
@@ -69,7 +78,7 @@ def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, wait
         waits: for this lock; the worker that gets the copy may begin it sooner.
 
     Raises:
-        Ignore: it was sent.
+        GoesOn: it was sent.
     """
     failures = 0
     while True:
@@ -95,7 +104,7 @@ def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = Non
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
-    raise Ignore(f"put back, due in {delay:.1f} s")
+    raise GoesOn(f"put back, due in {delay:.1f} s")
 
 
 def put_back_count(request: RequestLike, reason: Reason) -> int:
@@ -106,9 +115,24 @@ def put_back_count(request: RequestLike, reason: Reason) -> int:
     return _count(_header_of(request).get(reason)) or 0
 
 
+def was_put_back(request: RequestLike) -> bool:
+    """Whether it is a copy that was put back."""
+    return bool(_header_of(request))
+
+
 def was_lost(request: RequestLike) -> bool:
     """Whether this attempt of the message was stopped for a lost lock, and has only to end."""
     return put_back_count(request, "lost") > 0
+
+
+def is_in_line(request: RequestLike) -> bool:
+    """Whether this is a copy that waits for a lock, and may have been woken for it."""
+    return "waits" in _header_of(request)
+
+
+def was_untold(request: RequestLike) -> bool:
+    """Whether this attempt of the message has ended, and a copy has only to send what follows."""
+    return put_back_count(request, "untold") > 0
 
 
 def waits_for(request: RequestLike, prefix: str) -> tuple[str, Place] | None:
@@ -140,7 +164,7 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
 
 def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:
     request = task.request
-    expires = reason not in ("copy", "lost")
+    expires = reason in ("conflict", "unavailable")
     if (original := original_of(request)) is not None:
         app = task.app
         held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.bells() is not None
@@ -156,10 +180,8 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
 
 def _header(request: RequestLike, reason: Reason, waits: Waits | None) -> dict[str, Any]:
     """The header of the next copy."""
-    reasons: tuple[Reason, ...] = ("conflict", "unavailable", "lost")
-    counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in reasons}
-    if not counts["lost"]:
-        del counts["lost"]
+    counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
+    counts = {other: count for other, count in counts.items() if count or other not in RARE}
     owner = progress_of(request).gives_up
     owners = given_up(request) if owner is None else (*given_up(request), owner)
     header = {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}

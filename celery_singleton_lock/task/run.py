@@ -73,6 +73,7 @@ class Run:
                 it.runtime.heartbeat.stop(lease)
                 self._body.end()
             finally:
+                it.progress.body = None  # Its retry may refer to the request.
                 with suppress(ValueError):
                     this_thread.owners.remove(lease.owner)
                 self._free(ended, reservation)
@@ -89,11 +90,14 @@ class Run:
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
                 lease.check()  # The receivers and the result backend may have taken their time.
+            it.progress.body = self._body
             with self._body:
                 return body()
         except Aborted:
             if not self._body.struck:
                 raise
+            if self._body.retry is not None:  # It came as that was on its way out, and is late.
+                raise self._body.retry from None
             _fail_for_loss(it, LockLost(lease.key, lease.reason or ""))
 
     def _when_lost(self) -> None:

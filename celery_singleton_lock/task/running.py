@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.celery_types import RequestLike
 
 
@@ -21,15 +22,21 @@ class Progress:
 
     Attributes:
         lease: under which the body runs, or ran; None without a lock.
+        body: which runs under the lease.
         in_body: whether the body runs; afterwards, what is sent follows from the message.
         gives_up: the owner that a copy of the message names as given up: under it was asked for the lock without an
             answer, or in a queue, where what was asked may still be carried out for a moment.
+        is_begun: whether the lock that this message brought with it has ended as its body began.
+        passes_on: that lock, as the message's next attempt has it that was sent.
         settle: has the record say that all was sent; None where nothing is to be said.
     """
 
     lease: Lease | None = None
+    body: Body | None = None
     in_body: bool = False
     gives_up: str | None = None
+    is_begun: bool = False
+    passes_on: Hold | None = None
     settle: Callable[[], None] | None = None
 
 

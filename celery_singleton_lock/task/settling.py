@@ -1,40 +1,68 @@
 """When all that follows on a message was sent, its record says so: it is settled.
 
+Where it could not be sent, a copy of the message sees to that: Celery gives up, and acknowledges the message.
+
 Protocol: `docs/protocol.md`, section 6.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import states
+from celery.exceptions import Ignore
 from celery.signals import task_postrun
+from celery.utils.log import get_logger
 
-from celery_singleton_lock.task import outcome
-from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task import outcome, requeue
+from celery_singleton_lock.task.celery_types import TaskLike
+from celery_singleton_lock.task.execution import Execution, named
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import progress_of
+
+logger = get_logger(__name__)
+
+#: How often a copy tries to send what could not be sent: for some fifteen minutes. Nobody can see if it ever will.
+MOST_TRIES = 20
 
 
 def settle_after(execution: Execution, ended: Outcome, seconds: float | None = None) -> None:
     """Have the record, which lives for `seconds`, say that all was sent, when it was."""
-    task, request, runtime = execution.task, execution.request, execution.runtime
+    task, request, writer = execution.task, execution.request, execution.runtime.record_writer
     if not ended.needs_settling(task, request):
         return
     if (record := execution.record(Outcome(ended.state, settled=True), seconds)) is None:
         return
-    if outcome.backend_knows(task, request):
-        execution.progress.settle = partial(runtime.record_writer.replace, execution.key, record)
-    else:  # At once: nobody else could be asked.
-        execution.progress.settle = partial(runtime.record_writer.replace_now, execution.key, record)
+    # At once where nobody else could be asked.
+    replace = writer.replace if outcome.backend_knows(task, request) else writer.replace_now
+    execution.progress.settle = partial(replace, execution.key, record)
 
 
 @task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     settle = progress_of(sender.request).settle if sender is not None else None
-    # Celery sends it from a `finally`: an error that is on its way means that the result was not stored.
-    if settle is None or sys.exc_info()[0] is not None or state not in (*states.READY_STATES, states.IGNORED):
+    if settle is None:
         return
-    settle()
+    # Celery sends it from a `finally`: an error that is on its way means that not all was sent.
+    error = sys.exc_info()[1]
+    if isinstance(error, Exception):
+        with suppress(Ignore):
+            have_copy_send(sender, error)
+    elif error is None and state in (*states.READY_STATES, states.IGNORED):
+        settle()
+
+
+def have_copy_send(task: TaskLike, error: Exception) -> NoReturn:
+    """What is recorded is not told, and Celery will acknowledge the message: put it back, unless that was in vain.
+
+    Raises:
+        Ignore: nothing more is to be done here.
+    """
+    if requeue.put_back_count(task.request, "untold") < MOST_TRIES:
+        logger.warning("%s has ended, and a copy is to send what could not be sent: %r", named(task), error)
+        requeue.put_back(task, reason="untold")
+    logger.error("%s has ended, and what follows cannot be sent: %r", named(task), error)
+    raise Ignore("what follows cannot be sent")

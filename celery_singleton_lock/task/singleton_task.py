@@ -9,7 +9,9 @@ belongs to one execution lives in its request and its lease; the task object is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from celery import Task
@@ -17,10 +19,10 @@ from celery import Task
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.keys.call import check_lock_key, key_of_call
-from celery_singleton_lock.keys.key import key_of_text
+from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
-from celery_singleton_lock.options.rules import ConflictPolicy
+from celery_singleton_lock.options.rules import ConflictPolicy, DuplicatePolicy
 from celery_singleton_lock.options.task import (
     Options,
     check_accepted,
@@ -30,15 +32,19 @@ from celery_singleton_lock.options.task import (
     raw_attribute,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import map_items, message_identity, synchronous
+from celery_singleton_lock.task import map_items, message_identity, queued, sending, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.delivery import is_applied
 from celery_singleton_lock.task.execution import Execution, record_started
+from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
 from celery_singleton_lock.task.running import progress_of
 
 #: The message header that carries the options of a call.
 CALL_HEADER = "singleton_lock"
+
+#: Arguments of `apply_async` that may be given by their place, behind those of the task.
+_BY_PLACE = ("task_id", "producer", "link", "link_error", "shadow")
 
 
 class SingletonTask(Task):  # type: ignore[type-arg]
@@ -58,8 +64,23 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: The name that goes into the key; by default the task's. Tasks with one name exclude each other.
     lock_name: ClassVar[str | None] = None
 
-    #: When the lock is held: "while_executing".
+    #: When the lock is held. "while_executing" (default): as the task runs. The others take it as a message is sent, so
+    #: that no second one waits: "until_executing" until the first one starts, "until_executed" until it has ended,
+    #: "until_and_while_executing" until it starts and then as it runs, "until_expired" for `lock_queue_ttl` seconds.
     lock_scope: ClassVar[str | None] = None
+
+    #: What a caller gets whose message is not sent, as another one has the lock. "existing" (default): that one's
+    #: result, a `DuplicateResult`; "raise": `DuplicateTask`; "skip": a result that is REVOKED; or a callable of (task,
+    #: duplicate) that returns one of them. A part of a canvas, and a call with callbacks, is sent all the same.
+    on_duplicate: ClassVar[DuplicatePolicy | Callable[..., Any] | None] = None
+
+    #: Seconds (1 to 2592000) for which a message that waits keeps others from being sent at most, beyond its countdown;
+    #: None (default): until it expires, or for a day. With "until_expired": for which no second one is sent.
+    lock_queue_ttl: ClassVar[float | None] = None
+
+    #: What to do when the lock server does not answer as a message is sent. "send" (default): send it without a lock;
+    #: "raise": raise `LockUnavailable`.
+    on_send_unavailable: ClassVar[Literal["send", "raise"] | None] = None
 
     #: Seconds (1 to 86400; default 30) that a lease is good for unless the heartbeat renews it, and so how long a lock
     #: outlives its worker. It does not limit how long a task may run.
@@ -143,17 +164,29 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
         Raises:
             InvalidOption: `singleton_lock` is not allowed; nothing was sent.
+            DuplicateTask: another message has the lock that this one takes as it is sent, with `on_duplicate="raise"`.
+            LockUnavailable: the lock server does not answer, with `on_send_unavailable="raise"`.
         """
         options = self._with_call_header(options)
         # As Celery's own: the task's id and its publisher may be given by place.
-        named = dict(zip(("task_id",), rest, strict=False))
-        if (sent := message_identity.header_for({**named, **options})) is not None:
-            options["headers"] = _with_header(options.get("headers"), message_identity.SENT_HEADER, sent)
-        return super().apply_async(args, kwargs, *rest, **options)
+        named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options}
+        if (sent := message_identity.header_for(named)) is not None:
+            headers = _with_header(options.get("headers"), message_identity.SENT_HEADER, sent)
+            options["headers"] = named["headers"] = headers
+        if not sending.is_locked_when_sent(self) or (call := self._call_in(named)) is False:
+            return super().apply_async(args, kwargs, *rest, **options)
+        publish = partial(super().apply_async, args, kwargs)
+        return sending.send(self, call, args or (), kwargs or {}, named, publish)
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's, under the lock; `singleton_lock` as for `apply_async`."""
         return super().apply(args, kwargs, *rest, **self._with_call_header(options, applied=True))
+
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's. What is sent is the end of this attempt, though its lock may be lost meanwhile."""
+        body = progress_of(self.request).body
+        with nullcontext() if body is None else body.sending():
+            return super().retry(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
@@ -166,20 +199,24 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if request.called_directly or progress.lease is not None:
             return super().__call__(*args, **kwargs)
         following = self._body()
+        brought = queued.brought_by(self, request)
 
         def body() -> Any:
+            if brought is not None:
+                brought.start()
             progress.in_body = True
             try:
                 return synchronous.value_of(self.name, following(*args, **kwargs))
             finally:
                 progress.in_body = False
 
-        lock = self.lock_of(request, args, kwargs)
-        if lock is None:
-            record_started(self)
-            return body()
-        options, key = lock
-        return carry_out(Execution.of(self, options, key), body)
+        with nullcontext() if brought is None else brought:
+            lock = self.lock_of(request, args, kwargs)
+            if lock is None:
+                record_started(self)
+                return body()
+            options, key = lock
+            return carry_out(Execution.of(self, options, key), body)
 
     def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)
@@ -193,6 +230,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                     "singleton_lock travels"
                 )
         return options
+
+    def _call_in(self, options: Mapping[str, Any]) -> Mapping[str, Any] | Literal[False] | None:
+        """The options of the lock in what is to be sent: of this call, or of the one that it is a retry of."""
+        headers = options.get("headers")
+        return check_call(headers.get(CALL_HEADER) if isinstance(headers, Mapping) else None, self.name)
 
     def _body(self) -> Callable[..., Any]:
         """`run`, or the `__call__` of a class that stands behind this one."""
@@ -225,7 +267,24 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         options = self.lock_options(request)
         if options is None:
             return None
-        return options, self._key(Runtime.of(self.app).settings, options.key, args, kwargs)
+        settings = Runtime.of(self.app).settings
+        if options.scope in OF_EACH_MESSAGE:
+            own = message_identity.sending_of(request)
+            return options, key_of_text(settings.prefix, self.lock_name or self.name, own)
+        return options, self._key(settings, options.key, args, kwargs)
+
+    def lock_when_sent(self, call: Mapping[str, Any] | None, args: Any, kwargs: Any) -> tuple[Options, str] | None:
+        """The options and the key of the lock that a call takes as it is sent; None when it takes none.
+
+        Raises:
+            InvalidOption: a setting is not allowed.
+            InvalidKey: an argument has no stable form.
+        """
+        settings = Runtime.of(self.app).settings
+        if not settings.enabled or is_builtin(self.name) or self.app.conf.task_always_eager:
+            return None
+        options = options_for(self, settings, call)
+        return options, key_of_queue(self._key(settings, options.key, args, kwargs))
 
     def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> str:
         lock_name = self.lock_name or self.name

@@ -126,13 +126,9 @@ class _Packer:
     def _pack_dict(self, value: dict[Any, Any], depth: int) -> Any:
         self._take(3 * len(value))
         if all(type(key) is str for key in value) and not _is_tagged(value):
-            return {key: self.pack(item, depth + 1) for key, item in self._with_keys_taken(value)}
+            self._take(sum(map(len, value)))
+            return {key: self.pack(item, depth + 1) for key, item in value.items()}
         return {"~dict": [[self.pack(key, depth + 1), self.pack(item, depth + 1)] for key, item in value.items()]}
-
-    def _with_keys_taken(self, value: dict[str, Any]) -> Any:
-        for key, item in value.items():
-            self._take(len(key))
-            yield key, item
 
     def _pack_other(self, kind: type, value: Any, depth: int) -> Any:
         if kind in _COLLECTIONS:

@@ -16,16 +16,17 @@ from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
 from celery.utils.log import get_logger
 
-import celery_singleton_lock.worker.remote_control  # noqa: F401 - registers its commands
+import celery_singleton_lock.worker.remote_control
+import celery_singleton_lock.worker.unread  # noqa: F401 - connects itself
 from celery_singleton_lock import process_identity
 from celery_singleton_lock._celery import begin_now, extend_every_app, has_free_slot, is_prefork, let_pauses_switch
 from celery_singleton_lock.diagnosis import audit
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.publisher import Publisher
-from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
 from celery_singleton_lock.worker.request import children_of
@@ -102,8 +103,7 @@ class LockStep(bootsteps.StartStopStep):
 
     def include_if(self, parent: Any) -> bool:
         """Whether the app has an exclusive task at all; others need no lock server."""
-        tasks = parent.app.tasks.values()
-        return any(isinstance(task, SingletonTask) and not is_builtin(task.name) for task in tasks)
+        return bool(exclusive_tasks(parent.app))
 
     def create(self, parent: Any) -> None:
         """Check the settings and say which they are.
@@ -148,10 +148,12 @@ class LockStep(bootsteps.StartStopStep):
             line.register(hub)
 
     def stop(self, parent: Any) -> None:
-        """Leave the lines, so that others are woken."""
-        if (line := line_of.get(parent.app)) is not None:
+        """Leave the lines, so that others are woken; the process may go on, and start another worker."""
+        if (line := line_of.pop(parent.app, None)) is not None:
             line.close()
             line.join()
+        if (children := children_of.get(parent.app)) is not None:
+            children.close()
 
     terminate = stop
 
@@ -171,7 +173,7 @@ def _have_copies_wait(parent: Any, runtime: Runtime) -> None:
 
 @worker_shutting_down.connect
 def _leave_lines(**_: Any) -> None:
-    for line in line_of.values():
+    for line in [*line_of.values()]:  # A worker in another thread may end meanwhile.
         line.close()
 
 

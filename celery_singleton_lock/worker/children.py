@@ -15,7 +15,6 @@ import os
 import select
 import threading
 import weakref
-from contextlib import suppress
 from typing import Protocol
 
 from celery.utils.log import get_logger
@@ -29,6 +28,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MIN_TTL
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.worker.nudge import Nudge
 
 logger = get_logger(__name__)
 
@@ -152,11 +152,10 @@ class Children:
         self._succeeded: list[_Child] = []
         self._mutex = Mutex()
         self._thread: threading.Thread | None = None
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
+        self._news = Nudge()
         #: When the thread goes on by itself.
         self._wakes_at = 0.0
+        self._closed = False
 
     def assign(self, pid: int, delivery: Delivery) -> None:
         """The child with this pid carries out `delivery` from now on."""
@@ -173,7 +172,7 @@ class Children:
                 self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
                 self._thread.start()
             elif new or self._succeeded or child.due_at < self._wakes_at:
-                self._notify()
+                self._news.give()
 
     def free_when_gone(self, pid: int | None) -> None:
         """The child is being killed, and may still clean up: free its lock when it is gone."""
@@ -200,8 +199,13 @@ class Children:
                 child.close()
         return True
 
+    def close(self) -> None:
+        """The worker ends: end the thread as the last child is gone."""
+        self._closed = True
+        self._news.give()
+
     def _run(self) -> None:
-        while True:
+        while not self._has_ended():
             try:
                 self._wait()
                 self._free_for_the_dead()
@@ -211,15 +215,20 @@ class Children:
                 logger.exception("children: unexpected error; going on")
                 clock.sleep(RETRY_AFTER)
 
+    def _has_ended(self) -> bool:
+        with self._mutex.lock:
+            if has_ended := self._closed and not self._children:
+                self._thread = None
+            return has_ended
+
     def _wait(self) -> None:
         with self._mutex.lock:
             pidfds = [child.pidfd for child in self._children.values() if child.pidfd is not None]
             now = clock.now()
             self._wakes_at = min((child.looked_at(now) for child in self._children.values()), default=float("inf"))
             seconds = self._wakes_at - now
-        _poll([self._woken, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
-        with suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+        _poll([self._news.descriptor, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
+        self._news.take()
 
     def _free_for_the_dead(self) -> None:
         with self._mutex.lock:
@@ -250,10 +259,6 @@ class Children:
             logger.debug("children: %d holds not renewed, trying again: %s", len(holds), error)
             for child, hold in pairs:
                 child.renew_after(min(RETRY_AFTER, hold.ttl * trust.RETRY_SHARE))
-
-    def _notify(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._wake, b".")
 
 
 def free(store: Store, hold: Hold, journal: JournalWriter) -> None:

@@ -10,7 +10,6 @@ Protocol: `docs/protocol.md`, section 11.
 from __future__ import annotations
 
 import heapq
-import os
 import select
 import threading
 from collections import deque
@@ -26,6 +25,7 @@ from celery_singleton_lock import chance
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.stores.bells import Bells, Place, Ring
+from celery_singleton_lock.worker.nudge import Nudge
 
 logger = get_logger(__name__)
 
@@ -35,7 +35,7 @@ PAUSE, MAX_PAUSE = 0.05, 2.0
 #: Seconds that a worker which ends gives the thread to leave its places.
 LEAVING = 0.5
 
-#: The line of each app's worker.
+#: The line of each app's worker, while that runs.
 line_of: WeakKeyDictionary[Any, Line] = WeakKeyDictionary()
 
 
@@ -61,8 +61,7 @@ class Line:
         self._order = count()
         self._called: deque[tuple[str, Any]] = deque()
         self._unused: deque[str] = deque()
-        self._woken, self._wake = _pipe()
-        self._due, self._is_due = _pipe()
+        self._news, self._due = Nudge(), Nudge()
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._closed = False
@@ -71,17 +70,17 @@ class Line:
         """Take in a request that is about to wait in the timer; whether it will be woken."""
         with self._mutex.lock:
             self._copies.setdefault(key, _Copies()).add(place, next(self._order), request)
-            is_woken = len(self._copies) <= self._bells.most and not (self._failures or self._closed)
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="singleton-lock-line", daemon=True)
-                self._thread.start()
-        _notify(self._wake)
+                self._start()
+            is_listening = self._thread is not None and not (self._failures or self._closed)
+            is_woken = is_listening and len(self._copies) <= self._bells.most
+        self._news.give()
         return is_woken
 
     def give_back(self, key: str) -> None:
-        """A copy that was called has no use for the lock: another one has."""
+        """A copy that was woken has no use for the lock: another one has."""
         self._unused.append(key)
-        _notify(self._wake)
+        self._news.give()
 
     def register(self, hub: Any) -> None:
         """Begin with copies in this loop, which forgets it at each new connection to the broker, as the broker does
@@ -89,14 +88,17 @@ class Line:
         """
         with self._mutex.lock:
             self._copies.clear()
-        hub.add_reader(self._due, self.begin_called)
+        hub.add_reader(self._due.descriptor, self.begin_called)
 
     def begin_called(self) -> None:
         """In the consumer's loop: begin with the copies that are called; the next one where that has gone meanwhile."""
-        _drain(self._due)
-        while self._called:
-            key, request = self._called.popleft()
-            while request is not None and not self._begin(request):
+        self._due.take()
+        while True:
+            try:
+                key, request = self._called.popleft()
+            except IndexError:  # The thread may give on some as well.
+                return
+            while request is not None and not self._begins(request):
                 request = self._next(key)
             if request is None:
                 self.give_back(key)
@@ -104,11 +106,17 @@ class Line:
     def close(self) -> None:
         """Leave the line: the worker is about to end. Also called in a signal's handler."""
         self._closed = True
-        _notify(self._wake)
+        self._news.give()
 
     def join(self) -> None:
         if self._thread is not None:
             self._thread.join(LEAVING)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="singleton-lock-line", daemon=True)
+        with suppress(RuntimeError):  # No more can be had now: this copy waits for its own time.
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while not self._closed:
@@ -121,21 +129,27 @@ class Line:
                     logger.debug("line: nobody is woken for now: %s", error)
                 else:
                     logger.exception("line: unexpected error; going on")
-                _wait(self._woken, chance.spread(min(PAUSE * 2.0 ** min(self._failures, 10), MAX_PAUSE)))
+                self._wait(chance.spread(min(PAUSE * 2.0 ** min(self._failures, 10), MAX_PAUSE)))
         self._bells.leave()
+        # The loop may have ended before it came to these.
+        with suppress(IndexError):
+            while True:
+                self._bells.give_back(self._called.popleft()[0])
+        while self._unused:
+            self._bells.give_back(self._unused.popleft())
 
     def _listen(self) -> None:
         """Hear of locks that are free once, and call a copy for each."""
-        _drain(self._woken)
+        self._news.take()
         if self._closed:  # What is read now may have said so.
             return
         while self._unused:
             self._bells.give_back(self._unused.popleft())
         if not (places := self._places()):
             self._bells.leave()
-            _wait(self._woken, None)
+            self._wait(None)
         else:
-            for ring in self._bells.wait(places, self._woken):
+            for ring in self._bells.wait(places, self._news.descriptor):
                 self._answer(ring)
 
     def _answer(self, ring: Ring) -> None:
@@ -146,7 +160,7 @@ class Line:
             return
         self._called.append((ring.key, self._next(ring.key)))
         if self._in_loop:
-            _notify(self._is_due)
+            self._due.give()
         else:
             self.begin_called()
 
@@ -155,6 +169,10 @@ class Line:
             for key in [key for key, copies in self._copies.items() if not copies.first()]:
                 del self._copies[key]
             return {key: copies.place for key, copies in islice(self._copies.items(), self._bells.most)}
+
+    def _begins(self, request: Any) -> bool:
+        request.is_woken = True  # Before that: it gives back what it has no use for.
+        return self._begin(request)
 
     def _is_one_on_its_way(self, key: str, *, has_room: bool) -> bool:
         """Whether a copy that was called has no slot yet, and will do: it finds the lock free, or whoever took it wakes
@@ -170,6 +188,12 @@ class Line:
         with self._mutex.lock:
             copies = self._copies.get(key)
             return None if copies is None else copies.pop()
+
+    def _wait(self, seconds: float | None) -> None:
+        """For news, for so long at most."""
+        poll = select.poll()
+        poll.register(self._news.descriptor, select.POLLIN)
+        poll.poll(None if seconds is None else seconds * 1000)
 
 
 class _Copies:
@@ -204,26 +228,3 @@ class _Copies:
         if (request := self.first()) is not None:
             self.called = heapq.heappop(self._heap)[-1]
         return request
-
-
-def _pipe() -> tuple[int, int]:
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    return reader, writer
-
-
-def _notify(writer: int) -> None:
-    with suppress(BlockingIOError):  # It is full of what says the same.
-        os.write(writer, b".")
-
-
-def _drain(reader: int) -> None:
-    with suppress(BlockingIOError):
-        os.read(reader, 4096)
-
-
-def _wait(reader: int, seconds: float | None) -> None:
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    poll.poll(None if seconds is None else seconds * 1000)

@@ -86,8 +86,7 @@ def _ask_to_release(self: Control, key: str, destination: Any = None, **options:
         destination: node names; None for all.
         options: as for `broadcast`, such as `reply=True`.
     """
-    arguments = {"key": key, **(options.pop("arguments", None) or {})}
-    return self.broadcast("release_lock", destination=destination, arguments=arguments, **options)
+    return self.broadcast("release_lock", destination=destination, arguments={"key": key}, **options)
 
 
 # Commands are of the process, whatever app they are sent by; and so are their methods.

@@ -11,13 +11,13 @@ has not said it, the key is made in a thread beside (`aside`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from celery import states
-from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import Task, states
+from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
@@ -32,9 +32,10 @@ from celery_singleton_lock.task import delivery, key_report, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
 from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
-from celery_singleton_lock.worker.line import Line, line_of
+from celery_singleton_lock.worker.line import line_of
 
 logger = get_logger(__name__)
 
@@ -47,8 +48,15 @@ aside = Aside("singleton-lock-aside")
 #: Seconds after which a copy is begun that nobody has woken.
 HELD = 60.0
 
+#: How long after it has expired a copy is ended that waits: Celery looks at the time once more.
+EXPIRED = timedelta(seconds=0.1)
+
 #: How the pool reports a child that is gone, or is going.
 _LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
+
+
+def abandon(app: Any, hold: Hold) -> None:
+    Runtime.of(app).store.abandon(hold)
 
 
 class SingletonRequest(WorkerRequest):
@@ -71,18 +79,24 @@ class SingletonRequest(WorkerRequest):
         self.has_begun = False
         #: The lock that it waits for in the line of this process.
         self._waits_for: str | None = None
-        #: When it is begun at the latest, where it is woken before.
+        #: Whether it is begun for a lock that was freed.
+        self.is_woken = False
+        #: When it is begun at the latest, where it is woken or expires before the message is due.
         self._held_until: datetime | None = None
         delivery.give(message, self.request_dict, self._owner)
+        #: The lock that the message brought with it.
+        self._brought = self._confirmed()
         if self.delivery_info["redelivered"]:
             # It may be running: to record that it has expired would overwrite its state. The child asks first.
             self.expires = None
-        if self.eta is not None and (line := line_of.get(self.app)) is not None:
-            self._stand_in(line)
+        if self.eta is not None and requeue.was_put_back(self.context):
+            self._wait()
 
     @property
     def eta(self) -> Any:
-        """When it is due; later than the message says where it is woken, since each try takes a slot."""
+        """When it is due: later than the message says where it is woken, since each try takes a slot; sooner where it
+        expires, as a copy.
+        """
         return self._held_until or super().eta
 
     @property
@@ -131,7 +145,10 @@ class SingletonRequest(WorkerRequest):
         if isinstance(error, Skipped):
             self._announce_skipped(expired=isinstance(error, Expired))
         if return_ok or not isinstance(error, _LOST):
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+            result = super().on_failure(exc_info, send_failed_event, return_ok)
+            if not (return_ok and self._had_begun(error)) and self._is_over:
+                self._end_brought()
+            return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
         settled = False
@@ -158,26 +175,61 @@ class SingletonRequest(WorkerRequest):
     def reject(self, requeue: bool = False) -> None:
         self._goes_on = True
         super().reject(requeue)
+        if not requeue:
+            self._end_brought()
+
+    def terminate(self, *args: Any, **kwargs: Any) -> None:
+        super().terminate(*args, **kwargs)
+        # A greenlet is gone by now, whatever it was at; a child says so.
+        if self.acknowledged and self.app not in children_of:
+            self._end_brought()
 
     def on_sent_again(self) -> None:
         self._goes_on = True
 
     def revoked(self) -> bool:
         revoked = super().revoked()
-        if revoked and self._may_be_kept_for():
-            aside.do(self._free_kept)
-        if revoked and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
+        if revoked:
+            self._end_brought()
+            if self._may_be_kept_for():
+                aside.do(self._free_kept)
             self.has_begun = True
+        if revoked and self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
             line.give_back(self._waits_for)
         return revoked
 
-    def _stand_in(self, line: Line) -> None:
-        """Be begun when the lock is free that it was put back for."""
-        if (waits := requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)) is not None:
+    def _wait(self) -> None:
+        """Be begun when the lock is free that it was put back for, and ended when it expires."""
+        line, waits = line_of.get(self.app), requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)
+        if line is not None and waits is not None:
             self._waits_for, place = waits
             if line.park(self, self._waits_for, place):
                 longest = min(HELD, longest_delay(self.app.conf))
                 self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
+        if self.expires is not None and self.eta - self.expires > EXPIRED:
+            self._held_until = self.expires + EXPIRED
+
+    def _confirmed(self) -> QueueLock | None:
+        """What the message brought with it; who sent it may have died before it said that the broker has it."""
+        try:
+            brought = lock_of(self.task, self.context)
+            if brought is not None and brought.ends_at_end:
+                Runtime.of(self.app).confirmations.add(brought.confirmed())
+            return brought
+        except Exception as error:  # noqa: BLE001 - what a message carries may be anything
+            logger.debug("%s: the main process cannot tell what it brought: %r", self, error)
+            return None
+
+    def _had_begun(self, error: BaseException) -> bool:
+        """Whether its process got as far as to free what the message brought, or that is not to be freed."""
+        has_hook = getattr(type(self.task), "before_start", None) is not Task.before_start
+        return not has_hook or isinstance(error, (Ignore, Reject, Retry))
+
+    def _end_brought(self) -> None:
+        """The message has ended, and no process has it that would free what it brought."""
+        brought, self._brought = self._brought, None
+        if brought is not None and brought.ends_at_end:
+            aside.do(partial(abandon, self.app, brought.hold()))
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""
@@ -210,8 +262,10 @@ class SingletonRequest(WorkerRequest):
 
     def _record_end(self, error: BaseException, settled: bool) -> None:
         seconds = Runtime.of(self.app).settings.done_ttl
-        ended = self._outcome(error)
-        if not seconds or ended is None:
+        if (ended := self._outcome(error)) is None:
+            return
+        self._end_brought()
+        if not seconds:
             return
         if (hold := self.hold()) is not None:
             self._remember(hold.key, ended, seconds, settled)
@@ -243,11 +297,16 @@ class SingletonRequest(WorkerRequest):
 
     def _outcome(self, error: BaseException) -> Outcome | None:
         """The end of the message; None if it will be delivered again, or is retried."""
-        if self._goes_on or self.was_cancelled or not self.acknowledged:
+        if not self._is_over:
             return None
         if isinstance(error, Terminated):
             return Outcome(states.REVOKED)
         return outcome.failed(self.task, self.context, error) if isinstance(error, Exception) else None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the message will not be delivered again, and is not retried."""
+        return not (self._goes_on or self.was_cancelled) and bool(self.acknowledged)
 
     def _options(self) -> Options | None:
         """How the execution locks; None if it takes no lock."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from itertools import cycle
 
 import pytest
 
@@ -13,10 +15,10 @@ from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.bells import Bells, Place, Ring
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis import bells, keyspace
 from celery_singleton_lock.stores.redis.bells import MAX_PASSED_ON, RedisBells
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
@@ -176,6 +178,40 @@ def test_older_place_of_a_dead_process_stops_nobody(store: Store, server: RedisS
             assert client.zscore(keyspace.waiting_key(KEY), "dead") == 0
 
 
+def test_lock_that_ended_is_found_while_other_copies_come_and_go(
+    store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bells, "REFRESH", 0.5)
+    _ = taken(store), taken(store, OTHER)
+    others = cycle([{"two": FIRST}, {}])
+    with Process(store, one=FIRST) as process:
+        until(blocked(server))
+        with server.client() as client:  # Nobody is told.
+            client.delete(keyspace.run_key(KEY))
+
+        def heard_as_others_come() -> bool:
+            process.stand(one=FIRST, **next(others))
+            return KEY in process.heard
+
+        until(heard_as_others_come)
+
+
+@pytest.mark.parametrize(("in_line", "is_held"), [(True, False), (True, True), (False, False)])
+def test_who_was_woken_and_is_done_already_wakes_the_next(
+    store: Store, server: RedisServer, in_line: bool, is_held: bool
+) -> None:
+    copy = Holder("done")
+    store.remember(KEY, Record(copy.message, b"SUCCESS", TTL))
+    lease = taken(store)
+    if not is_held:
+        store.free(lease)
+    with server.client() as client:
+        client.zadd(keyspace.waiting_key(KEY), {"next": 1})
+        asked = LockRequest(KEY, new_owner(), ttl=TTL, holder=copy, once=True, in_line=in_line)
+        assert isinstance(store.acquire(asked), Record)
+        assert client.llen(keyspace.wake_key(KEY)) == (in_line and not is_held)
+
+
 def test_waiter_in_a_slot_is_woken_before_a_younger_copy(store: Store, server: RedisServer) -> None:
     lease = taken(store)
     with Process(store, one=Place(clock.wall() + 60, 1)) as process:
@@ -210,6 +246,69 @@ def test_wake_up_without_a_use_goes_to_the_next(store: Store, server: RedisServe
         until(lambda: process.heard == [KEY, KEY])
 
 
+@pytest.mark.parametrize("name", [keyspace.wake_key, keyspace.waiting_key])
+def test_value_of_a_stranger_keeps_no_other_lock_waiting(
+    store: Store, server: RedisServer, name: Callable[[str], str]
+) -> None:
+    lease = taken(store, OTHER)
+    taken(store)
+    with server.client() as client, Process(store, one=FIRST, two=FIRST) as process:
+        until(blocked(server))
+        client.delete(name(KEY))
+        client.set(name(KEY), "a stranger's")
+        process.stand(one=SECOND, two=FIRST)
+        until(blocked(server))
+        assert store.free(lease)
+        until(lambda: OTHER in process.heard)
+        client.delete(keyspace.run_key(KEY))
+        until(lambda: KEY in process.heard)  # As its time has come to be looked at.
+        assert process.errors == []
+
+
+def test_wake_up_that_a_stranger_has_pushed_is_one(store: Store, server: RedisServer) -> None:
+    taken(store)
+    with server.client() as client, Process(store, one=FIRST) as process:
+        until(blocked(server))
+        for value in ("9" * 5000, "", "nonsense", "-1"):
+            many = len(process.heard)
+            client.rpush(keyspace.wake_key(KEY), value)
+            until(lambda many=many: len(process.heard) > many)  # type: ignore[misc]
+        assert process.errors == []
+
+
+def test_lock_is_looked_at_while_there_is_always_another_to_wait_for(store: Store, server: RedisServer) -> None:
+    """A busy process has a new first place for some lock many times in a second."""
+    _ = taken(store), taken(store, OTHER)
+    moments = itertools.count(1)
+    with server.client() as client, Process(store, one=FIRST, two=FIRST) as process:
+        until(blocked(server))
+        client.delete(keyspace.run_key(OTHER))
+
+        def is_heard_of() -> bool:
+            process.stand(one=Place(1000.0 + next(moments), 1), two=FIRST)
+            return OTHER in process.heard
+
+        until(is_heard_of)
+
+
+def test_locks_have_their_turns(store: Store, server: RedisServer) -> None:
+    """Redis takes the first that has an element: another one shall be that each time."""
+    _ = taken(store), taken(store, OTHER)
+    heard: list[str] = []
+    bells = store.bells()
+    assert bells is not None
+    reader, writer = os.pipe()
+    with server.client() as client:
+        for key in (KEY, OTHER):
+            client.rpush(keyspace.wake_key(key), *[1] * 3)
+        while len(heard) < 6:
+            heard += [ring.key for ring in bells.wait({KEY: FIRST, OTHER: FIRST}, reader)]
+    assert heard == [KEY, OTHER] * 3
+    bells.leave()
+    os.close(reader)
+    os.close(writer)
+
+
 def test_lock_that_nobody_frees_is_found_free(store: Store, server: RedisServer) -> None:
     """Its holder has died, and its lease ended; or the wake-up went to a process that was killed with it."""
     taken(store)
@@ -240,6 +339,23 @@ def test_process_that_left_is_named_nowhere(store: Store, server: RedisServer) -
         assert waits(server, OTHER) == 1
     assert waits(server, OTHER) == 0
     until(blocked(server, 0))
+
+
+@pytest.mark.parametrize("passed_on", range(MAX_PASSED_ON + 1))
+def test_who_leaves_gives_on_what_it_is_woken_for(store: Store, server: RedisServer, passed_on: int) -> None:
+    """However many had no use for it before: somebody else has."""
+    taken(store)
+    bells, (reader, writer) = store.bells(), os.pipe()
+    assert bells is not None
+    with os.fdopen(reader), os.fdopen(writer, "wb", 0) as interrupts, server.client() as client:
+        interrupts.write(b".")
+        assert not bells.wait({KEY: FIRST}, reader)
+        until(blocked(server))
+        client.rpush(keyspace.wake_key(KEY), passed_on + 1)
+        client.pexpire(keyspace.wake_key(KEY), 60_000)
+        bells.leave()
+        expected = min(passed_on + 1, MAX_PASSED_ON) + 1
+        assert client.lrange(keyspace.wake_key(KEY), 0, -1) == [str(expected)]
 
 
 def test_all_that_is_written_goes_by_itself(store: Store, server: RedisServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,7 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.ledger import Ledger, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing import RedisServer
 from tests.servers import until
@@ -102,6 +104,21 @@ def test_one_of_two_claims_a_tick(ledger: Ledger) -> None:
 def test_claim_may_be_repeated(ledger: Ledger) -> None:
     assert claim(ledger, "x", 10) is None
     assert claim(ledger, "x", 10) is None
+
+
+def test_value_of_a_stranger_stops_no_other_entry(redis_server: RedisServer) -> None:
+    with closing(open_url(redis_server.url_of(0), {})) as store, redis_server.client() as client:
+        ledger = store.ledger(KEY)
+        for key in (*keyspace.claim_keys(KEY, ["x"]), *keyspace.gone_keys(KEY, ["x"])):
+            client.lpush(key, "a stranger's")
+        assert ledger.claim({"x": 10, "y": 10}, "a", ttl=TTL, ceiling=CEILING) == {}
+        client.delete(*keyspace.claim_keys(KEY, ["x"]))
+        client.lpush(*keyspace.claim_keys(KEY, ["x"]), "a stranger's")
+        ledger.record({"x": 20, "y": 20}, "a", ceiling=CEILING)
+        assert align(ledger, x=0, y=0) == {"x": 20, "y": 20}
+        ledger.unclaim(["x", "y"], "a")
+        client.set(*keyspace.claim_keys(KEY, ["z"]), "a stranger's, for ever")
+        assert claim(ledger, "z", 10) == Refused(None, TTL)
 
 
 def test_claim_ends_with_its_ttl(ledger: Ledger) -> None:

@@ -12,6 +12,7 @@ from celery_singleton_lock.stores import LockStore
 from celery_singleton_lock.testing import StoreContract
 from celery_singleton_lock.testing.store_contract.asking import KEY, request, taken, until_free
 from examples.sqlite_store.store import SqliteStore
+from tests.patience import LIMIT
 
 
 class TestSqlite(StoreContract):
@@ -37,7 +38,7 @@ def test_no_update_of_another_process_is_lost(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(LIMIT)
     assert [process.exitcode for process in processes] == [0] * 3
     assert (tmp_path / "counter").read_text() == "30"
 

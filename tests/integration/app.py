@@ -17,12 +17,12 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun, task_success, worker_ready
+from celery.signals import task_postrun, task_success
 from kombu import Queue
 from kombu.common import Broadcast
 from kombu.utils.encoding import ensure_bytes
-from redis import Redis
 
+import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
@@ -52,13 +52,6 @@ AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})
 logging.getLogger("celery_singleton_lock").setLevel(logging.DEBUG)
 
 
-@worker_ready.connect
-def _ready(sender: Any, **_: Any) -> None:
-    """Tell the test, which waits at this list."""
-    with Redis.from_url(os.environ["TEST_EVENTS"]) as client:
-        client.lpush(f"ready:{sender.hostname}", 1)
-
-
 @lock_lost.connect
 def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
     recording.mark("lost", task_id)
@@ -86,16 +79,38 @@ def _stored(sender: Any, **_: Any) -> None:
 _count_part = RedisBackend.on_chord_part_return
 
 
-def _die_uncounted(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """The whole worker goes, once, when the result of a part of a chord is stored, before the part counts."""
-    before = recording.Record(Path(os.environ[recording.VARIABLE])).runs("uncounted")
-    if request.id.startswith("dies-uncounted") and not before:
-        recording.mark("uncounted", request.id)
+def _fail_to_count(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of a part of a chord is stored. Once, the whole worker goes before the part counts; or Redis counts
+    the last part, and its reply is lost.
+    """
+    if request.id.startswith("dies-uncounted") and _is_first("uncounted", request.id):
         os.killpg(0, signal.SIGKILL)
-    return _count_part(self, request, *args, **kwargs)
+    if not request.id.startswith("counts-unheard"):
+        return _count_part(self, request, *args, **kwargs)
+    script = self._chord_part_return_script
+
+    def count(**options: Any) -> Any:
+        found = script(**options)
+        _, _, _, is_to_send_body = found
+        if is_to_send_body and _is_first("unheard", request.id):
+            raise ConnectionError("the reply is lost")
+        return found
+
+    vars(self)["_chord_part_return_script"] = count
+    try:
+        return _count_part(self, request, *args, **kwargs)
+    finally:
+        vars(self)["_chord_part_return_script"] = script
 
 
-RedisBackend.on_chord_part_return = _die_uncounted
+def _is_first(job: str, task_id: str) -> bool:
+    before = recording.Record(Path(os.environ[recording.VARIABLE])).runs(job)
+    if not before:
+        recording.mark(job, task_id)
+    return not before
+
+
+RedisBackend.on_chord_part_return = _fail_to_count
 
 
 @task_postrun.connect

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,12 +20,12 @@ from celery_singleton_lock.testing import RedisServer
 from tests.conftest import LASTING
 from tests.integration.outside import client, make
 from tests.integration.workers import Worker, environment
-from tests.patience import LIMIT
+from tests.patience import until
 from tests.rabbitmq import RabbitMQ
-from tests.recording import Record
+from tests.recording import Record, Run
 from tests.servers import Cluster, Nodes, SentinelGroup
 
-__all__ = ["client", "make"]
+__all__ = ["client", "make", "until"]
 
 #: Each pool; the quick tests take that of processes, which most people use.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "solo", "eventlet")))
@@ -92,14 +94,6 @@ class Shop:
         return self.app.signature(f"tests.integration.app.{task}", args, **options)
 
 
-def until(true: Callable[[], object], seconds: float = LIMIT) -> None:
-    """Wait for what no event tells."""
-    deadline = clock.now() + seconds
-    while not true():
-        assert clock.now() < deadline, f"waited {seconds:g} s in vain"
-        clock.sleep(0.02)
-
-
 def is_alive(pid: int) -> bool:
     """Whether there is such a process, and not only what is left of one."""
     try:
@@ -107,6 +101,13 @@ def is_alive(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):  # the latter if it goes between opening and reading
         return False
+
+
+def kill_child(run: Run) -> float:
+    """Kill the process of a run; when that was. The time before: its lock is freed as soon as it is gone."""
+    killed_at = clock.now()
+    os.kill(run.pid, signal.SIGKILL)
+    return killed_at
 
 
 #: Seconds that a run takes which a test lets end, see `Record.let_end`: longer than any test.

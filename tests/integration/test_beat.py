@@ -82,6 +82,7 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
 def test_stopped_leader_is_replaced_within_its_lease_and_stands_by_afterwards(beats: Studio) -> None:
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
+    beats.wait_until_recorded()
     began = clock.now()
     first.pause()
     second.wait_for(ELECTED)
@@ -184,8 +185,10 @@ def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
     beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
     first, second, third = beats.start("first", "second", "third")
     beats.wait_for_sent(8, "half")
+    beats.wait_until_recorded()
     first.kill()
     beats.wait_for_sent(6, "half")
+    beats.wait_until_recorded()
     second.pause()
     beats.wait_for_sent(6, "half")
     second.resume()

@@ -117,7 +117,9 @@ class Site:
 
     def wait_until_recorded(self, entry: str, seconds: float = LIMIT) -> list[Message]:
         """Once something was sent, if nothing was yet, and the last of it is known to all beats."""
-        until(lambda: (sent := self.sent(entry)) and self.ledger().get(entry, 0) >= sent[-1].due - JITTER, seconds)
+        until(
+            lambda: (sent := self.sent(entry)) and self.ledger().get(entry, 0) >= sent[-1].due - JITTER, seconds=seconds
+        )
         return self.sent(entry)
 
     def ledger(self) -> dict[str, float]:
@@ -362,7 +364,7 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
     site.wait_until_recorded("there", 75)
     first.kill()
     second.wait_for("beat: leads schedule")
-    until(lambda: len(site.sent("there")) >= 2, 75)
+    until(lambda: len(site.sent("there")) >= 2, seconds=75)
     sent = site.sent("there")
     assert [message.due % 60 for message in sent] == [0, 0]
     assert spacings(sent) == [60]

@@ -28,7 +28,7 @@ def final_states(shop: Shop, result: AsyncResult) -> set[str]:
     while result is not None:
         members = result.results if isinstance(result, GroupResult) else [AsyncResult(result.id, app=shop.app)]
         for member in members:
-            until(lambda member=member: member.ready(), LIMIT)
+            until(lambda member=member: member.ready())
             found.add(member.state)
         result = result.parent
     return found

@@ -164,7 +164,8 @@ class TestShow:
         for_people = ask(shop, "show", f"{told['key']}:run").stdout
         assert f"held by  task {second.id} on {worker.name} (pid {run.pid})" in for_people
         assert f"fence    {run.fence}" in for_people
-        assert f"done     message {done['message']}: SUCCESS" in for_people
+        (of_first,) = re.findall(rf"done     message {re.escape(done['message'])}: (.*)", for_people)
+        assert re.fullmatch(r"SUCCESS, shown for \d+ \w+ more; not run again for 60 min from its end", of_first)
         worker.kill()
         until(lambda: "; that process is over" in ask(shop, "show", told["key"]).stdout)
 

@@ -59,7 +59,7 @@ def states(result: AsyncResult) -> list[str]:
     found = []
     while result is not None:
         alone = AsyncResult(result.id, app=result.app)
-        until(lambda alone=alone: alone.ready(), LIMIT)
+        until(lambda alone=alone: alone.ready())
         found.append(alone.state)
         result = result.parent
     return found

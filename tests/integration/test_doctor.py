@@ -37,7 +37,7 @@ def looked_at(backend: str, **conf: Any) -> Diagnosis:
     """What the doctor says, without asking workers: this app's broker is in memory."""
     app = make_app(singleton_lock_backend=backend, **conf)
     try:
-        return diagnose(app, pool="prefork", timeout=0.1)
+        return diagnose(app, timeout=0.1)
     finally:
         Runtime.of(app).store.close()
 

@@ -23,6 +23,7 @@ from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.task.outcome import OF_USE, Outcome
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 from tests.proxy import LossyProxy
@@ -363,6 +364,46 @@ class TestRelease:
         store._pending.add(("free", KEY, "again"), lock_commands.free(lease, record=record), seconds=60.0)
         until(lambda: is_settled(store))
         assert [record.content for record in store.inspect(KEY).records] == [b"settled"]
+
+    @pytest.mark.parametrize("seconds", [OF_USE, 60 * OF_USE])
+    def test_first_try_that_comes_last_does_not_unsettle_the_message(
+        self, store: RedisStore, proxy: LateProxy, seconds: float
+    ) -> None:
+        """It does not say that it is a repetition."""
+        lease, ended = taken(store, holder=ME), Outcome("SUCCESS", b"value")
+        proxy.hold(1)
+        assert store.free(lease, record=ended.record_of(ME, seconds))
+        settled = Outcome("SUCCESS", settled=True).record_of(ME, seconds)
+        store.replace_records([(KEY, settled)])
+        proxy.deliver()
+        assert [record.content for record in store.inspect(KEY).records] == [settled.content]
+
+    def test_of_another_run_is_its_own_end(self, store: RedisStore) -> None:
+        """What Celery makes of a child that was killed comes last."""
+        store.free(taken(store, holder=ME), record=Outcome("SUCCESS").record_of(ME, OF_USE))
+        failed = Outcome("FAILURE").record_of(ME, OF_USE)
+        store.remember(KEY, failed)
+        assert [record.content for record in store.inspect(KEY).records] == [failed.content]
+
+    def test_that_is_said_again_takes_the_place_of_a_promise(self, store: RedisStore) -> None:
+        """And of what somebody else has put there."""
+        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
+        with store._servers.connection() as connection:
+            for value in (("SET", b"?refused"), ("LPUSH", b"a stranger's")):
+                connection.ask(("DEL", keyspace.done_key(KEY, ME.message)))
+                connection.ask((value[0], keyspace.done_key(KEY, ME.message), value[1]))
+                store._servers.run(lock_commands.free(lease, record=record).again())
+                assert connection.ask(("GET", keyspace.done_key(KEY, ME.message))) == b"record"
+
+    def test_is_over_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
+        """Somebody else's value is in the place of the wake-ups: it is no reason to say the end again and again."""
+        lease = taken(direct, holder=ME)
+        with own_redis.client() as client:
+            client.zadd(keyspace.waiting_key(KEY), {"waiter": 1})
+            client.set(keyspace.wake_key(KEY), "a stranger's")
+        assert direct.free(lease, record=Record(ME.message, b"record", 60.0))
+        assert is_settled(direct)
+        assert direct.held(KEY) == []
 
     @pytest.mark.parametrize("at_once", [False, True])
     def test_comes_before_the_note_that_all_was_sent(

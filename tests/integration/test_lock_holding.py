@@ -20,6 +20,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redis.sentinel import Sentinel
 
 from celery_singleton_lock import Lock, Redlock, Semaphore, clock
+from celery_singleton_lock.holder import stem
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.lock import MAX_TIMEOUT
 from celery_singleton_lock.testing import RedisServer
@@ -66,6 +67,16 @@ class TestToken:
             assert not lock.locked()
             with pytest.raises(LockNotOwnedError):
                 lock.release()
+
+    def test_each_hold_has_another_owner_all_the_same(self, make: Callable[..., Lock]) -> None:
+        """A release that was given up, and comes late, does not free the next hold."""
+        lock, owners = make(), set()
+        for _ in range(3):
+            assert lock.acquire(token="x")
+            assert lock.local.held is not None
+            owners.add(stem(lock.local.held.lease.owner))
+            lock.release()
+        assert len(owners) == 3
 
     def test_wrong_one_releases_nothing(self, make: Callable[..., Lock]) -> None:
         lock, other = make(timeout=30), make(timeout=30)

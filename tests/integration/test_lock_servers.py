@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +9,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import FORGETFUL, LONG, Shop, redelivering, until
+from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
 from tests.patience import LIMIT
 from tests.recording import Run, overlaps
 from tests.servers import Cluster, Nodes, SentinelGroup
@@ -91,12 +89,6 @@ def test_killed_childs_lock_is_freed_at_once(shop: Shop) -> None:
     dead, following = shop.record.runs("report", killed_at=killed_at)
     assert overlaps([dead, following]) == []
     assert following.start - killed_at < TTL / 2
-
-
-def kill_child(run: Run) -> float:
-    killed_at = clock.now()
-    os.kill(run.pid, signal.SIGKILL)
-    return killed_at
 
 
 def test_redelivered_copy_of_a_finished_message_is_dropped(

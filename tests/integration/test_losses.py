@@ -14,9 +14,9 @@ from redis import Redis
 
 from celery_singleton_lock import LockLost, clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import POOLS, Shop, until
+from tests.integration.conftest import POOLS, Shop, kill_child, until
 from tests.patience import LIMIT
-from tests.recording import Run, overlaps
+from tests.recording import overlaps
 
 #: Of the locks in the tests that wait for a lease to end (see `shop_on`).
 TTL = 2.0
@@ -26,13 +26,6 @@ TTL = 2.0
 def patient(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     """A shop whose leases are longer than any test waits: only what is freed is free."""
     return shop_on(redis_server, singleton_lock_ttl=600.0)
-
-
-def kill_child(run: Run) -> float:
-    # The time before: its lock is freed as soon as it is gone.
-    killed_at = clock.now()
-    os.kill(run.pid, signal.SIGKILL)
-    return killed_at
 
 
 class TestChildIsKilled:

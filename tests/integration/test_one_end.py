@@ -33,7 +33,7 @@ def final(shop: Shop, result: Any) -> list[str]:
     found: list[str] = []
     while result is not None:
         for each in result.results if isinstance(result, GroupResult) else [result]:
-            until(lambda each=each: shop.state_of(each) in READY, LIMIT)
+            until(lambda each=each: shop.state_of(each) in READY)
             found.append(shop.state_of(each))
         result = result.parent
     return found
@@ -85,7 +85,7 @@ class TestIdThatIsUsedAgain:
         shop.app.backend.forget("x")
         shop.send("shouting", "report", task_id="x")
         # `get` may find what was published of the first one, which this client has not read yet.
-        until(lambda: shop.app.backend.get_task_meta("x", cache=False)["result"] == "REPORT", LIMIT)
+        until(lambda: shop.app.backend.get_task_meta("x", cache=False)["result"] == "REPORT")
         assert len(shop.record.runs("report")) == 2
 
 
@@ -110,7 +110,7 @@ def test_lock_of_a_retry_with_other_arguments_is_not_kept_for_nobody(
     shop = shop_on(redis_server, singleton_lock_ttl=600.0)
     shop.start("one")
     assert shop.send("moving", "here", "there").get(timeout=LIMIT) == "there"
-    until(lambda: not shop.held(), 30)
+    until(lambda: not shop.held(), seconds=30)
     assert shop.send("exclusive", "here").get(timeout=LIMIT) == "here"
 
 

@@ -198,6 +198,22 @@ class TestServer:
         assert client.llen(keyspace.wake_key(KEY)) == 3
         assert 0 < client.pttl(keyspace.wake_key(KEY)) <= 1000
 
+    @pytest.mark.parametrize("waiting", [False, True])
+    def test_wake_up_that_nobody_claimed_costs_nobody_its_place(self, store: RedisStore, waiting: bool) -> None:
+        """Somebody came just then, and has the lock: who blocks next is woken by the end of that."""
+        first = taken(store)
+        requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True) for _ in range(2)]
+        assert [type(store.acquire(request)) for request in requests] == [Held, Held]
+        store.free(first)
+        newcomer = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("newcomer"), waiting=waiting))
+        assert isinstance(newcomer, Lease)
+        with store.waiter(requests[0]) as before, store.waiter(requests[1]) as behind:
+            for waiter in (before, behind, before):
+                assert isinstance(waiter.wait(0.05), Held)
+            store.free(newcomer)
+            assert isinstance(behind.wait(0.05), Held)
+            assert isinstance(before.wait(5), Lease)
+
     def test_full_memory_refuses_an_acquire_and_lets_others_finish(self, store: RedisStore, client: Redis) -> None:
         lease = taken(store)
         waiting = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))

@@ -21,6 +21,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
+from celery_singleton_lock.stores.redis.lock_answers import Freed
 from celery_singleton_lock.stores.redis.redlock import commands
 from celery_singleton_lock.stores.redis.redlock.conversation import Conversation, NotAsked
 from celery_singleton_lock.stores.redis.redlock.node import Node
@@ -348,14 +349,7 @@ class TestGivenUp:
             ending(store, lease)
         until(lambda: not nodes.holding(RUN), "all nodes have heard of it")
 
-    def test_release_without_an_answer_is_said_again(self, nodes: Nodes, store: RedlockStore) -> None:
-        lease = taken(store, ttl=LONG)
-        self.stop_majority(nodes)
-        with pytest.raises(LockUnavailable):
-            store.free(lease)
-        self.wait_until_free(nodes)
-
-    def test_release_that_was_said_again_meanwhile_was_one(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_release_without_an_answer_is_said_again_and_was_one(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
@@ -403,6 +397,30 @@ class TestGivenUp:
         store.abandon(lease)
         until(lambda: nodes.holding(RUN) == [], "it is free")
         assert not isinstance(acquire_by(store, owner), Lease)
+        assert isinstance(acquire(store), Lease)
+
+    @pytest.mark.parametrize("leaves", [{}, {"record": Record(ME.message, b"record", 60.0)}, {"reservation": True}])
+    def test_late_release_frees_nothing_of_the_next_holder(
+        self, nodes: Nodes, store: RedlockStore, leaves: dict[str, Any]
+    ) -> None:
+        """Of the same message, even: another thread has sent it, on its own connection."""
+        if leaves.get("reservation"):
+            leaves = {"reservation": Reservation(replace(ME, retries=1), TTL)}
+        first = taken_on_all(nodes, store)
+        late = commands.free(first, **leaves)
+        assert store.free(first)
+        lease = taken_on_all(nodes, store)
+        for each in store._nodes.each:
+            assert each.server.run(late) == Freed.NOT_OURS
+        assert len(nodes.holding(RUN)) == 5
+        assert store.renew([lease], timeout=1.0) == [True]
+
+    def test_owner_that_was_freed_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
+        """So what comes late for it cannot meet a newer hold of it; each hold has an owner of its own."""
+        lease = taken_on_all(nodes, store)
+        assert store.free(lease)
+        until(lambda: nodes.holding(RUN) == [], "it is free")
+        assert not isinstance(acquire_by(store, lease.owner), Lease)
         assert isinstance(acquire(store), Lease)
 
     @pytest.mark.parametrize("how", ["acquire", "waiter", "acquire, then waiter"])

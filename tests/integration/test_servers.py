@@ -261,4 +261,4 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match=r"0\.5 s in vain until it comes: not yet"):
         servers._wait(lambda: "not yet", "it comes")
     with pytest.raises(AssertionError, match="it comes"):
-        until(lambda: False, "it comes")
+        until(lambda: False, "it comes", seconds=0.1)

@@ -83,7 +83,7 @@ def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
         shop.send("exclusive", "report")
         shop.record.wait_for(starts=2, job="report")
         return
-    until(lambda: not shop.held(), 10)
+    until(lambda: not shop.held(), seconds=10)
 
 
 def test_message_that_a_cold_shutdown_gives_back_is_run_by_another_worker(shop: Shop) -> None:
@@ -97,25 +97,17 @@ def test_message_that_a_cold_shutdown_gives_back_is_run_by_another_worker(shop: 
     assert overlaps([first, second]) == []
 
 
-def test_children_are_replaced_after_each_task(shop: Shop) -> None:
-    shop.start("one", "two", arguments=("--max-tasks-per-child", "1"))
-    results = [shop.send("waiting", "report") for _ in range(20)]
+@pytest.mark.parametrize(
+    ("option", "count"),
+    [("--max-tasks-per-child", 20), pytest.param("--max-memory-per-child", 10, marks=pytest.mark.slow)],
+)
+def test_children_are_replaced(shop: Shop, option: str, count: int) -> None:
+    shop.start("one", "two", arguments=(option, "1"))
+    results = [shop.send("waiting", "report") for _ in range(count)]
     for result in results:
         assert result.get(timeout=LIMIT) == "report"
     runs = shop.record.runs("report")
-    assert len({run.pid for run in runs}) == len(runs) == 20
-    assert overlaps(runs) == []
-    assert shop.held() == []
-
-
-@pytest.mark.slow
-def test_children_are_replaced_when_they_have_grown(shop: Shop) -> None:
-    shop.start("one", "two", arguments=("--max-memory-per-child", "1"))
-    results = [shop.send("waiting", "report") for _ in range(10)]
-    for result in results:
-        assert result.get(timeout=LIMIT) == "report"
-    runs = shop.record.runs("report")
-    assert len({run.pid for run in runs}) == len(runs) == 10
+    assert len({run.pid for run in runs}) == len(runs) == count
     assert overlaps(runs) == []
     assert shop.held() == []
 
@@ -131,7 +123,7 @@ def test_autoscale_down_while_a_task_runs(
     short = [shop.send("exclusive", f"job-{n}", 1.0) for n in range(8)]
     for n, result in enumerate(short):
         assert result.get(timeout=LIMIT) == f"job-{n}"
-    until(lambda: "Scaling down" in worker.log, 30)
+    until(lambda: "Scaling down" in worker.log, seconds=30)
     assert long.get(timeout=LIMIT) == "long"
     assert shop.held() == []
     assert shop.record.runs("lost") == []
@@ -143,6 +135,6 @@ def test_pool_restart_waits_for_the_task(shop: Shop) -> None:
     (run,) = shop.record.wait_for(starts=1)
     shop.app.control.broadcast("pool_restart", arguments={"reload": False})
     assert result.get(timeout=LIMIT) == "report"
-    until(lambda: not is_alive(run.pid), 30)
+    until(lambda: not is_alive(run.pid), seconds=30)
     assert shop.held() == []
     assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"

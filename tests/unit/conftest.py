@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def memory_app(request: pytest.FixtureRequest) -> Celery:
+def app(request: pytest.FixtureRequest) -> Celery:
     """An app whose broker, results and locks are in memory; its keys are no other app's."""
     name = f"{request.module.__name__.rpartition('_')[2]}{next(_numbers)}"
     app = Celery(name, set_as_current=False, broker="memory://", backend="cache+memory://")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock import Lease, SingletonTask
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
 
 _numbers = itertools.count()
 
@@ -22,6 +26,15 @@ def make(app: Celery, body: Any, **options: Any) -> Any:
 
     task = app.task(bind=True, base=SingletonTask, shared=False, name=f"job{next(_numbers)}", **options)(job)
     return task, runs
+
+
+def bound(app: Celery, body: Callable[[Any], Any] = lambda self: None) -> Any:
+    """A task whose body gets the task itself."""
+
+    def job(self: Any) -> Any:
+        return body(self)
+
+    return app.task(bind=True, base=SingletonTask, shared=False, name=f"job{next(_numbers)}")(job)
 
 
 def id_for(task: Any) -> str:
@@ -45,3 +58,11 @@ def deliver(task: Any, **request: Any) -> Any:
         return task()
     finally:
         task.pop_request()
+
+
+def hold(task: Any, *args: Any, **kwargs: Any) -> Lease:
+    """Hold the lock that a call would take, as another task."""
+    asked = LockRequest(task.lock_key_of(*args, **kwargs), new_owner(), ttl=60, holder=Holder("other-task"))
+    lease = Runtime.of(task.app).store.acquire(asked)
+    assert isinstance(lease, Lease)
+    return lease

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
+from celery.exceptions import Retry
 
 from celery_singleton_lock import Aborted, clock
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.task import abort
 from celery_singleton_lock.task.abort import Body
 
 #: Long enough that the grace (a tenth of it) is never over in a test: there is nothing to kill here.
@@ -129,14 +134,7 @@ def test_body_that_was_struck_as_it_began_leaves_nothing_behind() -> None:
         time.sleep(LIMIT)
     body.end()
     body.end()
-    got: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
-    try:
-        with Body(lease()):
-            signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert got == [signal.SIGUSR1]
+    test_signal_of_others_reaches_their_handler()
 
 
 def test_body_has_time_to_clean_up_before_it_is_struck_again() -> None:
@@ -161,3 +159,61 @@ def test_nested_body_is_stopped_for_the_outer_one() -> None:
         time.sleep(LIMIT)
     assert outer.struck
     assert not inner.struck
+
+
+@pytest.mark.parametrize("in_main_thread", [True, False])
+def test_next_attempt_is_sent_in_one_go(in_main_thread: bool) -> None:
+    sent: list[str] = []
+
+    def work() -> None:
+        body = Body(lease())
+        with suppress(Aborted), body:
+            with suppress(Retry), body.sending():
+                body.strike()
+                for _ in range(1000):
+                    time.sleep(0)
+                sent.append("retry")
+                raise Retry
+            body.strike()
+            time.sleep(LIMIT)
+        assert body.struck
+        sent.append("retry is known" if body.retry else "")
+
+    thread = threading.Thread(target=work)
+    if in_main_thread:
+        work()
+    else:
+        thread.start()
+        thread.join()
+    assert sent == ["retry", "retry is known"]
+
+
+def test_signal_that_was_on_its_way_to_one_that_sends_is_nobody_elses() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    body = Body(lease())
+    try:
+        with body, body.sending():
+            body.strike()
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == []
+
+
+def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grace begins when it has sent."""
+    now, killed = itertools.count(step=100.0), list[Lease]()
+    monkeypatch.setattr(abort, "_kill_this_child", killed.append)
+    monkeypatch.setattr(abort, "clock", SimpleNamespace(now=lambda: next(now)))
+    body = Body(Lease("k", "o", ttl=TTL, fence=1, sent_at=0.0))
+    with suppress(Aborted), body:
+        with body.sending():
+            for _ in range(3):
+                body.strike()
+        assert killed == []
+        for _ in range(2):
+            with suppress(Aborted):
+                body.strike()
+                time.sleep(LIMIT)
+    assert len(killed) == 1

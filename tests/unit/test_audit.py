@@ -119,6 +119,10 @@ def test_nothing_is_said_about_a_plain_task() -> None:
         ({"on_lock_lost": "warn"}, {}, "note", "goes on"),
         ({"lock_retain_on_retry": True, "max_retries": None}, {}, "note", "never frees its lock"),
         ({"serializer": "pickle"}, {}, "note", "InvalidKey"),
+        ({"on_duplicate": "raise"}, {}, "warning", "on_duplicate does nothing"),
+        ({"lock_queue_ttl": 60}, {}, "warning", "lock_queue_ttl does nothing"),
+        ({"on_send_unavailable": "raise"}, {}, "warning", "on_send_unavailable does nothing"),
+        ({"lock_scope": "until_and_while_executing", "on_conflict": "skip"}, {}, "warning", "drops it"),
     ],
 )
 def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity: str, words: str) -> None:
@@ -138,6 +142,9 @@ def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity
         ({"lock_ttl": 3600}, {}),
         ({"lock_ttl": 60}, {"broker_transport_options": {"visibility_timeout": 30}}),
         ({"lock_wait": 3600}, {}),
+        ({"lock_scope": "until_executed", "on_duplicate": "raise", "lock_queue_ttl": 60}, {}),
+        ({"lock_scope": "until_and_while_executing"}, {"singleton_lock_on_duplicate": "raise"}),
+        ({}, {"singleton_lock_on_duplicate": "raise"}),
         ({"lock_wait": 29, "soft_time_limit": 30, "time_limit": 60}, {}),
     ],
 )

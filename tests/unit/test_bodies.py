@@ -17,11 +17,6 @@ from celery_singleton_lock import InvalidOption, SingletonTask
 _numbers = itertools.count()
 
 
-@pytest.fixture
-def app() -> Celery:
-    return Celery(f"bodies{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
-
-
 def bound(app: Celery, function: Callable[..., Any], **options: Any) -> Any:
     task = app.task(function, base=SingletonTask, shared=False, name=f"job{next(_numbers)}", **options)
     app.finalize()

@@ -66,6 +66,7 @@ INSIDE = (
 #: Private names that are documented, and so are as good as public.
 DOCUMENTED = {
     "_exit": "of Python's os",
+    "_field_defaults": "a named tuple's",
     "_fields": "a named tuple's",
     "_replace": "a named tuple's",
     "_base_manager": "of a model of Django's",

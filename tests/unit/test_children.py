@@ -20,7 +20,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.worker import children
 from celery_singleton_lock.worker.children import Children
-from tests.patience import LIMIT
+from tests.patience import LIMIT, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds here")
 
@@ -64,8 +64,10 @@ def store() -> Store:
 
 
 @pytest.fixture
-def family(store: Store) -> Children:
-    return Children(store, JournalWriter(None, Alerts(lambda: None, 0)))
+def family(store: Store) -> Iterator[Children]:
+    family = Children(store, JournalWriter(None, Alerts(lambda: None, 0)))
+    yield family
+    family.close()
 
 
 @pytest.fixture
@@ -89,13 +91,6 @@ def is_held(store: Store, key: str = "k") -> bool:
     if isinstance(found, Lease):
         store.free(found)
     return isinstance(found, Held)
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = clock.now() + LIMIT
-    while not true():
-        assert clock.now() < deadline
-        clock.sleep(0.005)
 
 
 def check_held_for_longer_than_its_ttl(store: Store) -> None:
@@ -141,7 +136,7 @@ def test_short_deliveries_do_not_wake_the_thread_each(
 ) -> None:
     monkeypatch.setattr(children, "FIRST_CHECK", 60.0)
     woken: list[None] = []
-    monkeypatch.setattr(family, "_notify", lambda: woken.append(None))
+    monkeypatch.setattr(family._news, "give", lambda: woken.append(None))
     child = fork()
     over = Delivery(store, holds=False)
     over.is_running = False
@@ -376,3 +371,14 @@ def test_one_thread(store: Store, family: Children, fork: Callable) -> None:
     before = sum(thread.name == "singleton-lock-children" for thread in threading.enumerate())
     family.assign(fork().pid, deliveries[0])
     assert sum(thread.name == "singleton-lock-children" for thread in threading.enumerate()) == before
+
+
+def test_worker_that_ends_looks_after_its_children_to_the_last(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery = fork(), Delivery(store)
+    family.assign(child.pid, delivery)
+    family.close()
+    renewed = store.renewed
+    until(lambda: store.renewed > renewed)
+    child.kill()
+    until(lambda: not store.held(delivery.key))
+    until(lambda: family._thread is None)

@@ -19,7 +19,7 @@ from celery_singleton_lock.cli.explain import _holder
 from celery_singleton_lock.cli.held import HeldLock, duration, in_order, table
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys.key import key_of_text
+from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore
 
@@ -44,6 +44,20 @@ def test_holder_is_told_in_short_and_in_words() -> None:
     assert lock("beat:shop", task_id=None).holder_in_words() == "leader on one@host (pid 42)"
     assert lock().end_in_words() == "expires in 20 s unless renewed (ttl 30 s)"
     assert lock(ttl=0.0).end_in_words() == "expires in 20 s; nobody renews it"
+
+
+def test_lock_of_a_message_is_told_as_queued() -> None:
+    running = lock(pid=0, node="web")
+    queued = replace(running, key=key_of_queue(running.key))
+    assert queued.cells()[:2] == (running.key, "some-task (queued)")
+    assert queued.holder_in_words() == "message of task some-task (queued), sent from web 100 s ago"
+    assert queued.end_in_words() == "expires in 20 s at the latest"
+    fields = queued.fields()
+    assert (fields["key"], fields["scope"], fields["ttl"]) == (queued.key, "queued", None)
+    by_time = lock(pid=0, ttl=3600.0)
+    assert replace(by_time, key=queued.key).scope == "until_expired"
+    foreign = HeldLock.of(queued.key, Held(None, "hello", 20.0))
+    assert foreign.cells()[:2] == (queued.key, "unknown"), "it is to be deleted by its name"
 
 
 def test_value_of_a_stranger_is_shown_as_unknown() -> None:
@@ -122,7 +136,7 @@ def test_argument_that_is_nested_too_deeply_is_a_text() -> None:
 
 
 @pytest.mark.parametrize("words", [["timeline", "--minutes", "nan"], ["list", "--older-than", "nan"]], ids=" ".join)
-def test_nan_is_not_a_number(memory_app: Celery, words: list[str]) -> None:
-    result = CliRunner().invoke(cli.locks, words, obj=CLIContext(app=memory_app, no_color=True, workdir=None))
+def test_nan_is_not_a_number(app: Celery, words: list[str]) -> None:
+    result = CliRunner().invoke(cli.locks, words, obj=CLIContext(app=app, no_color=True, workdir=None))
     assert result.exit_code == 2
     assert "nan' is not a number" in result.output

@@ -17,9 +17,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts
 from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.worker import bootstep
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
@@ -54,6 +57,16 @@ def test_prometheus_gets_every_metric(app: Celery) -> None:
         assert f"# TYPE singleton_lock_{counter.name}_total counter" in page
     for histogram in counts.HISTOGRAMS:
         assert f"# TYPE singleton_lock_{histogram.name}_seconds histogram" in page
+
+
+def test_lock_of_a_message_is_not_counted_as_held(app: Celery) -> None:
+    runtime = Runtime.of(app)
+    key = key_of_text(runtime.settings.prefix, "shop.queued", "1")
+    for name in (key, key_of_queue(key)):
+        runtime.store.acquire(LockRequest(name, new_owner(), ttl=30.0, holder=Holder("id")))
+    page = page_of(app)
+    assert 'singleton_lock_held_now{lock="shop.queued"} 1.0' in page
+    assert 'singleton_lock_queued_now{lock="shop.queued"} 1.0' in page
 
 
 def test_prometheus_is_told_that_the_server_does_not_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

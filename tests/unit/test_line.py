@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,6 @@ import pytest
 
 from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.stores.bells import Place, Ring
-from celery_singleton_lock.worker import line as module
 from celery_singleton_lock.worker.line import Line
 from tests.integration.conftest import until
 
@@ -46,7 +45,7 @@ class Bells:
         self.places, self.waited = dict(places), self.waited + 1
         if self.failures:
             raise self.failures.pop()
-        module._wait(interrupt, 0.01)
+        select.select([interrupt], [], [], 0.01)
         rings, self.rings = [*self.rings], deque()
         return rings
 
@@ -71,8 +70,7 @@ class Loop:
         self.readers[descriptor] = callback
 
     def turn(self) -> None:
-        for descriptor, callback in self.readers.items():
-            module._wait(descriptor, 0.0)
+        for callback in self.readers.values():
             callback()
 
 
@@ -315,6 +313,31 @@ def test_worker_that_ends_begins_nothing(worker: Worker) -> None:
     assert worker.begun == []
 
 
+def test_worker_that_ends_gives_on_what_its_loop_has_not_come_to(worker: Worker) -> None:
+    worker.park("one", 1.0)
+    worker.ring()
+    until(lambda: worker.line._called)
+    worker.line.give_back("other")
+    worker.line.close()
+    until(lambda: sorted(worker.bells.given_back) == ["key", "other"])
+    worker.loop.turn()
+    assert worker.begun == []
+
+
+def test_where_no_thread_can_be_had_copies_wait_for_their_own_time(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        worker.park("one", 1.0, is_woken=False)
+    worker.park("two", 2.0)
+    worker.ring()
+    worker.begins("one")
+
+
 def test_locks_beyond_the_bound_are_left_to_their_delay(worker: Worker) -> None:
     worker.bells.most = 2
     for key in ("one", "two", "three"):
@@ -323,12 +346,3 @@ def test_locks_beyond_the_bound_are_left_to_their_delay(worker: Worker) -> None:
     worker.ring("one")
     worker.begins("one")
     until(lambda: worker.bells.places.keys() == {"two", "three"})
-
-
-def test_full_pipe_stops_nobody() -> None:
-    reader, writer = module._pipe()
-    for _ in range(70_000):
-        module._notify(writer)
-    module._drain(reader)
-    os.close(reader)
-    os.close(writer)

@@ -23,6 +23,7 @@ from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import requeue
 from tests.patience import LIMIT, in_this_thread, sleepless
+from tests.unit.deliveries import hold
 
 _numbers = itertools.count()
 
@@ -44,13 +45,6 @@ def make(app: Celery, seen: list[Any] | None = None, function: Callable[..., Any
         return x + y if function is None else function(x)
 
     return job
-
-
-def hold(app: Celery, task: Any, *args: Any) -> Lease:
-    store = Runtime.of(app).store
-    found = store.acquire(LockRequest(task.lock_key_of(*args), new_owner(), ttl=60, holder=Holder("other")))
-    assert isinstance(found, Lease)
-    return found
 
 
 def held(app: Celery) -> list[str]:
@@ -78,39 +72,39 @@ def test_chunks_are_exclusive(app: Celery) -> None:
 def test_item_whose_lock_is_held_fails_the_map(app: Celery) -> None:
     seen: list[Any] = []
     task = make(app, seen)
-    hold(app, task, 2)
+    hold(task, 2)
     result = task.map([1, 2, 3]).apply()
     assert result.state == "FAILURE"
     assert isinstance(result.result, LockConflict)
-    assert result.result.task_id == "other"
+    assert result.result.task_id == "other-task"
     assert [it[0] for it in seen] == [1], "and those after it are not called either"
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "reject", lambda task, conflict: "skip"])
 def test_nothing_pretends_to_be_a_result(app: Celery, policy: Any) -> None:
     task = make(app, on_conflict=policy)
-    hold(app, task, 1)
+    hold(task, 1)
     with pytest.raises(LockConflict):
         task.map([1]).apply().get()
 
 
 def test_item_waits_as_lock_wait_says(app: Celery) -> None:
     task = make(app, lock_wait=60)
-    lease = hold(app, task, 1)
+    lease = hold(task, 1)
     threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
     assert task.map([1]).apply().get() == [1]
 
 
 def test_item_waits_until_its_lock_is_free_where_a_message_would_be_put_back(app: Celery) -> None:
     task = make(app, on_conflict="retry")
-    lease = hold(app, task, 1)
+    lease = hold(task, 1)
     threading.Timer(0.1, Runtime.of(app).store.free, (lease,)).start()
     assert task.map([1]).apply().get() == [1]
 
 
 def test_within_an_exclusive_task_there_is_an_end_to_waiting(app: Celery) -> None:
     inner = make(app, on_conflict="retry", name=f"inner{next(_numbers)}")
-    hold(app, inner, 1)
+    hold(inner, 1)
     outer = make(app, function=lambda x: inner.map([x]).apply().get(), name=f"outer{next(_numbers)}")
     with pytest.raises(LockConflict):
         outer.apply((1,)).get()

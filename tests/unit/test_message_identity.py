@@ -12,16 +12,11 @@ from celery.app.task import Context
 from celery.exceptions import Ignore
 from celery.signals import before_task_publish
 
-from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.task import message_identity, requeue
 from celery_singleton_lock.task.running import progress_of
+from tests.unit.deliveries import bound
 
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def app() -> Celery:
-    return Celery(f"identity{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
 
 
 @pytest.fixture
@@ -35,13 +30,6 @@ def sent() -> Iterator[list[Any]]:
     before_task_publish.connect(note)
     yield requests
     before_task_publish.disconnect(note)
-
-
-def make(app: Celery, body: Any = lambda self: None) -> Any:
-    def job(self: Any) -> Any:
-        return body(self)
-
-    return app.task(bind=True, base=SingletonTask, shared=False, name=f"job{next(_numbers)}")(job)
 
 
 def deliver(task: Any, request: Any, **changes: Any) -> Any:
@@ -67,7 +55,7 @@ def in_worker(task: Any, request: Any, follow: Any) -> None:
 
 
 def test_one_id_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None:
-    signature = make(app).s()
+    signature = bound(app).s()
     signature.freeze()
     signature.apply_async()
     signature.apply_async()
@@ -77,7 +65,7 @@ def test_one_id_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None
 
 
 def test_the_last_step_of_a_chain_that_is_sent_twice_is_two_sendings(app: Celery, sent: list[Any]) -> None:
-    first, last = make(app), make(app)
+    first, last = bound(app), bound(app)
     nightly = chain(first.si(), last.si())
     for _ in range(2):
         nightly.apply_async()
@@ -89,7 +77,7 @@ def test_the_last_step_of_a_chain_that_is_sent_twice_is_two_sendings(app: Celery
 
 
 def test_two_copies_of_one_message_send_one_next_step(app: Celery, sent: list[Any]) -> None:
-    first, last = make(app), make(app)
+    first, last = bound(app), bound(app)
     first.delay()
     (request,) = sent
     for _ in range(2):
@@ -98,8 +86,8 @@ def test_two_copies_of_one_message_send_one_next_step(app: Celery, sent: list[An
 
 
 def test_what_a_body_sends_is_new_each_time(app: Celery, sent: list[Any]) -> None:
-    other = make(app)
-    task = make(app, lambda self: other.apply_async(task_id="fixed"))
+    other = bound(app)
+    task = bound(app, lambda self: other.apply_async(task_id="fixed"))
     task.delay()
     from celery._state import _task_stack
 
@@ -119,7 +107,7 @@ def test_a_retry_and_a_replacement_are_of_the_same_sending(
     app: Celery, sent: list[Any], protocol: int, has_parent: bool
 ) -> None:
     app.conf.task_protocol = protocol
-    task = make(app)
+    task = bound(app)
     task.apply_async(**({"parent_id": "parent", "root_id": "root"} if has_parent else {}))
     (request,) = sent
 
@@ -178,7 +166,7 @@ def test_a_retry_belongs_to_its_message_though_that_came_without_a_root(root: st
 
 
 def test_task_that_its_own_handler_sends_again_is_another_one(app: Celery, sent: list[Any]) -> None:
-    task = make(app)
+    task = bound(app)
     task.delay()
     (request,) = sent
     for _ in range(2):
@@ -194,7 +182,7 @@ def test_copy_that_is_made_anew_is_of_the_same_sending(
     app: Celery, sent: list[Any], has_header: bool, retries: int
 ) -> None:
     """With a Request class of the user's own the message itself is not there; some come without the header."""
-    task, following = make(app), make(app)
+    task, following = bound(app), bound(app)
     task.delay()
     request = sent[0]
     if not has_header:

@@ -59,7 +59,17 @@ class TestDefaults:
             retain_on_retry=False,
             limit=1,
             at_least_for=0.0,
+            on_duplicate="existing",
+            queue_ttl=None,
+            on_send_unavailable="send",
         )
+
+    def test_of_a_scope(self) -> None:
+        waiting = {"lock_scope": "until_and_while_executing"}
+        assert options(**waiting).on_conflict == "retry"
+        assert options(**waiting, on_conflict="skip").on_conflict == "skip"
+        assert options(**waiting, conf={"singleton_lock_on_conflict": "skip"}).on_conflict == "skip"
+        assert options(lock_scope="until_executed").retain_on_retry
 
     def test_of_the_app(self) -> None:
         made = settings()
@@ -68,7 +78,7 @@ class TestDefaults:
 
 #: attribute, setting, key of a call, a good value, bad values
 CASES: list[tuple[str, str, str | None, Any, list[Any]]] = [
-    ("lock_scope", "singleton_lock_scope", None, "while_executing", ["until_executed", "always", 1]),
+    ("lock_scope", "singleton_lock_scope", None, "until_executed", ["always", 1, "Until_Executed"]),
     ("lock_ttl", "singleton_lock_ttl", "ttl", 60, [0, 0.5, -1, 86_401, "30", True, float("nan"), float("inf")]),
     ("lock_wait", "singleton_lock_wait", "wait", 2.5, [-1, "2", True, float("inf")]),
     ("on_conflict", "singleton_lock_on_conflict", "on_conflict", "raise", ["rerun", "join", "Skip", 3, []]),
@@ -77,6 +87,9 @@ CASES: list[tuple[str, str, str | None, Any, list[Any]]] = [
     ("on_unavailable", "singleton_lock_on_unavailable", "on_unavailable", "run", ["skip", 1]),
     ("lock_retain_on_retry", "singleton_lock_retain_on_retry", "retain_on_retry", True, [1, "yes", 0.5]),
     ("lock_at_least_for", "singleton_lock_at_least_for", "at_least_for", 2.5, [-1, 86_401, "2", True, float("inf")]),
+    ("on_duplicate", "singleton_lock_on_duplicate", None, "raise", ["replace", "Skip", 3, []]),
+    ("lock_queue_ttl", "singleton_lock_queue_ttl", None, 60, [0, 0.5, -1, 2_592_001, "30", True, float("nan")]),
+    ("on_send_unavailable", "singleton_lock_on_send_unavailable", None, "raise", ["retry", "skip", 1]),
 ]
 FIELDS = {
     "lock_scope": "scope",
@@ -85,6 +98,7 @@ FIELDS = {
     "lock_conflict_retries": "conflict_retries",
     "lock_retain_on_retry": "retain_on_retry",
     "lock_at_least_for": "at_least_for",
+    "lock_queue_ttl": "queue_ttl",
 }
 
 
@@ -274,9 +288,45 @@ class TestTaskAttributes:
         with pytest.raises(InvalidOption, match="did you mean 'lock_ttl'"):
             options(lock_tll=3)
 
-    def test_options_that_are_not_built_are_refused(self) -> None:
-        with pytest.raises(InvalidOption, match="on_duplicate"):
-            options(on_duplicate="skip")
+    def test_policy_that_is_none_is_refused(self) -> None:
+        with pytest.raises(InvalidOption, match="'replace'; allowed: 'existing' or 'raise' or 'skip'"):
+            options(on_duplicate="replace")
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("lock_timeout", "lock_ttl"),
+            ("lock_expiry", "lock_ttl"),
+            ("lock_blocking_timeout", "lock_wait"),
+            ("lock_max_concurrency", "lock_limit"),
+            ("lock_unique_on", "lock_key"),
+            ("on_conflcit", "on_conflict"),
+        ],
+    )
+    def test_words_of_others_are_known(self, name: str, meant: str) -> None:
+        with pytest.raises(InvalidOption, match=f"'{name}'; did you mean '{meant}'"):
+            options(**{name: 5})
+
+    @pytest.mark.parametrize("name", ["lock_time", "lock_mode", "lock_hold"])
+    def test_nothing_is_guessed_that_does_something_else(self, name: str) -> None:
+        with pytest.raises(InvalidOption, match=f"'{name}'; allowed: lock_key"):
+            options(**{name: 5})
+
+    @pytest.mark.parametrize(
+        ("foreign", "here"),
+        [
+            ({"once": {"keys": ["tenant_id"], "graceful": True}}, "celery-once; here that is lock_key"),
+            ({"unique_on": ["tenant_id"]}, "celery-singleton; here that is lock_key"),
+            ({"raise_on_duplicate": True}, "celery-singleton; here that is lock_scope"),
+            ({"heimdall": {"unique": True}}, "celery-heimdall; here that is lock_key"),
+        ],
+    )
+    def test_options_of_other_packages_are_refused(self, foreign: dict[str, Any], here: str) -> None:
+        with pytest.raises(InvalidOption, match=here):
+            options(**foreign)
+
+    def test_attributes_of_ones_own_are_left_alone(self) -> None:
+        options(once=True, heimdall="x", on_failure_mail="me@example.org")
 
     @pytest.mark.parametrize("name", ["", 3, []])
     def test_lock_name_is_a_text(self, name: object) -> None:

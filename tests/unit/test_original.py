@@ -22,9 +22,7 @@ HEADER = {"retries": 0, "conflict": 1}
 
 
 @pytest.fixture
-def app() -> Celery:
-    app = Celery("original", set_as_current=False, broker="memory://", backend="cache+memory://")
-
+def app(app: Celery) -> Celery:
     @app.task(base=SingletonTask, shared=False, name="job")
     def job(*args: Any) -> None: ...
 

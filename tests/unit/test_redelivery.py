@@ -15,14 +15,14 @@ from celery_singleton_lock import (
     ResultLost,
 )
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import LockRequest, Record
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import redelivery, value_codec
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.testing import hold_lock
 from tests.unit.deliveries import deliver, id_for, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
@@ -32,11 +32,6 @@ _numbers = itertools.count()
 
 class NotSerialisable:
     pass
-
-
-@pytest.fixture
-def app(memory_app: Celery) -> Celery:
-    return memory_app
 
 
 class TestSecondCopy:
@@ -351,12 +346,8 @@ def test_result_whose_time_is_not_known_is_its_own(app: Celery, date: object) ->
 
 def test_revocation_that_is_told_again_is_settled(app: Celery) -> None:
     task, runs = make(app, lambda: 1, ignore_result=True)
-    store = Runtime.of(app).store
-    other = store.acquire(LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other")))
-    assert isinstance(other, Lease)
-    with pytest.raises(Skipped):
+    with hold_lock(task), pytest.raises(Skipped):
         deliver(task, chain=[task.si()])
-    store.free(other)
     task.push_request(id=id_for(task), called_directly=False, delivery_info={}, chain=[task.si()])
     try:
         with pytest.raises(Skipped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -19,14 +20,18 @@ from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task import refusal, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.running import progress_of
 from tests.unit.deliveries import deliver, id_for, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
 
 
-@pytest.fixture
-def app(memory_app: Celery) -> Celery:
-    return memory_app
+def hold(task: Any) -> Lease:
+    """As another task."""
+    asked = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+    other = Runtime.of(task.app).store.acquire(asked)
+    assert isinstance(other, Lease)
+    return other
 
 
 def lose(task: Any) -> None:
@@ -55,12 +60,10 @@ class TestEndWithoutABody:
             raise RuntimeError("a fault of the policy")
 
         task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
-        store, key = Runtime.of(app).store, task.lock_key_of()
-        other = store.acquire(LockRequest(key, "o" * 32, ttl=60.0, holder=Holder("other")))
-        assert isinstance(other, Lease)
+        other = hold(task)
         with pytest.raises(RuntimeError, match="policy"):
             deliver(task)
-        store.free(other)
+        Runtime.of(app).store.free(other)
         with pytest.raises(RuntimeError, match="policy"):
             deliver(task)
         assert runs == []
@@ -70,10 +73,7 @@ class TestEndWithoutABody:
             raise conflict
 
         task, runs = make(app, lambda: 1, on_conflict=decide, acks_late=True)
-        other = Runtime.of(app).store.acquire(
-            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
-        )
-        assert isinstance(other, Lease)
+        other = hold(task)
         with pytest.raises(LockConflict):
             deliver(task)
         Runtime.of(app).store.free(other)
@@ -101,12 +101,7 @@ class TestEndWithoutABody:
         assert len(runs) == 1
 
     def test_lock_that_was_lost(self, app: Celery) -> None:
-        def lose() -> None:
-            Runtime.of(app).store.free(task.lock)
-            task.lock.lose("deleted")
-            task.lock.check()
-
-        task, runs = make(app, lose, acks_late=True)
+        task, runs = make(app, lambda: lose(task), acks_late=True)
         for _ in range(2):
             with pytest.raises(LockLost):
                 deliver(task)
@@ -168,6 +163,38 @@ class TestEndWithoutABody:
         with pytest.raises(Ignore if request_ else LockLost):
             deliver(task, **request_)
 
+    @pytest.mark.parametrize("moment", ["sending", "sent"])
+    def test_run_that_is_stopped_as_it_retries_has_retried(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        """Its next attempt runs: to fail with LockLost as well would be another end."""
+
+        def retry() -> None:
+            try:
+                task.retry(countdown=100.0)
+            finally:
+                lose_and_strike(moment == "sent")
+
+        def lose_and_strike(is_now: bool) -> None:
+            if is_now:
+                Runtime.of(app).store.free(task.lock)
+                task.lock.lose("deleted")
+                progress_of(task.request).body.strike()
+                time.sleep(0)
+
+        task, _ = make(app, retry, acks_late=True)
+        signature = task.signature_from_request
+
+        def sign(*args: Any, **options: Any) -> Any:
+            lose_and_strike(moment == "sending")
+            return signature(*args, **options)
+
+        monkeypatch.setattr(task, "signature_from_request", sign)
+        with pytest.raises(Retry):
+            deliver(task)
+        with pytest.raises(Ignore, match="retried"):
+            deliver(task)
+
     def test_next_attempt_of_one_that_was_lost_runs(self, app: Celery) -> None:
         """What stands in a header about another attempt says nothing about this one."""
         task, runs = make(app, lambda: 1, acks_late=True)
@@ -177,10 +204,7 @@ class TestEndWithoutABody:
     def test_message_that_is_rejected_may_come_again(self, app: Celery) -> None:
         """As by a dead-letter exchange; like a failure of the body."""
         task, runs = make(app, lambda: 1, on_conflict="raise", acks_late=True, acks_on_failure_or_timeout=False)
-        other = Runtime.of(app).store.acquire(
-            LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
-        )
-        assert isinstance(other, Lease)
+        other = hold(task)
         with pytest.raises(LockConflict):
             deliver(task)
         Runtime.of(app).store.free(other)

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -34,16 +34,9 @@ from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.worker.line import line_of
 from celery_singleton_lock.worker.request import HELD, SingletonRequest
-from tests.patience import LIMIT
+from tests.patience import until
 
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def app() -> Celery:
-    app = Celery(f"request{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
-    app.conf.singleton_lock_prefix = app.main
-    return app
 
 
 @pytest.fixture
@@ -165,6 +158,28 @@ class TestLine:
         line.is_woken = False
         assert receive(**copy).eta == soon
 
+    @pytest.mark.parametrize("is_woken", [True, False])
+    def test_copy_that_expires_is_told_so_at_once(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, is_woken: bool
+    ) -> None:
+        line.is_woken = is_woken
+        expires = datetime.fromtimestamp(clock.wall() + 5, timezone.utc)
+        copy = put_back_for(app, key_of_text(app.main, "job", "1"))
+        request = receive(**copy, expires=expires.isoformat())
+        assert expires < request.eta < expires + timedelta(seconds=1)
+        assert receive(eta=copy["eta"], expires=expires.isoformat()).eta > request.eta, (
+            "not what the sender has put off"
+        )
+
+    @pytest.mark.parametrize("eta", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
+    @pytest.mark.parametrize("expires", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
+    def test_times_that_nobody_lives_to_see(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, eta: str, expires: str
+    ) -> None:
+        line.is_woken = False
+        copy = put_back_for(app, key_of_text(app.main, "job", "1"))
+        assert receive(**{**copy, "eta": eta, "expires": expires}).eta is not None
+
     def test_copy_that_was_begun_waits_no_more(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
     ) -> None:
@@ -176,9 +191,10 @@ class TestLine:
     def test_copy_that_was_revoked_lets_the_next_one_begin(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
     ) -> None:
-        """It was called, and has no use for the lock."""
+        """It was woken, and has no use for the lock."""
         key = key_of_text(app.main, "job", "1")
         request = receive(**put_back_for(app, key))
+        request.is_woken = True
         assert not request.revoked()
         assert line.given_back == []
         revoked.add(request.id)
@@ -189,12 +205,18 @@ class TestLine:
         assert line.given_back == [key]
         assert request.has_begun
 
-
-def until(true: Callable[[], object]) -> None:
-    deadline = clock.now() + LIMIT
-    while not true():
-        assert clock.now() < deadline
-        clock.sleep(0.005)
+    def test_copy_that_is_revoked_as_it_waits_wakes_nobody(
+        self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
+    ) -> None:
+        """A thousand that expire together would have each of the others look at a lock that is held."""
+        request = receive(**put_back_for(app, key_of_text(app.main, "job", "1")))
+        revoked.add(request.id)
+        try:
+            assert request.revoked()
+        finally:
+            revoked.discard(request.id)
+        assert line.given_back == []
+        assert request.has_begun
 
 
 def info(error: BaseException) -> ExceptionInfo:

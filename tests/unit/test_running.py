@@ -14,12 +14,12 @@ from celery._state import _task_stack
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 
-from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.lease import unheld
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.running import progress_of
+from tests.unit.deliveries import bound
 
 #: What was once kept in a request, or is in other places of one; and the attributes of what is kept beside it.
 NAMES = (
@@ -30,18 +30,6 @@ NAMES = (
 VALUES = (True, "x", ["x"], {"key": "k", "owner": "o" * 32, "held": True})
 
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def app(memory_app: Celery) -> Celery:
-    return memory_app
-
-
-def make(app: Celery, body: Any) -> Any:
-    def job(self: Any) -> Any:
-        return body(self)
-
-    return app.task(bind=True, base=SingletonTask, shared=False, name=f"job{next(_numbers)}")(job)
 
 
 def deliver(task: Any, headers: dict[str, Any]) -> Any:
@@ -59,7 +47,7 @@ def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> No
         runs.append((self.lock.held, self.lock.fence > 0, message_identity.header_for({"task_id": "other"})))
         return "done"
 
-    task = make(app, body)
+    task = bound(app, body)
     assert deliver(task, headers) == "done"
     (held, has_fence, sent) = runs[0]
     assert (held, has_fence) == (True, True)
@@ -72,7 +60,7 @@ def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> No
 @pytest.mark.parametrize("value", VALUES)
 def test_no_header_makes_what_follows_on_a_message_new(app: Celery, value: object) -> None:
     """Two copies of the message send one next step, whatever its headers are."""
-    task = make(app, lambda self: None)
+    task = bound(app, lambda self: None)
     forged = {**dict.fromkeys(NAMES, value), message_identity.SENT_HEADER: "a" * 32}
 
     def following() -> str | None:
@@ -103,7 +91,7 @@ def test_it_is_of_one_request_and_goes_with_it(app: Celery) -> None:
 def test_what_a_worker_has_carried_out_is_not_kept(app: Celery) -> None:
     """Not even what is still to be said of it: a request that never gets that far would stay for ever."""
     seen: list[weakref.ref[Context]] = []
-    task = make(app, lambda self: seen.append(weakref.ref(self.request)))
+    task = bound(app, lambda self: seen.append(weakref.ref(self.request)))
     task.push_request(id="x", called_directly=False, is_eager=False, delivery_info={}, chain=[task.si()])
     try:
         task()

@@ -13,7 +13,7 @@ from celery_singleton_lock.stores.redis.lock_answers import Answer, Freed
 
 
 @pytest.mark.parametrize(
-    ("script", "answers"), [("lock/answers", Answer), ("lock/free", Freed), ("ledger/claim", Claim)], ids=str
+    ("script", "answers"), [("lock/answers", Answer), ("lock/end", Freed), ("ledger/claim", Claim)], ids=str
 )
 def test_answers_have_the_same_numbers(script: str, answers: type[IntEnum]) -> None:
     text = files("celery_singleton_lock.stores.redis").joinpath(f"scripts/{script}.lua").read_text()

@@ -32,6 +32,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task.run import seconds_until
+from tests.unit.deliveries import hold
 
 _numbers = itertools.count()
 
@@ -58,19 +59,6 @@ def app() -> Celery:
     made = App(f"unit{next(_numbers)}", set_as_current=False, broker="memory://", backend="cache+memory://")
     made.conf.singleton_lock_prefix = f"unit{next(_numbers)}"
     return made
-
-
-@pytest.fixture
-def hold(app: Celery) -> Callable[..., Lease]:
-    """Hold the lock that a call would take, as another task."""
-
-    def hold(task: SingletonTask, *args: Any, **kwargs: Any) -> Lease:
-        key = task.lock_key_of(*args, **kwargs)
-        lease = Runtime.of(app).store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("other-task")))
-        assert isinstance(lease, Lease)
-        return lease
-
-    return hold
 
 
 def is_free(app: Celery, task: SingletonTask, *args: Any) -> bool:
@@ -118,7 +106,7 @@ class TestRun:
         assert not job.lock.held
         assert job.lock.fence == 0
 
-    def test_direct_call_is_a_plain_function(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_direct_call_is_a_plain_function(self, app: Celery) -> None:
         @app.task(base=SingletonTask, bind=True)
         def job(self: Any, x: int) -> tuple[int, bool]:
             return x, self.lock.held
@@ -133,7 +121,7 @@ class TestRun:
 
         assert job.apply((3,)).get() == 6
 
-    def test_other_arguments_are_another_lock(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_other_arguments_are_another_lock(self, app: Celery) -> None:
         @app.task(base=SingletonTask)
         def job(x: int) -> int:
             return x
@@ -141,7 +129,7 @@ class TestRun:
         hold(job, 1)
         assert job.apply((2,)).get() == 2
 
-    def test_one_lock_name_makes_tasks_exclude_each_other(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_one_lock_name_makes_tasks_exclude_each_other(self, app: Celery) -> None:
         options: dict[str, Any] = {"base": SingletonTask, "lock_name": "ledger", "on_conflict": "raise"}
         bill = app.task(name="bill", lock_key="tenant:{tenant}", **options)(body(lambda tenant: None))
         refund = app.task(name="refund", lock_key="tenant:{of}", **options)(body(lambda of, amount: None))
@@ -171,7 +159,7 @@ class TestRun:
 
         assert job.apply().get() is False
 
-    def test_no_lock_when_the_call_says_so(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_no_lock_when_the_call_says_so(self, app: Celery) -> None:
         @app.task(base=SingletonTask, bind=True)
         def job(self: Any) -> bool:
             return bool(self.lock.held)
@@ -224,7 +212,7 @@ class TestSecondsUntil:
 
 class TestConflict:
     @pytest.fixture
-    def job(self, app: Celery, hold: Callable[..., Lease]) -> Any:
+    def job(self, app: Celery) -> Any:
         job = app.task(base=SingletonTask, name="job")(body(lambda: "ran"))
         hold(job)
         return job
@@ -249,7 +237,7 @@ class TestConflict:
         with pytest.raises(LockConflict):
             job.apply(singleton_lock={"on_conflict": "retry"}).get()
 
-    def test_callable_decides(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_callable_decides(self, app: Celery) -> None:
         asked = []
 
         def decide(task: Any, conflict: LockConflict) -> str:
@@ -262,13 +250,13 @@ class TestConflict:
             job.apply().get()
         assert asked == [("job", "other-task")]
 
-    def test_callable_that_answers_nonsense(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_callable_that_answers_nonsense(self, app: Celery) -> None:
         job = app.task(base=SingletonTask, name="job", on_conflict=lambda task, conflict: "maybe")(body(lambda: None))
         hold(job)
         with pytest.raises(InvalidOption, match="'maybe'"):
             job.apply().get()
 
-    def test_method_decides(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_method_decides(self, app: Celery) -> None:
         class Deciding(SingletonTask):
             def on_conflict(self, conflict: LockConflict) -> str:  # type: ignore[override]
                 return "raise"
@@ -282,7 +270,7 @@ class TestConflict:
         job.apply()
         assert not is_free(app, job)
 
-    def test_lock_wait_gets_it_when_it_is_freed(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_lock_wait_gets_it_when_it_is_freed(self, app: Celery) -> None:
         import threading
 
         job = app.task(base=SingletonTask, name="job", lock_wait=20, on_conflict="raise")(body(lambda: "ran"))
@@ -290,7 +278,7 @@ class TestConflict:
         threading.Timer(0.05, lambda: Runtime.of(app).store.free(lease)).start()
         assert job.apply().get() == "ran"
 
-    def test_lock_wait_ends_in_the_policy(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_lock_wait_ends_in_the_policy(self, app: Celery) -> None:
         job = app.task(base=SingletonTask, name="job", lock_wait=0.05, on_conflict="raise")(body(lambda: "ran"))
         hold(job)
         with pytest.raises(LockConflict):
@@ -343,7 +331,7 @@ class TestSignals:
         key = job.lock_key_of()
         assert got == [("acquired", "job", "t1", key, True), ("released", "job", "t1", key, True)]
 
-    def test_of_a_conflict(self, app: Celery, hold: Callable[..., Lease]) -> None:
+    def test_of_a_conflict(self, app: Celery) -> None:
         got = []
         job = app.task(base=SingletonTask, name="job")(body(lambda: None))
         hold(job)

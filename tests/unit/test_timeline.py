@@ -119,7 +119,9 @@ def test_what_is_held_is_running() -> None:
     assert ahead.began == 1_000_600.0, "its host's clock is ahead"
 
 
-@pytest.mark.parametrize("held", [Held(None, "o", 1.0), Held(Holder("i"), "o", 1.0)])
+@pytest.mark.parametrize(
+    "held", [Held(None, "o", 1.0), Held(Holder("i"), "o", 1.0), Held(Holder("i", ttl=30.0), "o", 60.0)]
+)
 def test_lock_that_nobody_runs_under_is_no_run(held: Held) -> None:
-    """A stranger's, or one that is kept between two attempts."""
+    """A stranger's, one that is kept between two attempts, or that of a message."""
     assert running("p:1:{a:1}", held, 1_000_600.0) is None

@@ -16,6 +16,5 @@ class SingletonLockConfig(AppConfig):  # type: ignore[misc]
     verbose_name = "Celery singleton lock"
 
     def ready(self) -> None:
-        """Register the checks."""
         checks.register(check_settings, "celery")
         checks.register(check_production, "celery", deploy=True)

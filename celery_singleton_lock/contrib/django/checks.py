@@ -17,7 +17,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from celery_singleton_lock._celery import active_apps, is_setting, is_stand_in
 from celery_singleton_lock.beat import ExclusiveScheduler
-from celery_singleton_lock.diagnosis.audit import pool_name, task_warnings
+from celery_singleton_lock.diagnosis.audit import task_warnings
 from celery_singleton_lock.diagnosis.beat import RULES as BEAT_RULES
 from celery_singleton_lock.diagnosis.beat import sent_by_two_beats
 from celery_singleton_lock.diagnosis.finding import Finding
@@ -91,7 +91,7 @@ def of_production(app: Any) -> Iterator[CheckMessage]:
     for rule in (*RULES, *BEAT_RULES):
         for finding in rule(AppContext(app, of_app)):
             yield _found(app, _NUMBERS.get(rule, _OTHERS), finding)
-    for finding in task_warnings(app, of_app, pool=pool_name(app.conf.worker_pool)):
+    for finding in task_warnings(app, of_app):
         yield _found(app, _OTHERS, finding)
 
 

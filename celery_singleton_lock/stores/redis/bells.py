@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError, TimeoutError
+from redis.exceptions import RedisError, ResponseError, TimeoutError
 
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
@@ -99,7 +99,8 @@ class RedisBells:
         for line in lines.values():
             try:
                 for ring in line.leave():
-                    self.pass_on(ring)
+                    # However often it was passed on: nobody here takes it.
+                    self._push(ring.key, min(ring.passed_on + 1, MAX_PASSED_ON))
             except (RedisError, OSError) as error:
                 line.drop(error)
 
@@ -140,7 +141,10 @@ class RedisBells:
         waiting = keyspace.waiting_key(ring.key)
         endpoint = self._servers.server_of(waiting)
         # Those of 0 wait no more.
-        older = endpoint.command("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)
+        (older,) = endpoint.command_each([("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)])
+        if isinstance(older, Exception):
+            _unless_strange(older)
+            return False
         if not older or older[0] == self._name.encode():
             return False
         if ring.passed_on < MAX_PASSED_ON:
@@ -177,6 +181,8 @@ class _Line:
         self._places: dict[str, Place] = {}
         #: Those of which a wake-up found no use here.
         self._forgotten: set[str] = set()
+        #: Those where somebody else has put a value in the place of wake-ups: nothing can wait for them.
+        self._strange: set[str] = set()
         self._exits = ExitStack()
         self._connection: Connection | None = None
         self._nudge = ""
@@ -191,23 +197,28 @@ class _Line:
     def stand(self, places: dict[str, Place]) -> list[Ring]:
         """Block for these places; the locks that are free already, or were heard of meanwhile."""
         is_blocked = self._connection is not None and self._connection.unanswered
-        if is_blocked and places == self._places and clock.now() < self.due:
+        is_due = clock.now() >= self.due
+        if is_blocked and places == self._places and not is_due:
             return []
         if rings := self._unblock():
             return rings
         connection = self._connected(next(iter(places)))
         connection.wait_at_most(self._servers.step)
-        known = self._places.keys() - self._forgotten if clock.now() < self.due else ()
+        known = () if is_due else self._places.keys() - self._forgotten
         came = [key for key in places if key not in known]
         left = [key for key in self._places if key not in places]
-        commands = [*self._registered(places), *self._left(left)]
+        moved = {key: place for key, place in places.items() if is_due or place != self._places.get(key)}
+        commands = [*self._registered(moved), *self._left(left)]
         looks = [("EXISTS", *(keyspace.run_key(key, slot) for slot in range(places[key].limit))) for key in came]
-        keys = [*places]
-        blocks = ("BLPOP", *map(keyspace.wake_key, keys), self._nudge, 0)
-        self._places, self._forgotten, self.due = dict(places), set(), clock.now() + REFRESH
-        connection.send(*commands, *looks, blocks)
+        if is_due:  # Not whenever it blocks anew: there may always be another one to block for.
+            self._strange, self.due = set(), clock.now() + REFRESH
+        # Those in the order of before first: Redis takes the first that has an element.
+        self._places = {key: places[key] for key in (*self._places, *places) if key in places}
+        self._forgotten = set()
+        wakes = [keyspace.wake_key(key) for key in self._places if key not in self._strange]
+        connection.send(*commands, *looks, ("BLPOP", *wakes, self._nudge, 0))
         for _ in commands:
-            connection.read()
+            _read(connection)
         held = [connection.read() for _ in looks]
         # What was freed before nobody was told of.
         return [Ring(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
@@ -218,21 +229,25 @@ class _Line:
         if self._answer is None and connection is not None and connection.unanswered:
             connection.wait_at_most(0.0)
             with suppress(TimeoutError):
-                self._answer = connection.read()
+                self._answer = _read(connection)
         return self._answer is not None
 
     def heard(self) -> list[Ring]:
         """The lock that it was woken for, if it was."""
         if not self.has_heard():
             return []
-        (name, value), self._answer = self._answer, None
+        answer, self._answer = self._answer, None
+        if isinstance(answer, ResponseError):
+            self._look_for_strangers(answer)
+            return []
+        name, value = answer
         if name == self._nudge.encode():
             self._nudged = False
             return []
         key = next((key for key in self._places if keyspace.wake_key(key).encode() == name), None)
         if key is None:
             return []
-        # Last in the next list of keys, of which Redis takes the first that has an element.
+        # Last in the next list of keys.
         self._places[key] = self._places.pop(key)
         return [Ring(key, _count(value))]
 
@@ -262,6 +277,17 @@ class _Line:
         if connection is not None:
             connection.forsake()
 
+    def _look_for_strangers(self, refused: ResponseError) -> None:
+        """Find for which locks it cannot block, so that it does for the others."""
+        connection = self._connected(next(iter(self._places)))
+        connection.wait_at_most(self._servers.step)
+        types = connection.answers([("TYPE", keyspace.wake_key(key)) for key in self._places])
+        known = self._strange
+        self._strange = {key for key, its in zip(self._places, types, strict=True) if its not in (b"list", b"none")}
+        if self._strange <= known:
+            raise refused
+        logger.debug("somebody else's values are in the place of wake-ups for %s", ", ".join(self._strange))
+
     def _unblock(self) -> list[Ring]:
         """Have the connection free for other commands; what it was woken for."""
         connection = self._connection
@@ -274,7 +300,7 @@ class _Line:
                 )
                 self._nudged = True
             connection.wait_at_most(self._servers.step)
-            self._answer = connection.read()
+            self._answer = _read(connection)
         return self.heard()
 
     def _connected(self, key: str) -> Connection:
@@ -284,11 +310,9 @@ class _Line:
         return self._connection
 
     def _registered(self, places: Mapping[str, Place]) -> list[Command]:
-        is_due = clock.now() >= self.due
         return [
             command
             for key, place in places.items()
-            if is_due or self._places.get(key) != place
             for command in (
                 ("ZADD", keyspace.waiting_key(key), ms(place.since), self._name),
                 ("PEXPIRE", keyspace.waiting_key(key), ms(WAITING_TTL)),
@@ -299,6 +323,21 @@ class _Line:
         return [("ZREM", keyspace.waiting_key(key), self._name) for key in keys]
 
 
+def _read(connection: Connection) -> Any:
+    """The next answer; one that says that somebody else's value is there stands for it."""
+    try:
+        return connection.read()
+    except ResponseError as error:
+        _unless_strange(error)
+        return error
+
+
+def _unless_strange(error: Exception) -> None:
+    """Raise it, unless it says that a value is of another type than ours: only that lock is to suffer from it."""
+    if not str(error).startswith("WRONGTYPE"):
+        raise error
+
+
 def _count(value: bytes) -> int:
     """How often it was passed on."""
-    return max(int(value) - 1, 0) if value.isdigit() else 0
+    return max(int(value[:9]) - 1, 0) if value.isdigit() else 0

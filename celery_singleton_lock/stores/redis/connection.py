@@ -63,7 +63,7 @@ def packed(command: Sent) -> bytes:
     """
     if isinstance(command, bytes):
         return command
-    parts: Any = tuple(part if isinstance(part, (str, bytes)) else str(part) for part in command)
+    parts: Any = tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
     packed: bytes = hiredis.pack_command(parts)
     return packed
 
@@ -108,7 +108,9 @@ class Connection:
 
     def send(self, *commands: Sent) -> None:
         """Send some commands at once; `read` gives the answer to each, after those to what was sent before."""
-        wire = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
+        wire = commands[0] if len(commands) == 1 else b"".join(map(packed, commands))
+        if not isinstance(wire, bytes):
+            wire = packed(wire)
         # Before it is sent: an interruption may come between any two lines, and who comes next must not take what is
         # answered to this for an answer to something else.
         self.unanswered += len(commands)
@@ -189,6 +191,9 @@ class Connection:
             TooFewReplicas: they did not have it in time; what was written stays.
         """
         try:
+            if type(call) is Ready and not asking:  # As most are: each step more takes its time.
+                self.send(call.by_digest)
+                return call.script.understood(self.read())
             return self._run(call, call.by_digest, asking)
         except NoScriptError:
             return self._run(call, call.by_text, asking)

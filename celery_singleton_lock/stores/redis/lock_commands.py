@@ -41,13 +41,12 @@ PROVISIONAL = 1.0
 #: Arguments of `replace_records.lua` for each record.
 _OF_RECORD = 4
 
-#: What the scripts that are asked for a lock begin with.
-GIVING = "now", "lock/grant", "lock/answers"
-ASKING = "lock/ended", "lock/request"
-REQUEST = *GIVING, *ASKING
-ACQUIRE = Script(*GIVING, "lock/plain", *ASKING, "lock/acquire", answers=answers_question)
-HAND_OVER = Script(*REQUEST, "lock/hand_over", "lock/acquire", answers=answers_question)
-FREE, WAKE = Script("now", "lock/ended", "lock/free"), Script("lock/wake")
+#: What the scripts that are asked for a lock begin with, and what they look with.
+ASKED = "now", "lock/request", "lock/grant", "lock/answers"
+LOOKING = "lock/places", "lock/ended"
+ACQUIRE = Script(*ASKED, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
+HAND_OVER = Script(*ASKED, *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
+FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
 RENEW = Script("lock/renew", answers=are_whole, each=lambda call: len(call.keys))
 REPLACE = Script(
@@ -59,24 +58,51 @@ class Asked(NamedTuple):
     """ARGV of `request.lua`."""
 
     owner: str
-    reserved_as: str
     holder: str
     ttl_ms: int
     fence_ttl_ms: int
-    waiting_ms: int
-    asked_at_ms: int | str
-    sending: str
-    once: int
-    slots: int
-    slot: int | str
-    fence_seed: int | str
-    limit: int
-    given_up: str
-    over_ms: int
-    wake_ms: int = ms(WAKE_TTL)
-    woken: int = 0
-    memory_ms: int = 0
     ended_name: bytes = b""
+    waiting_ms: int = 0
+    asked_at_ms: int | str = 0
+    reserved_as: str = ""
+    sending: str = ""
+    slots: int = 1
+    slot: int | str = ""
+    fence_seed: int | str = ""
+    memory_ms: int = 0
+    limit: int = 1
+    given_up: str = ""
+    over_ms: int = 0
+    wake_ms: int = 0
+    woken: int = 0
+
+
+class Ending(NamedTuple):
+    """ARGV of `end.lua`."""
+
+    owner: str
+    wake_ms: int
+    record: bytes = b""
+    record_ms: int = 0
+    ended_name: bytes = b""
+    ended_ms: int = 0
+    repeated: int = 0
+    reserved: str = ""
+    reserved_ms: int = 0
+    name_of_next: bytes = b""
+    over_ms: int = 0
+    limit: int = 1
+    locks: int = 1
+
+
+def said(args: Asked | Ending) -> Sequence[object]:
+    """Without those at the end that the script takes for granted."""
+    count = len(args)
+    for default in reversed(args._field_defaults.values()):
+        if args[count - 1] != default:
+            break
+        count -= 1
+    return args[:count]
 
 
 def waiting_since() -> Command:
@@ -102,44 +128,46 @@ def acquire(
         replicas: see `Call`.
     """
     keys, asked = question(request, name, slots=slots, late=late)
-    return Call(ACQUIRE, keys, asked, replicas)
+    return Call(ACQUIRE, keys, said(asked), replicas)
 
 
 def hand_over(request: LockRequest, place: str) -> Call:
     """As `acquire`, to be carried out when the waiter at this place is woken; what it gives is to be confirmed."""
     keys, asked = question(replace(request, waiting=True, given_up=()), place)
-    return Call(HAND_OVER, keys, asked._replace(ttl_ms=ms(min(request.ttl, PROVISIONAL)), woken=1))
+    asked = asked._replace(ttl_ms=ms(min(request.ttl, PROVISIONAL)), wake_ms=ms(WAKE_TTL), woken=1)
+    return Call(HAND_OVER, keys, said(asked))
 
 
 def question(
     request: LockRequest, name: str, *, slots: int = 0, late: Sequence[str] = (), shared: str | None = None
 ) -> tuple[list[str], Asked]:
     """KEYS and ARGV of `request.lua`; see `acquire`, and `keyspace.shared`."""
-    key, holder, given_up = request.key, request.holder, request.given_up
+    key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
     slots, shared = max(slots, request.limit), shared or keyspace.shared(key)
-    keys = [keyspace.shared_fence_key(shared), keyspace.waiting_key(key), keyspace.done_key(key, holder.message)]
-    keys += [keyspace.slots_key(key), keyspace.over_key(key, request.owner), keyspace.over_key(key, name)]
-    ended_name = keyspace.ended_name(key, holder.message) if request.once else b""
-    keys += [keyspace.wake_key(key), *keyspace.ended_keys(shared, ended_name)]
+    ended_name = keyspace.ended_name(key, holder.message) if once else b""
+    ended, more = keyspace.ended_keys(shared, ended_name)
+    keys = [keyspace.shared_fence_key(shared), *([ended] if once else []), keyspace.slots_key(key)]
+    keys += [keyspace.over_key(key, request.owner), keyspace.over_key(key, name), keyspace.wake_key(key)]
+    keys += [keyspace.done_key(key, holder.message), more] if once else []
+    keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up else []
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
     return keys, Asked(
         owner=request.owner,
-        reserved_as=_reserved_as(holder),
         holder=holder.dumps(request.ttl),
         ttl_ms=ms(request.ttl),
         fence_ttl_ms=fence_ms(request.ttl),
+        ended_name=ended_name,
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
         asked_at_ms=asked_at(request),
+        reserved_as=_reserved_as(holder),
         sending=_beginning_of_copies(holder) if slots > 1 else "",
-        once=int(request.once),
         slots=slots,
-        slot="",
-        fence_seed="",
         limit=request.limit,
         given_up="".join(given_up),
-        over_ms=over_ms(request.ttl),
-        ended_name=ended_name,
+        over_ms=over_ms(request.ttl) if late or given_up else 0,
+        wake_ms=ms(WAKE_TTL) if given_up or request.in_line else 0,
+        woken=int(request.in_line),
     )
 
 
@@ -195,29 +223,37 @@ def ending(
         shared: what `keyspace.shared` says of the key.
     """
     key, places, shared = hold.key, keyspace.places_of(hold), shared or keyspace.shared(hold.key)
-    done = keyspace.done_key(key, record.message if record else "")
-    done_of_next = keyspace.done_key(key, reservation.holder.message) if reservation else done
-    keys = [keyspace.waiting_key(key), keyspace.wake_key(key), done, done_of_next, keyspace.slots_key(key)]
-    ended_name = keyspace.ended_name(key, record.message) if record else b""
-    name_of_next = keyspace.ended_name(key, reservation.holder.message) if reservation else b""
-    _, more_of_next = keyspace.ended_keys(shared, name_of_next or ended_name)
-    keys += [*keyspace.ended_keys(shared, ended_name), more_of_next, keyspace.aside_key(shared), *places]
-    keys += [keyspace.over_key(key, name) for name in over]
-    args = [
-        value,
-        ms(WAKE_TTL) if wakes else 0,
-        over_ms(hold.ttl) if over_for is None else over_for,
-        hold.limit,
-        len(places),
-        int(repeated),
-        record.content if record else b"",
-        _record_ms(record) if record else 0,
-        reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
-        ms(reservation.seconds) if reservation else 0,
-        ended_name,
-        _ended_ms(record) if record else 0,
-        name_of_next,
-    ]
+    ended_ms, name, name_of_next = 0, b"", b""
+    keys = [keyspace.waiting_key(key), keyspace.wake_key(key)]
+    if record is not None:
+        keys.append(keyspace.done_key(key, record.message))
+        ended_ms = _ended_ms(record)
+        name = keyspace.ended_name(key, record.message) if ended_ms or repeated else b""
+    if reservation is not None:
+        name_of_next = keyspace.ended_name(key, reservation.holder.message)
+    if name or name_of_next:
+        keys += [*keyspace.ended_keys(shared, name or name_of_next), keyspace.aside_key(shared)]
+    if reservation is not None:
+        keys += [keyspace.slots_key(key), keyspace.done_key(key, reservation.holder.message)]
+        keys.append(keyspace.ended_keys(shared, name_of_next)[1])
+    keys += [*places, *(keyspace.over_key(key, each) for each in over)]
+    args = said(
+        Ending(
+            value,
+            ms(WAKE_TTL) if wakes else 0,
+            record=record.content if record else b"",
+            record_ms=_record_ms(record) if record else 0,
+            ended_name=name,
+            ended_ms=ended_ms,
+            repeated=int(repeated),
+            reserved=reservation.holder.reserved_as + reservation.holder.dumps() if reservation else "",
+            reserved_ms=ms(reservation.seconds) if reservation else 0,
+            name_of_next=name_of_next,
+            over_ms=(over_ms(hold.ttl) if over_for is None else over_for) if over else 0,
+            limit=hold.limit,
+            locks=len(places),
+        )
+    )
     if record is None and reservation is None:
         return Call(FREE, keys, args)
     began, same = (

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from operator import itemgetter
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.holder import FIRST, Holder
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
@@ -23,6 +23,9 @@ from celery_singleton_lock.stores.redis.script import Call, Ready
 #: Stencils that are kept: one for each combination of lengths, of which a task has a few.
 _MOST = 1024
 
+#: Messages that are known, from the acquire to the free.
+_LATEST = 64
+
 #: What marks are made of: not what is in a digest, nor between the parts of a command.
 _MARKS = "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0b\x0c"
 
@@ -31,33 +34,34 @@ _MARK = re.compile(rb"([%b])\1*" % _MARKS.encode())
 
 def acquire(request: LockRequest, name: str) -> Ready | None:
     """As `lock_commands.acquire`; None for what is rare."""
-    holder = request.holder
-    if request.limit != 1 or request.given_up or holder.attempt != FIRST:
+    key, holder = request.key, request.holder
+    if request.limit != 1 or request.given_up or request.in_line or holder.replaced or holder.retries or not key:
         return None
-    texts = request.owner, name, holder.message, holder.dumps(request.ttl), str(lock_commands.asked_at(request))
-    ended = _of_ended(request.key, holder.message) if request.once else ()
-    parts = *_of_key(request.key), *map(str.encode, texts), *ended
-    if not all(parts):
-        return None
-    stencil = _for_acquire(type(request.key), request.ttl, request.waiting, request.once, tuple(map(len, parts)))
+    parts = [*_of_key(key), request.owner.encode(), name.encode(), holder.dumps(request.ttl).encode()]
+    if request.waiting:
+        parts.append(str(lock_commands.asked_at(request)).encode())
+    if request.once:
+        parts += _of_message(key, holder.message)
+    stencil = _for_acquire(type(key), request.ttl, request.waiting, request.once, tuple(map(len, parts)))
     return Ready(lock_commands.ACQUIRE, stencil.filled(parts), partial(lock_commands.acquire, request, name))
 
 
 def free(hold: Hold, record: Record | None) -> Ready | None:
     """As `lock_commands.free`; None for what is rare."""
-    if hold.limit != 1 or hold.slot:
+    key, lives = hold.key, None
+    if hold.limit != 1 or hold.slot or not key:
         return None
-    left, content = list[bytes](), list[bytes]()
+    parts = [*_of_key(key), hold.owner.encode()]
     if record is not None:
-        left = [record.message.encode(), *_of_ended(hold.key, record.message)]
-        content = [record.content]
-    parts = *_of_key(hold.key), hold.owner.encode(), *left
-    if not all((*parts, *content)):
-        return None
-    lives = None if record is None else (record.seconds, record.content_for)
-    stencil = _for_free(type(hold.key), hold.ttl, lives, tuple(map(len, parts)))
+        if not (record.message and record.content):
+            return None
+        lives = record.seconds, record.content_for
+        parts += [record.message.encode()] if record.content_for is None else _of_message(key, record.message)
+    stencil = _for_free(type(key), hold.ttl, lives, tuple(map(len, parts)))
+    if record is not None:
+        parts.append(_bulk(record.content))
     whole = partial(lock_commands.free, hold, record=record, began=clock.now())
-    return Ready(lock_commands.FREE, stencil.filled((*parts, *map(_bulk, content))), whole)
+    return Ready(lock_commands.FREE, stencil.filled(parts), whole)
 
 
 class _Stencil:
@@ -99,11 +103,13 @@ class _MarkedHolder(Holder):
 
 @lru_cache(maxsize=_MOST)
 def _for_acquire(kind: type[str], ttl: float, waiting: bool, once: bool, lengths: tuple[int, ...]) -> _Stencil:
-    key, base, shared, owner, name, message, holder, asked_at, *ended = _marks(lengths)
+    key, base, shared, owner, name, holder, *rest = _marks(lengths)
+    asked_at = rest.pop(0) if waiting else 0
+    message, *ended = rest or [""]
     marked = _MarkedHolder(record=message, process=holder)
     request = LockRequest(_marked_key(kind, key, base), owner, ttl, marked, waiting=waiting, once=once)
     keys, asked = lock_commands.question(request, name, shared=shared)
-    call = Call(lock_commands.ACQUIRE, keys, asked._replace(asked_at_ms=asked_at))
+    call = Call(lock_commands.ACQUIRE, keys, lock_commands.said(asked._replace(asked_at_ms=asked_at)))
     return _Stencil(_with_ended(call, request.key, message, shared, *ended) if ended else call)
 
 
@@ -118,7 +124,7 @@ def _for_free(
     # Results are of many lengths: each by itself would have a stencil made anew.
     message, *ended = left
     call = lock_commands.ending(hold, owner, record=Record(message, content.encode(), *lives), shared=shared)
-    return _Stencil(_with_ended(call, hold.key, message, shared, *ended), any_length=content)
+    return _Stencil(_with_ended(call, hold.key, message, shared, *ended) if ended else call, any_length=content)
 
 
 def _with_ended(call: Call, key: str, message: str, shared: str, name: str, more: str) -> Call:
@@ -140,16 +146,18 @@ def _bulk(text: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
+@lru_cache(maxsize=_MOST, typed=True)
 def _of_key(key: str) -> tuple[bytes, bytes, bytes]:
     """A key, what those beside it begin with, and what those begin with that it shares."""
     own = key.encode()
     return own, key.base.encode() if isinstance(key, Name) else own, keyspace.shared(key).encode()
 
 
-def _of_ended(key: str, message: str) -> tuple[bytes, bytes]:
-    """Under which name a message is over, and where else that may be noted."""
+@lru_cache(maxsize=_LATEST)
+def _of_message(key: str, message: str) -> tuple[bytes, bytes, bytes]:
+    """A message, the name under which it is over, and where else that may be noted."""
     name = keyspace.ended_name(key, message)
-    return name, keyspace.ended_keys(keyspace.shared(key), name)[1].encode()
+    return message.encode(), name, keyspace.ended_keys(keyspace.shared(key), name)[1].encode()
 
 
 def _marked_key(kind: type[str], key: str, base: str) -> str:

@@ -27,7 +27,7 @@ MEMORY_TTL = 315_360_000.0
 #: end, and be none: so it is promised first.
 PROMISE = b"?"
 
-VOTE = Script(*lock_commands.REQUEST, "lock/vote", "lock/acquire", answers=answers_vote)
+VOTE = Script(*lock_commands.ASKED, *lock_commands.LOOKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
 RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 
@@ -84,7 +84,7 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
         fence_seed=round(clock.wall() * 1_000_000),
         memory_ms=ms(MEMORY_TTL) if memory else 0,
     )
-    return Call(VOTE, [*keys, memory] if memory else keys, asked)
+    return Call(VOTE, [*keys, memory] if memory else keys, lock_commands.said(asked))
 
 
 def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:

@@ -81,6 +81,8 @@ class Conversation:
         self._is_late = False
         self._unused_since = 0.0
         self._selector = selectors.DefaultSelector()
+        #: The events of each connection that the selector waits for.
+        self._waits_for = [0] * len(nodes)
 
     def connect(self, *, step: float, seconds: float) -> None:
         """Open what connections are missing and can be had, and send the nodes what is pending.
@@ -144,13 +146,13 @@ class Conversation:
         until = clock.now() + seconds
         repeated_until = clock.now() + repeat_for if repeat_for else 0.0
         for call, answers in zip(calls, each, strict=True):
-            command = packed(call.by_digest)
+            command, sent = packed(call.by_digest), _Sent(call, self._round, answers, repeated_until, settled)
             for index in range(len(self._nodes)):
                 is_silent = self._is_silent(index)
                 if is_silent:
                     answers[index] = NotAsked("it has not answered for some time")
                 if not is_silent or repeated_until:
-                    self._send(index, _Sent(call, self._round, answers, repeated_until, settled), command)
+                    self._send(index, sent, command)
         asked = len(self._nodes) * len(calls)
         while sum(map(len, each)) < asked and not enough(each):
             if (left := until - clock.now()) <= 0:
@@ -215,6 +217,7 @@ class Conversation:
         connection.wait_at_most(0.0)
         self._connections[index] = connection
         self._selector.register(connection, selectors.EVENT_READ, index)
+        self._waits_for[index] = selectors.EVENT_READ
         node.connected()
         # Not when first used: the answer that a script is unknown may come when nobody waits for it any more.
         for script in (*commands.SCRIPTS, *ledger.SCRIPTS):
@@ -256,8 +259,9 @@ class Conversation:
             return
         # Wait for what the socket can do next.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
-        if self._selector.get_key(connection).events != events:
+        if self._waits_for[index] != events:
             self._selector.modify(connection, events, index)
+            self._waits_for[index] = events
 
     def _read(self, index: int) -> None:
         if (connection := self._connections[index]) is None:

@@ -8,12 +8,15 @@ local found, count = {}, (#KEYS - 2) / 2
 local over = redis.call('EXISTS', KEYS[2]) == 1
 for i = 1, count do
   local entry, last, key = ARGV[2 + 2 * i], tonumber(ARGV[3 + 2 * i]), KEYS[2 + i]
-  local known = tonumber(redis.call('HGET', KEYS[1], entry) or redis.call('GET', KEYS[2 + count + i]) or nil)
-  local claimer = redis.call('GET', key)
+  local known = tonumber(redis.call('HGET', KEYS[1], entry) or redis.pcall('GET', KEYS[2 + count + i]) or nil)
+  -- pcall: of another type, it is somebody else's value and no claim, and no reason to claim none of the others.
+  local claimer = redis.pcall('GET', key)
   if known and known > last and known <= ceiling then
     found[i] = {SENT, known}
-  elseif over or claimer and claimer ~= owner then
-    found[i] = {CLAIMED_BY_ANOTHER, math.max(redis.call('PTTL', key), 0)}
+  elseif over or type(claimer) == 'string' and claimer ~= owner then
+    local left = redis.call('PTTL', key)
+    -- One that never ends is somebody else's: not to be asked about all the time.
+    found[i] = {CLAIMED_BY_ANOTHER, left >= 0 and left or tonumber(ttl)}
   else
     redis.call('SET', key, owner, 'PX', ttl)
     found[i] = {CLAIMED, 0}

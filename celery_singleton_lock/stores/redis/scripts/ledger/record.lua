@@ -8,7 +8,7 @@ for i = 2, #KEYS do
   if last ~= '0' and (not known or known < tonumber(last) or known > ceiling) then
     redis.call('HSET', KEYS[1], entry, last)
   end
-  if redis.call('GET', KEYS[i]) == owner then
+  if redis.pcall('GET', KEYS[i]) == owner then
     redis.call('DEL', KEYS[i])
   end
 end

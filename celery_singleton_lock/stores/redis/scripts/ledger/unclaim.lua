@@ -2,7 +2,7 @@
 -- -> 1
 -- Ends the owner's claims; what it has asked for and comes only now claims nothing any more.
 for i = 2, #KEYS do
-  if redis.call('GET', KEYS[i]) == ARGV[1] then
+  if redis.pcall('GET', KEYS[i]) == ARGV[1] then
     redis.call('DEL', KEYS[i])
   end
 end

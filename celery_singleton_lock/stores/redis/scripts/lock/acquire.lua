@@ -1,5 +1,5 @@
 -- Takes a lock, or a slot of a semaphore.
--- Follows grant.lua, answers.lua, ended.lua and request.lua, which names the KEYS and ARGV.
+-- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, answers.lua and ended.lua.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} so many are in use: name them all
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
@@ -27,10 +27,12 @@ for at = 1, #given_up, #owner do
   end
 end
 
-if once == '1' then
+if once then
   local record, left = redis.pcall('GET', done), known_for(ended, more, ended_name, request)
   if type(record) == 'string' or left then
-    wake_others(freed + woken)
+    -- Who has the lock wakes the next one.
+    local is_taken = woken == 1 and redis.call('EXISTS', unpack(KEYS, FIRST, FIRST + limit - 1)) >= limit
+    wake_others(freed + (is_taken and 0 or woken))
     return {RECORD, type(record) == 'string' and record or FORGOTTEN, left or redis.call('PTTL', done)}
   end
 end
@@ -48,8 +50,8 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
-      local number = highest_fence()
-      redis.call('SET', lock, value_with(number), 'PX', ttl)
+      local number = highest_fence(fence)
+      write(lock, owner, holder, string.format('%.0f', number), ttl)
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
           math.max(redis.call('PTTL', in_use), ttl))
@@ -96,7 +98,11 @@ if waiting_ms ~= '0' then
   -- It waits no more. Not removed: the key is there until nobody has looked for a while, or somebody would not be woken.
   redis.call('ZADD', waiting, 'XX', 0, owner)
 end
-local number = grant(KEYS[FIRST + slot], seed)
+local number = grant(KEYS[FIRST + slot], owner, holder, ttl, fence, fence_ttl, seed, request)
+if slots == 1 and not seed then
+  -- Who blocks next would be woken by it for nothing, and lose its place. (An attempt on a Redlock may come to nothing.)
+  redis.call('DEL', wake)
+end
 if slot > 0 then
   -- Who has a lower limit has to look there as well, for as long as anything is held there.
   local left = redis.call('PTTL', in_use)

@@ -1,5 +1,5 @@
 -- What an acquire looks at first that stands behind its waiter's BLPOP; acquire.lua follows this text.
--- Follows request.lua.
+-- Follows request.lua and places.lua.
 -- -> {GIVEN_UP} not any more | what acquire.lua answers
 local gone = redis.call('EXISTS', over, request) ~= 0
 for slot = 0, slots - 1 do

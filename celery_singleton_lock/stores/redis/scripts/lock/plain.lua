@@ -1,13 +1,11 @@
--- What most acquires find, before acquire.lua looks at all that there may be: one lock, which is free, and a message that is
--- not known.
--- Follows grant.lua and answers.lua.
+-- What most acquires find, before acquire.lua looks at all that there may be: one lock, which is free, for which nobody waits or was just
+-- woken, and a message that is not known.
+-- Follows request.lua, grant.lua and answers.lua. PLAIN: arguments of an acquire that says nothing of what is rare, see request.lua.
 -- -> {GRANTED, fence, slot} | whatever follows
-if #KEYS == 10 and ARGV[2] == '' and ARGV[6] == '0' then
-  local done, in_use, over, request, ended, more, lock = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[8], KEYS[9], KEYS[10]
-  if redis.call('EXISTS', done, in_use, over, request, more, lock) == 0 then
-    local names = ARGV[9] == '1' and redis.pcall('GET', ended)
-    if type(names) ~= 'string' or not string.find(names, ARGV[19], 1, true) then
-      return {GRANTED, grant(lock), 0}
-    end
+local PLAIN = 7
+if #ARGV <= PLAIN and redis.call('EXISTS', unpack(KEYS, OTHERS)) == 0 then
+  local names = once and redis.pcall('GET', ended)
+  if type(names) ~= 'string' or not string.find(names, ended_name, 1, true) then
+    return {GRANTED, grant(KEYS[FIRST], owner, holder, ttl, fence, fence_ttl, nil, request), 0}
   end
 end

@@ -1,0 +1,88 @@
+"""Has the locks of messages that were sent last for as long as these may wait.
+
+A lock is taken for some seconds before its message is sent: a program that dies in between leaves no more than that.
+Once the broker has the message, nobody waits for this: a thread of its own says it, of all that were sent meanwhile.
+
+Protocol: `docs/protocol.md`, section 12.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from weakref import WeakMethod
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock, forks
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.later import Later
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores.base import LockStore
+
+logger = get_logger(__name__)
+
+#: Seconds that the lock of a message is good for before it is confirmed: longer than sending takes.
+PROVISIONAL = 30.0
+
+#: Seconds in which more comes to be said together; and until the next try where there was no answer.
+AFTER, RETRY_AFTER = 0.02, 1.0
+
+#: Seconds that a server gets for each step.
+TIMEOUT = 2.0
+
+#: Holds in one round trip.
+BATCH = 200
+
+
+class Confirmations:
+    """Renews holds of `store`, once each."""
+
+    def __init__(self, store: LockStore) -> None:
+        self._store = store
+        self._later = Later("singleton-lock-sent", self.write, after=AFTER)
+        self.start_anew()
+        forks.start_anew_in_child(self)
+        write: Callable[[], object] = self.write
+        _write_at_exit(WeakMethod(write))
+
+    def start_anew(self) -> None:
+        self._mutex = threading.Lock()
+        self._holds: dict[tuple[str, str], tuple[Hold, float]] = {}
+
+    def add(self, hold: Hold) -> None:
+        """Have `hold` last for its ttl from about now, if it is still there then."""
+        with self._mutex:
+            self._holds[hold.key, hold.owner] = hold, clock.now() + PROVISIONAL
+        self._later.want()
+
+    def write(self) -> float | None:
+        """Say what there is to say; what was not answered is kept, for so many seconds."""
+        while True:
+            now = clock.now()
+            with self._mutex:
+                for name in [name for name, (_, until) in self._holds.items() if until < now]:
+                    del self._holds[name]  # It is over by now, unless another one has said it.
+                batch = list(self._holds.items())[:BATCH]
+            if not batch:
+                return None
+            try:
+                self._store.renew([hold for _, (hold, _) in batch], timeout=TIMEOUT)
+            except LockUnavailable as error:
+                logger.debug("messages that were sent are not confirmed yet, trying again: %s", error)
+                return RETRY_AFTER
+            with self._mutex:
+                for name, confirmed in batch:
+                    if self._holds.get(name) is confirmed:
+                        del self._holds[name]
+
+
+def _write_at_exit(write: WeakMethod[Callable[[], object]]) -> None:
+    """A program that ends as soon as it has sent something says so before."""
+
+    def at_exit() -> None:
+        if (found := write()) is not None:
+            found()
+
+    atexit.register(at_exit)

@@ -1,0 +1,197 @@
+"""Locks of messages that are nowhere any more: the broker lost them, somebody purged their queue, or deleted them.
+
+Nothing says so of itself: it takes two looks, some seconds apart, in which nothing of the message is seen. In doubt it
+is alive.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock.diagnosis.finding import Finding, Subject
+from celery_singleton_lock.diagnosis.messages import Look, look_for, name_in_message
+from celery_singleton_lock.keys.key import is_of_queue, without_queue
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.task.queue_lock import is_by_time
+
+#: Seconds since it was sent before which a message is not looked for: it may still be on its way.
+MIN_AGE = 60.0
+
+#: Looks, and seconds from one to the next: a message that goes from a queue to a worker may be in neither for a moment.
+LOOKS, GAP = 2, 5.0
+
+#: Messages that are looked for at once, and named one by one; the oldest first.
+MOST, MOST_NAMED = 1000, 5
+
+#: Seconds by which an end has to move to count as renewed: servers count milliseconds, by a clock of their own.
+NOISE = 1.0
+
+
+class Standing(enum.Enum):
+    """All that is known about the message; the value says why its lock is freed, or why it is not."""
+
+    ORPHANED = "no message stands for it"
+    ALIVE = "its message waits or runs; --force frees it all the same"
+    YOUNG = f"its message was sent less than {MIN_AGE:g} s ago; --force frees it all the same"
+    IN_DOUBT = "nobody can say where its message is; --force frees it all the same"
+    BY_TIME = "it lasts for its time, whatever becomes of its message; --force frees it all the same"
+    ENDED = "it ended meanwhile"
+
+
+@dataclass(slots=True)
+class QueuedHold:
+    """The lock of a message, and what is known about that.
+
+    Attributes:
+        key: the whole key.
+        held: as it was seen last.
+        standing: None while that is open.
+        seen_at: when, on our clock, at the latest.
+    """
+
+    key: str
+    held: Held
+    seen_at: float
+    standing: Standing | None = None
+
+    @property
+    def task_id(self) -> str:
+        return (self.held.holder and self.held.holder.task_id) or ""
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was sent."""
+        return clock.wall() - self.held.holder.since if self.held.holder else 0.0
+
+    @property
+    def names(self) -> set[bytes]:
+        return {name_in_message(text) for text in (self.task_id, self.held.owner) if text}
+
+
+@dataclass(slots=True)
+class Search:
+    """What came of it.
+
+    Attributes:
+        holds: each with its standing.
+        doubts: why it is open where the messages of some of them are.
+    """
+
+    holds: list[QueuedHold]
+    doubts: list[str] = field(default_factory=list)
+
+
+def search(app: Any, found: Sequence[tuple[str, Held]], *, timeout: float) -> Search:
+    """Look for the messages of locks.
+
+    Args:
+        app: whose messages these are.
+        found: locks of messages, with their keys.
+        timeout: seconds that workers get for each answer.
+
+    Raises:
+        LockUnavailable: the lock server does not answer, or an error.
+    """
+    runtime, now = Runtime.of(app), clock.now()
+    holds = [QueuedHold(key, held, now) for key, held in found]
+    for hold in holds:
+        hold.standing = _at_first_sight(hold)
+    undecided = sorted((hold for hold in holds if hold.standing is None), key=lambda hold: -hold.age)
+    done = Search(holds)
+    if len(undecided) > MOST:
+        done.doubts.append(f"{MOST} messages are looked for at once: ask again for the other {len(undecided) - MOST}")
+        _settle(undecided[MOST:], Standing.IN_DOUBT)
+        del undecided[MOST:]
+    alive = _living_workers(runtime) if undecided else set()
+    for number in range(LOOKS):
+        if not undecided:
+            break
+        if number:
+            clock.sleep(GAP)
+        look = look_for(
+            app,
+            {name for hold in undecided for name in hold.names},
+            [hold.task_id for hold in undecided],
+            alive=alive,
+            timeout=timeout,
+        )
+        alive |= look.nodes
+        for hold in undecided:
+            hold.standing = _after(look, hold, runtime.store)
+        done.doubts += [doubt for doubt in look.doubts if doubt not in done.doubts]
+        undecided = [hold for hold in undecided if hold.standing is None]
+    _settle(undecided, Standing.ORPHANED)
+    return done
+
+
+def of_orphans(app: Any, *, timeout: float) -> Iterator[Finding]:
+    """Findings about locks of messages that are nowhere any more.
+
+    Raises:
+        LockUnavailable: the lock server does not answer, or an error.
+    """
+    runtime = Runtime.of(app)
+    queued = [(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix) if is_of_queue(key)]
+    orphaned = [hold for hold in search(app, queued, timeout=timeout).holds if hold.standing is Standing.ORPHANED]
+    remedy = "free it: celery locks clear --orphaned"
+    for hold in orphaned[:MOST_NAMED]:
+        yield Subject(hold.key).warning(
+            f"no message stands for it: that of task {hold.task_id}, sent {hold.age:.0f} s ago, was lost or deleted; "
+            f"for {hold.held.remaining:.0f} s, no other one is sent",
+            remedy,
+        )
+    if (more := len(orphaned) - MOST_NAMED) > 0:
+        yield Subject("keys").warning(f"no message stands for {more} more locks", remedy)
+
+
+def _at_first_sight(hold: QueuedHold) -> Standing | None:
+    if is_by_time(hold.held):
+        return Standing.BY_TIME
+    if not hold.task_id:
+        return Standing.IN_DOUBT
+    return Standing.YOUNG if hold.age < MIN_AGE else None
+
+
+def _living_workers(runtime: Runtime) -> set[str]:
+    """The nodes of workers that hold a lease: whoever renews it is alive, also where it does not answer."""
+    holders = (held.holder for _, held in runtime.store.all_held(runtime.settings.prefix))
+    return {
+        holder.node
+        for holder in holders
+        if holder and holder.task_id and holder.pid and holder.node and not process_identity.is_over(holder.process)
+    }
+
+
+def _after(look: Look, hold: QueuedHold, store: Store) -> Standing | None:
+    """What a look says about one; None if nothing."""
+    if hold.names & look.seen:
+        return Standing.ALIVE
+    if (standing := _of_lock(hold, store)) is not None:
+        return standing
+    return Standing.IN_DOUBT if look.doubts else None
+
+
+def _of_lock(hold: QueuedHold, store: Store) -> Standing | None:
+    """What the lock server says: whether it ended, or somebody renews it, or runs under the lock or waits for that."""
+    before, seen_at, asked_at = hold.held, hold.seen_at, clock.now()
+    now = next((it for it in store.held(hold.key, limit=(before.slot or 0) + 1) if it.owner == before.owner), None)
+    if now is None:
+        return Standing.ENDED
+    hold.held, hold.seen_at = now, clock.now()
+    holders = store.held(without_queue(hold.key))
+    is_renewed = now.remaining > before.remaining - (asked_at - seen_at) + NOISE
+    if is_renewed or any(it.holder is not None and it.holder.task_id == hold.task_id for it in holders):
+        return Standing.ALIVE
+    # What waits in a slot of a worker that is too busy to answer is on no broker.
+    return Standing.IN_DOUBT if any(it.waiters for it in holders) else None
+
+
+def _settle(holds: Sequence[QueuedHold], standing: Standing) -> None:
+    for hold in holds:
+        hold.standing = standing

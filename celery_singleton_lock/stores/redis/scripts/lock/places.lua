@@ -1,0 +1,15 @@
+-- Who holds a lock, and waking those who wait for one.
+-- Follows request.lua.
+local function holds(slot, whose)
+  return string.sub(redis.call('GET', KEYS[FIRST + slot]) or '', 1, #whose) == whose
+end
+
+local function wake_others(places)
+  if places > 0 and redis.call('EXISTS', waiting) == 1 then
+    for _ = 1, places do
+      redis.pcall('RPUSH', wake, 1)
+    end
+    redis.pcall('LTRIM', wake, -slots, -1)
+    redis.call('PEXPIRE', wake, wake_ms)
+  end
+end

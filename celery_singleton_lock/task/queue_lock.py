@@ -1,0 +1,114 @@
+"""The lock that a message has while it waits: taken as it is sent, named by a header, freed as `lock_scope` says.
+
+The owner is the message's, not a delivery's: each copy of it has the header, and may free the lock; nobody else knows
+the owner. A header belongs to one task and id, so that one which somebody copied to another message says nothing there.
+
+Protocol: `docs/protocol.md`, section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.holder import is_owner
+from celery_singleton_lock.keys.key import QUEUE, is_key
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.options.rules import (
+    MAX_LIMIT,
+    MAX_QUEUE_TTL,
+    UNTIL_EXECUTED,
+    UNTIL_EXECUTING,
+    UNTIL_EXPIRED,
+    WHILE_EXECUTING,
+    is_seconds,
+    is_whole,
+)
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+
+#: The message header with `[task id, task, key, owner, seconds, limit, scope]`.
+QUEUED_HEADER = "singleton_lock_queued"
+
+#: Parts of the header. What a later version may add stands behind them.
+_FIELDS = 7
+
+#: Seconds for which it is said again that one has ended, where the lock server does not answer.
+SAID_FOR = 600.0
+
+#: Scopes of which several messages may run at once: there each has a lock of its own as it runs, for its copies.
+OF_EACH_MESSAGE = (UNTIL_EXECUTING, UNTIL_EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLock:
+    """The lock of one message.
+
+    Attributes:
+        key: of this lock, see `key_of_queue`.
+        owner: the message's.
+        seconds: how long it lasts from when it is confirmed.
+        limit: how many messages may have one.
+        scope: when it ends, as the sender says.
+    """
+
+    key: str
+    owner: str
+    seconds: float
+    limit: int
+    scope: str
+
+    @property
+    def ends_at_start(self) -> bool:
+        return self.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED)
+
+    @property
+    def ends_at_end(self) -> bool:
+        """Whether it has ended when its message has; what ended before stays so."""
+        return self.scope != UNTIL_EXPIRED
+
+    def hold(self) -> Hold:
+        """To be freed."""
+        # What is left of a hold that is given up lasts as long.
+        return Hold(self.key, self.owner, ttl=SAID_FOR, limit=self.limit)
+
+    def confirmed(self) -> Hold:
+        """To be renewed, once."""
+        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit)
+
+    def header(self, task: str, task_id: object) -> list[Any]:
+        return [task_id, task, self.key, self.owner, self.seconds, self.limit, self.scope]
+
+
+def is_by_time(held: Held) -> bool:
+    """Whether what was found under the key of a queue lasts for its time, whatever becomes of its message.
+
+    Such a one (`until_expired`) is taken for all of it at once, the others for no longer than sending takes. One that
+    lasts no longer than that itself is taken for one of the others, and has ended before anybody asks.
+    """
+    return held.holder is not None and held.holder.ttl > PROVISIONAL
+
+
+def lock_of(task: TaskLike, request: RequestLike) -> QueueLock | None:
+    """The lock that the message of a request has; None where it has none, or somebody else wrote that."""
+    return lock_in(cleaned.headers(request), task.app, task.name, request.id)
+
+
+def lock_in(headers: Any, app: Any, task: str, task_id: object) -> QueueLock | None:
+    """The same, of the headers of a message for a task of this name and id."""
+    header = headers.get(QUEUED_HEADER) if isinstance(headers, Mapping) else None
+    if not isinstance(header, (list, tuple)) or len(header) < _FIELDS:
+        return None
+    of_id, of_task, key, owner, seconds, limit, scope = header[:_FIELDS]
+    if task_id is None or of_id != task_id or of_task != task:
+        return None
+    prefix = Runtime.of(app).settings.prefix
+    if not (isinstance(key, str) and key == cleaned.key(key) and key.endswith(QUEUE) and is_key(prefix, key)):
+        return None
+    if not (is_owner(owner) and is_seconds(seconds) and 0 < seconds <= MAX_QUEUE_TTL and is_whole(limit, 1, MAX_LIMIT)):
+        return None
+    return QueueLock(key, owner, seconds, limit, scope if isinstance(scope, str) else WHILE_EXECUTING)

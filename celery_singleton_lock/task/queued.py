@@ -1,0 +1,129 @@
+"""The lock that a message brought with it ends: as its body starts, or with the message.
+
+One process ends it, by the owner that the message names: the one that runs it, or the worker's main process, where that
+died or nothing was begun (`worker.request`). A message that goes on as a copy or as its next attempt keeps it.
+
+A message that was acknowledged as it came ends with its process, whatever ends that: its lock becomes a lease then,
+which somebody has to renew. One that is acknowledged late comes again: its lock is kept for as long as it may wait,
+from whenever it is renewed.
+
+Protocol: `docs/protocol.md`, section 12.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+
+from celery.exceptions import Reject
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock, trust
+from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import delivery
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
+from celery_singleton_lock.task.requeue import GoesOn
+from celery_singleton_lock.task.running import progress_of
+
+logger = get_logger(__name__)
+
+#: Seconds until the lock of a message that was acknowledged becomes a lease: who sent it, and the main process that got
+#: it, have confirmed it by then, for longer.
+SOON = 0.2
+
+
+class Queued:
+    """A message in the hands of the process that runs it (`with`).
+
+    Args:
+        task: whose message it is.
+        lock: what that brought with it.
+    """
+
+    def __init__(self, task: TaskLike, lock: QueueLock) -> None:
+        self._task = task
+        self._lock = lock
+        self._progress = progress_of(task.request)
+        self._runtime = Runtime.of(task.app)
+        self._lease: Lease | None = None
+
+    def __enter__(self) -> Queued:
+        # A copy may come while another one runs in this process, whose lease is not to be touched.
+        if not (self._task.acks_late or delivery.is_redelivered(self._task.request)):
+            with suppress(RuntimeError):  # No thread is to be had, as the run will find out.
+                self._keep()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._lease is not None:
+            self._runtime.heartbeat.stop(self._lease)
+        if self._progress.is_begun or not (error is None or isinstance(error, Exception)):
+            return  # It has ended; or whoever stops this process knows what becomes of the message.
+        if (hold := self._going_on(error)) is not None:
+            if self._lease is not None:  # What was renewed is shorter.
+                self._runtime.confirmations.add(hold)
+        elif self._lock.ends_at_end:
+            self._free()
+
+    def start(self) -> None:
+        """The body is about to run."""
+        if not self._lock.ends_at_start:
+            self._keep()
+            return
+        if self._lease is not None:
+            self._runtime.heartbeat.stop(self._lease)
+        self._progress.is_begun = True
+        self._free()
+
+    def _going_on(self, error: Exception | None) -> Hold | None:
+        """The lock as whatever follows has it, where the message goes on."""
+        if self._progress.passes_on is not None:
+            return self._progress.passes_on
+        # Celery gives nothing back that it has acknowledged.
+        is_given_back = isinstance(error, Reject) and self._task.acks_late and getattr(error, "requeue", False)
+        return self._lock.confirmed() if is_given_back or isinstance(error, GoesOn) else None
+
+    def _keep(self) -> None:
+        """Have it renewed from now on."""
+        lock, now = self._lock, clock.now()
+        if self._lease is not None or not lock.ends_at_end:
+            return
+        ttl, sent_at = lock.seconds, now
+        if not self._task.acks_late:
+            # As if it was due for renewal: the store has it for longer.
+            ttl = self._ttl()
+            sent_at = now - ttl * trust.RENEW_AFTER + SOON
+        self._lease = Lease(lock.key, lock.owner, ttl=ttl, fence=0, sent_at=sent_at, limit=lock.limit)
+        self._runtime.heartbeat.start(self._lease, self._when_lost)
+
+    def _ttl(self) -> float:
+        with suppress(InvalidOption):  # It will fail for that.
+            if (options := self._task.lock_options(self._task.request)) is not None:
+                return options.ttl
+        return float(self._runtime.settings.defaults["ttl"])
+
+    def _when_lost(self) -> None:
+        if (lease := self._lease) is not None:
+            logger.warning("%s: another message may be sent while this one runs: %s", lease.key, lease.reason)
+            self._runtime.heartbeat.stop(lease)
+
+    def _free(self) -> None:
+        lock = self._lock
+        try:
+            freed = self._runtime.store.free(lock.hold())
+        except LockUnavailable as error:  # It is said again until there is an answer.
+            logger.warning("%s: the lock of a message that has come is not freed yet: %s", lock.key, error)
+            return
+        if not freed:
+            logger.debug("%s is no longer the lock of this message", lock.key)
+
+
+def brought_by(task: TaskLike, request: RequestLike) -> Queued | None:
+    """What to do about the lock that the message of a request brought with it; None if it has none."""
+    lock = lock_of(task, request)
+    return None if lock is None or request.is_eager else Queued(task, lock)

@@ -1,0 +1,241 @@
+"""A message gets its lock as it is sent, where `lock_scope` says so; one whose lock another has is a duplicate.
+
+Taken, sent, confirmed: the lock is taken for some seconds before the message is sent. If that fails, it is freed: who
+is told that nothing was sent will send again. Once the broker has the message, it is confirmed for as long as the
+message may wait (`confirmations`), by the worker as well that receives it.
+
+Protocol: `docs/protocol.md`, section 12.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from celery import states
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult, EagerResult
+from celery.utils import uuid
+from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from celery_singleton_lock import cleaned, clock, signals
+from celery_singleton_lock._celery import current_worker_task
+from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.options.rules import (
+    DUPLICATE_POLICIES,
+    MAX_QUEUE_TTL,
+    UNTIL_EXPIRED,
+    WHILE_EXECUTING,
+    is_seconds,
+)
+from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_in, lock_of
+from celery_singleton_lock.task.running import progress_of
+
+logger = get_logger(__name__)
+
+#: Seconds that a message may wait where nothing says how long, and those that are added to what is said.
+A_DAY, MARGIN = 86_400.0, 60.0
+
+#: What a call has where something follows on its message: that must not be lost, whoever has the lock. Also what
+#: Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has the last alone.
+_OF_CANVAS = ("chain", "chord", "link", "link_error", "group_id", "root_id", "parent_id", "reply_to")
+
+
+class DuplicateResult(AsyncResult):  # type: ignore[type-arg]
+    """The result of a call that was not sent: of the one whose message waits, or runs.
+
+    Attributes:
+        lock_key: of the lock that this one has.
+        since: when it was sent, seconds since the epoch.
+    """
+
+    lock_key: str
+    since: float
+
+    @classmethod
+    def of(cls, task: Any, duplicate: DuplicateTask) -> DuplicateResult:
+        """The result of the task that the error names."""
+        result = cls(duplicate.task_id, backend=task.backend, task_name=task.name, app=task.app)
+        result.lock_key, result.since = duplicate.key, duplicate.since
+        return result
+
+
+def is_locked_when_sent(task: Any) -> bool:
+    """Whether a task's scope begins when it is sent; asked for each call, also where there is no lock server."""
+    scope = raw_attribute(task, "lock_scope") or task.app.conf.get("singleton_lock_scope") or WHILE_EXECUTING
+    return bool(scope != WHILE_EXECUTING)
+
+
+def send(
+    task: Any,
+    call: Mapping[str, Any] | None,
+    args: Any,
+    kwargs: Any,
+    named: dict[str, Any],
+    publish: Callable[..., Any],
+) -> Any:
+    """Send a message with its lock, or answer as `on_duplicate` says.
+
+    Args:
+        task: what is called.
+        call: the options of the lock for this call.
+        args, kwargs: of the call.
+        named: what else `apply_async` was given, by name.
+        publish: sends the message.
+
+    Raises:
+        DuplicateTask: with `on_duplicate="raise"`.
+        LockUnavailable: with `on_send_unavailable="raise"`.
+    """
+    task_id = named["task_id"] = named.get("task_id") or uuid()
+    before = _Before.of(task, named)
+    try:
+        locked = task.lock_when_sent(call, args, kwargs)
+    except Exception as error:  # What a lock_key of the user's raises, too.
+        if not _follows(before, named):
+            raise
+        return _publish_without(publish, task, named, error)
+    if locked is None:
+        return publish(**named)
+    options, key = locked
+    runtime = Runtime.of(task.app)
+    lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
+    if before.lock is not None and before.lock.key == key:
+        lock = replace(lock, owner=before.lock.owner, limit=before.lock.limit)
+        result = publish(**_with_lock(task, named, lock))
+        if before.request is not None:
+            progress_of(before.request).passes_on = lock.confirmed()
+    else:
+        try:
+            _take(runtime, lock, task_id)
+        except DuplicateTask as duplicate:
+            if not (before.is_one or _is_part(named)):
+                return _answer(task, options, duplicate)
+            return _publish_without(publish, task, named, duplicate)
+        except LockUnavailable as error:
+            if options.on_send_unavailable == "raise" and not _follows(before, named):
+                raise
+            return _publish_without(publish, task, named, error)
+        try:
+            result = publish(**_with_lock(task, named, lock))
+        except BaseException:  # The caller takes it for not sent, and is not to meet it as a duplicate.
+            runtime.store.abandon(lock.hold())
+            raise
+    if lock.scope != UNTIL_EXPIRED:
+        runtime.confirmations.add(lock.confirmed())
+    return result
+
+
+class _Before(NamedTuple):
+    """The message that this one follows on as its next attempt: a retry, a copy, what replaces the task.
+
+    Attributes:
+        is_one: whether it follows on one.
+        request: of that one, where this process carries it out.
+        lock: that it brought with it, and still has.
+    """
+
+    is_one: bool
+    request: RequestLike | None = None
+    lock: QueueLock | None = None
+
+    @classmethod
+    def of(cls, task: Any, named: Mapping[str, Any]) -> _Before:
+        sender, task_id = current_worker_task(), named["task_id"]
+        # Celery copies the headers to a retry; what a worker's main process retries, no task sends.
+        lock = lock_in(named.get("headers"), task.app, task.name, task_id)
+        if sender is None or sender.request.id != task_id:
+            return cls(lock is not None, None, lock)
+        request = sender.request
+        return cls(True, request, None if progress_of(request).is_begun else lock or lock_of(sender, request))
+
+
+def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
+    """Whether it is Celery that sends it, for what a worker carries out: an error would be the end of that."""
+    if before.is_one:
+        return True
+    sender = current_worker_task()
+    return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
+
+
+def _take(runtime: Runtime, lock: QueueLock, task_id: object) -> None:
+    """Take the lock for the message.
+
+    Raises:
+        DuplicateTask: another one has it.
+        LockUnavailable: no answer, or a value that is none of ours.
+    """
+    ttl = lock.seconds if lock.scope == UNTIL_EXPIRED else min(PROVISIONAL, lock.seconds)
+    holder = Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall())
+    found = runtime.store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
+    if not isinstance(found, Held):
+        return
+    if found.holder is None or found.holder.task_id is None:
+        raise LockUnavailable(runtime.store.server, f"somebody else's value is at the lock {lock.key}")
+    raise DuplicateTask(lock.key, found.holder.task_id, found.holder.since)
+
+
+def _answer(task: Any, options: Options, duplicate: DuplicateTask) -> Any:
+    """What the caller gets whose message was not sent."""
+    policy = chosen_policy("on_duplicate", options.on_duplicate, task, duplicate, DUPLICATE_POLICIES)
+    logger.info("%s is not sent, on_duplicate=%s: %s", task.name, policy, duplicate)
+    signals.lock_duplicate.send(
+        sender=task, task_id=duplicate.task_id, key=duplicate.key, duplicate=duplicate, policy=policy
+    )
+    if policy == "raise":
+        raise duplicate
+    if policy == "skip":
+        error = TaskRevokedError(f"skipped: {duplicate}")
+        return EagerResult(uuid(), error, states.REVOKED, name=task.name)
+    return DuplicateResult.of(task, duplicate)
+
+
+def _is_part(named: Mapping[str, Any]) -> bool:
+    """Whether something follows on the message, or it is a part of something: that must not be left waiting."""
+    return any(named.get(name) for name in _OF_CANVAS)
+
+
+def _with_lock(task: Any, named: Mapping[str, Any], lock: QueueLock) -> dict[str, Any]:
+    header = lock.header(task.name, named["task_id"])
+    return {**named, "headers": {**dict(named.get("headers") or {}), QUEUED_HEADER: header}}
+
+
+def _publish_without(publish: Callable[..., Any], task: Any, named: Mapping[str, Any], why: Exception) -> Any:
+    log = logger.info if isinstance(why, DuplicateTask) else logger.warning
+    log("%s[%s] is sent without a lock: %s", task.name, named["task_id"], why)
+    headers = named.get("headers")
+    if isinstance(headers, Mapping):
+        headers = {name: value for name, value in headers.items() if name != QUEUED_HEADER}
+    return publish(**{**named, "headers": headers})
+
+
+def _seconds(task: Any, options: Options, named: Mapping[str, Any]) -> float:
+    """How long the message may keep others from being sent, counted from now."""
+    if options.scope == UNTIL_EXPIRED:
+        return float(options.queue_ttl or 0)
+    delay = _seconds_until(named.get("countdown")) or _seconds_until(named.get("eta")) or 0.0
+    if options.queue_ttl is not None:
+        return min(delay + options.queue_ttl, MAX_QUEUE_TTL)
+    life = _seconds_until(named.get("expires", task.expires))
+    return min((delay + A_DAY if life is None else life) + MARGIN, MAX_QUEUE_TTL)
+
+
+def _seconds_until(when: Any) -> float | None:
+    """Seconds until then, 0 where that is over; None where it is not said, or Celery will refuse it."""
+    with suppress(ValueError, OverflowError):
+        if isinstance(when, str):  # Of a retry.
+            when = maybe_iso8601(when)
+        if isinstance(when, datetime):
+            when = maybe_make_aware(when).timestamp() - clock.wall()
+    return max(float(when), 0.0) if is_seconds(when) else None

@@ -1,0 +1,29 @@
+"""Messages that no task gets: Celery drops those of tasks that the worker does not know, or that are none it can read.
+
+A rolling deploy sends some; what they brought with them ends.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from celery.signals import task_rejected, task_unknown
+from celery.utils.log import get_logger
+
+from celery_singleton_lock.task.queue_lock import lock_in
+from celery_singleton_lock.worker.request import abandon, aside
+
+logger = get_logger(__name__)
+
+
+@task_unknown.connect
+@task_rejected.connect
+def _end_brought(sender: Any, message: Any, **_: Any) -> None:
+    try:
+        headers = message.headers or {}
+        brought = lock_in(headers, sender.app, headers.get("task", ""), headers.get("id"))
+        if brought is not None and brought.ends_at_end:
+            aside.do(partial(abandon, sender.app, brought.hold()))
+    except Exception as error:  # noqa: BLE001 - what a message carries may be anything
+        logger.debug("the worker cannot tell what a message brought that no task gets: %r", error)

@@ -1,0 +1,96 @@
+"""Tasks that take their lock as they are sent, of the app of the workers and of that of whoever sends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.options.rules import SCOPES
+from tests import recording
+
+#: Seconds between two attempts, in which a test sends more.
+PAUSE = 2.0
+
+
+def define(app: Celery) -> SimpleNamespace:
+    """The tasks, of one app."""
+
+    def task(**options: Any) -> Any:
+        options = {"base": SingletonTask, "lock_key": ["job"], "lock_scope": "until_executed", **options}
+        return app.task(bind=True, shared=False, **options)
+
+    def work(self: Any, job: str, seconds: float = 0.05) -> str:
+        with recording.run(job, self.request.id):
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and not recording.may_end(job):
+                time.sleep(0.02)
+        return job
+
+    def failing(self: Any, job: str) -> None:
+        raise ValueError("as told")
+
+    def retrying(self: Any, job: str) -> str:
+        with recording.run(job, self.request.id):
+            if not self.request.retries:
+                raise self.retry(countdown=PAUSE)
+        return job
+
+    def rejected(self: Any, job: str) -> None:
+        raise Reject("as told", requeue=False)
+
+    def replaced(self: Any, job: str) -> None:
+        raise self.replace(self.app.signature("queued.until_executed", (job, PAUSE)))
+
+    def sends_itself(self: Any, job: str, times: int) -> str:
+        with recording.run(job, self.request.id):
+            if times:
+                self.apply_async((job, times - 1))
+        return job
+
+    def dies(self: Any, job: str) -> None:
+        recording.mark("dies", self.request.id)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def resent(self: Any, job: str) -> str:
+        with recording.run(job, self.request.id):
+            if not self.request.retries:
+                self.retry(countdown=PAUSE, throw=False)
+        return job
+
+    def given_back(self: Any, job: str) -> None:
+        with recording.run(job, self.request.id):
+            raise Reject("as told", requeue=True)
+
+    def before_start(self: Any, *_: Any) -> None:
+        raise ValueError("as told")
+
+    def too_long(self: Any, job: str) -> None:
+        time.sleep(300)
+
+    scopes = {scope: task(name=f"queued.{scope}", lock_scope=scope, lock_queue_ttl=300.0)(work) for scope in SCOPES}
+    return SimpleNamespace(
+        **scopes,
+        scopes=scopes,
+        failing=task(name="queued.failing")(failing),
+        retrying=task(name="queued.retrying")(retrying),
+        rejected=task(name="queued.rejected")(rejected),
+        replaced=task(name="queued.replaced", lock_name="queued.until_executed")(replaced),
+        sends_itself=task(name="queued.sends_itself", lock_scope="until_executing")(sends_itself),
+        dies=task(name="queued.dies")(dies),
+        too_long=task(name="queued.too_long", time_limit=1)(too_long),
+        resent=task(name="queued.resent")(resent),
+        given_back=task(name="queued.given_back")(given_back),
+        not_begun=task(name="queued.not_begun", before_start=before_start)(work),
+        dies_rejected=task(name="queued.dies_rejected", acks_late=True, acks_on_failure_or_timeout=False)(dies),
+        long_lease=task(name="queued.long_lease", lock_ttl=600.0)(work),
+        patient=task(name="queued.patient", lock_scope="until_and_while_executing", lock_wait=300.0)(work),
+        late_and_short=task(name="queued.late_and_short", acks_late=True, lock_queue_ttl=1.0)(work),
+        late=task(name="queued.late", acks_late=True, reject_on_worker_lost=True)(work),
+    )

@@ -1,0 +1,15 @@
+"""A worker says that it is ready, once its app's module has imported this: `Worker.wait_until_ready` waits for it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery.signals import worker_ready
+from redis import Redis
+
+
+@worker_ready.connect
+def _ready(sender: Any, **_: Any) -> None:
+    with Redis.from_url(os.environ["TEST_EVENTS"]) as client:
+        client.lpush(f"ready:{sender.hostname}", 1)

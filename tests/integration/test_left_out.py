@@ -1,0 +1,113 @@
+"""What is left out of a call means what it would say: a plain call does to a server what the same one in full does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.stores.base import LockRequest, Record
+from celery_singleton_lock.stores.redis import lock_commands
+from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.testing import RedisServer
+
+KEY = "left-out:1:{job:1}"
+OWNER, OTHER, NAME = new_owner(), new_owner(), new_owner()
+ME = Holder("me")
+PLAIN = [
+    {"once": False, "waiting": False},
+    {"once": True, "waiting": False},
+    {"once": False, "waiting": True},
+    {"once": True, "waiting": True},
+]
+RECORDS = [None, Record(ME.message, b"r", 60.0), Record(ME.message, b"r", 600.0, content_for=60.0)]
+
+Said = Callable[[Any], Sequence[object]]
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Redis]:
+    with Redis.from_url(redis_server.url) as client:
+        yield client
+        client.flushall()
+
+
+def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
+    """The answer, without the fence."""
+    keys, asked = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options), NAME)
+    kind, *rest = run(client, Call(lock_commands.ACQUIRE, keys, said(asked)))
+    return [kind, rest[-1] if kind == 1 else None]
+
+
+def freed(client: Redis, record: Record | None, monkeypatch: pytest.MonkeyPatch, said: Said) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(lock_commands, "said", said)
+        return run(client, lock_commands.free(Hold(KEY, OWNER, ttl=30.0), record=record))
+
+
+def run(client: Redis, call: Call) -> Any:
+    return client.execute_command(*call.by_text)
+
+
+def left(client: Redis) -> dict[bytes, tuple[object, int]]:
+    """What is there, without fences and moments, and for how many minutes."""
+    found = {}
+    for key in client.scan_iter():
+        kind = client.type(key)
+        value = client.get(key) if kind == b"string" else kind
+        if key.endswith((b":run", b":fence")):
+            value = value.rpartition(b",")[0]
+        elif key.endswith(b":ended"):
+            value = value[:8]
+        found[key] = (value, round(client.pttl(key) / 60_000))
+    return found
+
+
+#: What may be there.
+STATES: dict[str, Callable[[Redis], object]] = {
+    "free": lambda client: None,
+    "held": lambda client: acquired(client, {}, lock_commands.said, OTHER),
+    "waited for": lambda client: client.zadd(f"{KEY}:waiting", {OTHER: 5}),
+    "waited for by itself": lambda client: client.zadd(f"{KEY}:waiting", {OWNER: 5}),
+    "of several slots": lambda client: client.set(f"{KEY}:slots", 3),
+    "given up": lambda client: client.set(f"{KEY}:over:{OWNER}", 1),
+    "asked too late": lambda client: client.set(f"{KEY}:over:{NAME}", 1),
+    "recorded": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[1])),
+    "noted": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[2])),
+}
+
+#: Where an acquire gets nothing; and where it looks for a record, too.
+NONE = {"held", "of several slots", "given up", "asked too late"}
+NONE_ONCE = {*NONE, "recorded", "noted"}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("options", PLAIN, ids=str)
+def test_acquire(client: Redis, options: dict[str, bool], state: str) -> None:
+    outcomes = []
+    for said in (tuple, lock_commands.said):
+        client.flushall()
+        STATES[state](client)
+        answer = acquired(client, options, said)
+        outcomes.append((answer, left(client)))
+    assert outcomes[0] == outcomes[1]
+    assert (answer == [1, 0]) == (state not in (NONE_ONCE if options["once"] else NONE))
+
+
+@pytest.mark.parametrize("state", ["free", "held", "waited for"])
+@pytest.mark.parametrize("record", RECORDS, ids=["no record", "record", "noted"])
+def test_free(client: Redis, record: Record | None, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for said in (tuple, lock_commands.said):
+        client.flushall()
+        acquired(client, {}, lock_commands.said, OTHER if state == "held" else OWNER)
+        if state == "waited for":
+            STATES[state](client)
+        answer = freed(client, record, monkeypatch, said)
+        outcomes.append((answer, left(client)))
+    assert outcomes[0] == outcomes[1]
+    assert answer == (0 if state == "held" else 1)

@@ -1,0 +1,370 @@
+"""Locks that are taken as messages are sent: held while these wait, and free when they are over, in any way."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import chain, chord, group, states
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+from celery.signals import before_task_publish
+
+from celery_singleton_lock import DuplicateResult, SingletonTask, clock
+from celery_singleton_lock.task.message_identity import SENT_HEADER
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
+from tests.integration.conftest import LONG, Shop, until
+from tests.integration.queued_tasks import PAUSE, define
+from tests.patience import LIMIT
+from tests.recording import overlaps
+
+#: Seconds of leases.
+TTL = 2.0
+
+
+@pytest.fixture
+def tasks(shop: Shop) -> SimpleNamespace:
+    return define(shop.app)
+
+
+def start(shop: Shop, *names: str, **options: Any) -> Any:
+    return shop.start(*(names or ("one",)), app="tests.integration.queued_app", **options)
+
+
+def is_sent(result: AsyncResult) -> bool:
+    return not isinstance(result, DuplicateResult)
+
+
+def queued(shop: Shop) -> list[str]:
+    """The locks of messages."""
+    return [key for key in shop.held() if ":queue" in key]
+
+
+def until_can_be_sent(shop: Shop) -> None:
+    until(lambda: queued(shop) == [])
+
+
+class TestScopes:
+    """What may be sent beside a message that waits, and beside one that runs."""
+
+    @pytest.mark.parametrize(
+        ("scope", "beside_running"),
+        [
+            ("until_executing", True),
+            ("until_executed", False),
+            ("until_and_while_executing", True),
+            ("until_expired", False),
+        ],
+    )
+    def test_one_waits(self, shop: Shop, tasks: SimpleNamespace, scope: str, beside_running: bool) -> None:
+        job = tasks.scopes[scope]
+        waiting = [job.delay("report", LONG) for _ in range(10)]
+        assert [is_sent(result) for result in waiting] == [True, *[False] * 9]
+        start(shop, concurrency=1)
+        shop.record.wait_for(starts=1)
+        running = [job.delay("report", LONG) for _ in range(10)]
+        assert sum(map(is_sent, running)) == beside_running
+        shop.record.let_end("report")
+        assert {result.get(timeout=LIMIT) for result in waiting + running} == {"report"}
+        assert len(shop.record.runs("report")) == 1 + beside_running
+        if scope == "until_and_while_executing":
+            assert overlaps(shop.record.runs("report")) == []
+        if scope != "until_expired":
+            until_can_be_sent(shop)
+            assert is_sent(job.delay("report"))
+
+    def test_several_run_at_once_where_only_waiting_is_exclusive(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=4)
+        job = tasks.until_executing
+        results = []
+        for count in (1, 2, 3):
+            results.append(job.delay("report", LONG))
+            shop.record.wait_for(starts=count)
+        shop.record.let_end("report")
+        assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
+
+    @pytest.mark.parametrize("scope", ["until_executing", "until_executed", "until_and_while_executing"])
+    def test_many_senders_at_once(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
+        """Before any worker is there, one of each job is sent; with workers, as many as run."""
+        job, jobs = tasks.scopes[scope], [f"job {number}" for number in range(10)]
+
+        def send(seed: int) -> int:
+            chance = random.Random(seed)
+            return sum(is_sent(job.delay(chance.choice(jobs), 0.0)) for _ in range(100))
+
+        with ThreadPoolExecutor(8) as senders:
+            assert sum(senders.map(send, range(8))) == len(jobs)
+            start(shop, "one", "two")
+            sent = len(jobs) + sum(senders.map(send, range(8)))
+        shop.record.wait_for(ends=sent)
+        until_can_be_sent(shop)
+        assert len(shop.record.runs()) == sent
+        if scope != "until_executing":
+            assert overlaps(shop.record.runs()) == []
+
+    def test_task_that_sends_itself_again(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        tasks.sends_itself.delay("report", 3)
+        shop.record.wait_for(ends=4)
+        assert len(shop.record.runs("report")) == 4
+
+
+class TestMessageIsOver:
+    """Its lock is free, by whoever ends it."""
+
+    @pytest.mark.parametrize("name", ["failing", "rejected", "dies", "dies_rejected", "too_long", "not_begun"])
+    def test_without_success(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
+        start(shop)
+        result = tasks.__dict__[name].delay("report")
+        until(lambda: result.state == states.FAILURE)
+        until_can_be_sent(shop)
+
+    def test_revoked_before_it_starts(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        (worker,) = start(shop)
+        result = tasks.until_executed.apply_async(("report",), countdown=3600)
+        until(lambda: f"{result.id}] received" in worker.log)
+        shop.app.control.revoke(result.id)
+        until(lambda: "Discarding revoked" in worker.log or result.id in worker.log.partition("Tasks flagged")[2])
+        # Celery looks when the message is due; the bound ends it where nobody does.
+        assert queued(shop) != []
+
+    def test_revoked_as_it_comes(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        (worker,) = start(shop)
+        blocking = tasks.while_executing.delay("other", LONG)
+        shop.record.wait_for(starts=1)
+        result = tasks.until_executed.apply_async(("report",), countdown=1)
+        until(lambda: f"{result.id}] received" in worker.log)
+        shop.app.control.revoke(result.id)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        until_can_be_sent(shop)
+        shop.record.let_end("other")
+        blocking.get(timeout=LIMIT)
+
+    def test_terminated(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        result = tasks.until_executed.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        shop.app.control.revoke(result.id, terminate=True)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        until_can_be_sent(shop)
+
+    def test_terminated_greenlet(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, pool="gevent")
+        result = tasks.late.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        shop.app.control.revoke(result.id, terminate=True)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        until_can_be_sent(shop)
+
+    def test_given_back_after_it_was_acknowledged(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Celery does not give it back then."""
+        start(shop)
+        tasks.given_back.delay("report")
+        shop.record.wait_for(ends=1)
+        until_can_be_sent(shop)
+
+    def test_task_that_no_worker_knows(self, shop: Shop) -> None:
+        @shop.app.task(base=SingletonTask, name="queued.unknown", shared=False, lock_scope="until_executed")
+        def unknown() -> None: ...
+
+        (worker,) = start(shop)
+        unknown.delay()
+        until(lambda: "unregistered task" in worker.log)
+        until_can_be_sent(shop)
+
+    def test_message_that_its_process_cannot_read(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        tasks.until_executing.apply_async(("report",), serializer="pickle")
+        until_can_be_sent(shop)
+
+    def test_expired(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        result = tasks.until_executed.apply_async(("report",), expires=0.1)
+        clock.sleep(0.2)
+        start(shop)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        until_can_be_sent(shop)
+
+    def test_skipped_for_another_one_that_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        shop.app.send_task("queued.until_executed", ("report", LONG))  # By name, and so without a lock.
+        shop.record.wait_for(starts=1)
+        result = tasks.until_executed.delay("report")
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        until_can_be_sent(shop)
+        shop.record.let_end("report")
+
+    def test_worker_is_killed(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """The message was acknowledged, and is lost as Celery has it: the lock goes with its process."""
+        (worker,) = start(shop)
+        tasks.until_executed.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        until(lambda: shorter(shop))
+        worker.kill()
+        until_can_be_sent(shop)
+        start(shop, "two")
+        result = tasks.until_executed.delay("report")
+        assert is_sent(result)
+        assert result.get(timeout=LIMIT) == "report"
+
+    def test_lock_goes_with_its_process_from_the_start(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Not from the first renewal of a long lease: who sent it confirms it as it starts."""
+        start(shop)
+        tasks.long_lease.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        until(lambda: shorter(shop, 600))
+        shop.record.let_end("report")
+
+    def test_lock_goes_with_the_process_in_which_it_waits(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        tasks.patient.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        assert is_sent(tasks.patient.delay("report"))
+        until(lambda: queued(shop) != [] and shorter(shop))
+        shop.record.let_end("report")
+        shop.record.wait_for(ends=2)
+        until_can_be_sent(shop)
+
+
+def shorter(shop: Shop, seconds: float = TTL) -> bool:
+    """Whether the lock of the message lasts no longer than a lease."""
+    with shop.locks() as client:
+        return all(client.ttl(key) <= seconds for key in queued(shop))
+
+
+class TestMessageGoesOn:
+    """Its lock is kept."""
+
+    def test_between_two_attempts(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        first = tasks.retrying.delay("report")
+        shop.record.wait_for(ends=1)
+        until(lambda: first.state == states.RETRY)
+        assert not is_sent(tasks.retrying.delay("report"))
+        assert first.get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 2
+        until_can_be_sent(shop)
+
+    def test_by_a_retry_beside_which_it_ends(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        tasks.resent.delay("report")
+        shop.record.wait_for(ends=1)
+        clock.sleep(PAUSE / 4)
+        assert not is_sent(tasks.resent.delay("report"))
+        shop.record.wait_for(ends=2)
+        until_can_be_sent(shop)
+
+    def test_while_a_copy_of_an_earlier_attempt_comes(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        (worker,) = start(shop)
+        noted: dict[str, Any] = {}
+
+        def note(headers: dict[str, Any], **_: Any) -> None:
+            noted.update(headers)
+
+        before_task_publish.connect(note, weak=False)
+        try:
+            first = tasks.retrying.delay("report")
+        finally:
+            before_task_publish.disconnect(note)
+        shop.record.wait_for(ends=1)
+        until(lambda: first.state == states.RETRY)
+        ours = {name: noted[name] for name in (QUEUED_HEADER, SENT_HEADER)}
+        shop.app.send_task("queued.retrying", ("report",), task_id=first.id, headers=ours)
+        until(lambda: "already done (RETRY" in worker.log)
+        clock.sleep(PAUSE / 8)
+        assert not is_sent(tasks.retrying.delay("report"))
+        assert first.get(timeout=LIMIT) == "report"
+        until_can_be_sent(shop)
+
+    def test_while_it_runs_for_longer_than_it_may_wait(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        first = tasks.late_and_short.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        clock.sleep(2.5)
+        assert not is_sent(tasks.late_and_short.delay("report"))
+        shop.record.let_end("report")
+        assert first.get(timeout=LIMIT) == "report"
+        until_can_be_sent(shop)
+
+    def test_by_what_replaces_the_task(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        first = tasks.replaced.delay("report")
+        shop.record.wait_for(starts=1)
+        assert not is_sent(tasks.until_executed.delay("report"))
+        assert first.get(timeout=LIMIT) == "report"
+        until_can_be_sent(shop)
+
+    def test_until_its_message_comes_again(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        first = tasks.late.delay("report", LONG)
+        (run,) = shop.record.wait_for(starts=1)
+        os.kill(run.pid, signal.SIGKILL)
+        shop.record.wait_for(starts=2)
+        assert not is_sent(tasks.late.delay("report"))
+        shop.record.let_end("report")
+        assert first.get(timeout=LIMIT) == "report"
+        until_can_be_sent(shop)
+
+    def test_through_a_restart_of_all_workers(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        (worker,) = start(shop, concurrency=1)
+        tasks.while_executing.delay("other", LONG)
+        shop.record.wait_for(starts=1)
+        first = tasks.until_executed.delay("report")
+        shop.record.let_end("other")
+        worker.terminate()
+        assert not is_sent(tasks.until_executed.delay("report")) or first.state == states.SUCCESS
+        start(shop, "two")
+        assert first.get(timeout=LIMIT) == "report"
+        until_can_be_sent(shop)
+
+
+class TestCanvas:
+    """Whoever has the lock, every part gets its end, and so does what follows on it."""
+
+    def test_steps_of_one_chain_with_one_key(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        job = tasks.until_executed
+        result = chain(job.si("report"), job.si("report"), job.si("report")).apply_async()
+        assert result.get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 3
+        until_can_be_sent(shop)
+
+    def test_chain_that_begins_with_a_duplicate(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        tasks.until_executed.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        result = chain(tasks.until_executed.si("report"), tasks.while_executing.si("after")).apply_async()
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        shop.record.let_end("report")
+
+    def test_chord_whose_body_is_a_duplicate(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=3)
+        tasks.until_executed.delay("report", LONG)
+        shop.record.wait_for(starts=1)
+        parts = [tasks.while_executing.si("one"), tasks.while_executing.si("other")]
+        result = chord(parts, tasks.until_executed.si("report")).apply_async()
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=LIMIT)
+        shop.record.let_end("report")
+
+    def test_chord_of_equal_parts(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        job = tasks.until_and_while_executing
+        result = chord([job.si("report"), job.si("report")], tasks.while_executing.si("body")).apply_async()
+        assert result.get(timeout=LIMIT) == "body"
+        assert overlaps(shop.record.runs("report")) == []
+
+    def test_group_of_equal_parts(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        job = tasks.until_and_while_executing
+        assert group(job.si("report"), job.si("report")).apply_async().get(timeout=LIMIT) == ["report", "report"]

@@ -1,0 +1,80 @@
+"""What the lock objects of a client share is found at once, as long as that connects in the same way."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+from redis import Redis
+
+from celery_singleton_lock import Lock, Redlock
+from celery_singleton_lock.lock import clients
+
+Made = Callable[[], Lock]
+
+
+def three() -> list[Redis]:
+    return [Redis(port=port) for port in (1, 2, 3)]
+
+
+@pytest.fixture(params=["one", "one by its URL", "three"])
+def given(request: pytest.FixtureRequest) -> list[Redis]:
+    """Clients; nothing is connected to."""
+    ways = {"one": lambda: [Redis(port=1)], "one by its URL": lambda: [Redis.from_url("redis://h:1/2")], "three": three}
+    return ways[request.param]()
+
+
+@pytest.fixture
+def make(given: list[Redis]) -> Made:
+    return lambda: Lock(given[0], "x") if len(given) == 1 else Redlock(given, "x")
+
+
+def test_next_object_finds_what_the_last_one_got(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make()
+
+    def looked_at(*_: object) -> object:
+        raise AssertionError("its options were looked at again")
+
+    monkeypatch.setattr(clients, "_config", looked_at)
+    assert make()._keeper is first._keeper
+
+
+@pytest.mark.parametrize("name", ["password", "a_new_one"])
+def test_client_that_connects_in_another_way_has_another(make: Made, given: list[Redis], name: str) -> None:
+    first = make()
+    given[-1].connection_pool.connection_kwargs[name] = "secret"
+    assert make()._keeper is not first._keeper
+
+
+def test_client_of_another_class_of_connections_has_another(make: Made, given: list[Redis]) -> None:
+    first, pool = make(), given[-1].connection_pool
+    pool.connection_class = type("Another", (pool.connection_class,), {})
+    assert make()._keeper is not first._keeper
+
+
+def test_others_of_a_redlock_do_not_stay_for_it() -> None:
+    one, *others = three()
+    Redlock([one, *others], "x")
+    pools = [weakref.ref(client.connection_pool) for client in others]
+    others.clear()
+    gc.collect()
+    assert [pool() for pool in pools] == [None, None]
+
+
+def test_redlocks_of_some_clients_that_differ_do_not_share() -> None:
+    one, two, three_, four = (Redis(port=port) for port in (1, 2, 3, 4))
+    first = Redlock([one, two, three_], "x")
+    assert Redlock([one, two, four], "x")._keeper is not first._keeper
+    assert Redlock([one, two, three_], "x", restart_delay=False)._keeper is not first._keeper
+    assert Lock(one, "x")._keeper is not first._keeper
+    assert Lock(one, "x", replicas=1)._keeper is not Lock(one, "x")._keeper
+
+
+def test_client_that_has_come_to_another_ones_server_is_refused() -> None:
+    those = three()
+    Redlock(those, "x")
+    those[1].connection_pool.connection_kwargs["port"] = 1
+    with pytest.raises(ValueError, match="2 clients of localhost:1; allowed: each of another server"):
+        Redlock(those, "x")

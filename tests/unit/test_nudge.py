@@ -1,0 +1,42 @@
+"""The pipe by which a thread is made to look up."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+
+import pytest
+
+from celery_singleton_lock.worker.nudge import Nudge
+
+
+def is_given(nudge: Nudge) -> bool:
+    return bool(select.select([nudge.descriptor], [], [], 0.0)[0])
+
+
+def test_it_is_there_until_it_is_taken() -> None:
+    nudge = Nudge()
+    assert not is_given(nudge)
+    nudge.give()
+    nudge.give()
+    assert is_given(nudge)
+    nudge.take()
+    assert not is_given(nudge)
+    nudge.take()
+
+
+def test_full_pipe_stops_nobody() -> None:
+    nudge = Nudge()
+    for _ in range(70_000):
+        nudge.give()
+    nudge.take()
+
+
+def test_it_is_closed_when_nobody_has_it_any_more() -> None:
+    nudge = Nudge()
+    descriptor = nudge.descriptor
+    del nudge
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -1,0 +1,468 @@
+"""A lock that is taken as a message is sent: what callers get, and what is left of it when nothing is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group, states
+from celery.app.task import Context
+from celery.exceptions import Reject, Retry, TaskRevokedError
+from celery.result import AsyncResult, EagerResult
+from kombu.exceptions import EncodeError, OperationalError
+
+from celery_singleton_lock import (
+    DuplicateResult,
+    DuplicateTask,
+    InvalidKey,
+    InvalidOption,
+    LockUnavailable,
+    SingletonTask,
+    clock,
+    confirmations,
+    lock_duplicate,
+)
+from celery_singleton_lock.keys.key import key_of_queue
+from celery_singleton_lock.options.rules import MAX_QUEUE_TTL, SCOPES, WHILE_EXECUTING
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import sending
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_of
+from celery_singleton_lock.task.running import progress_of
+
+QUEUED = tuple(scope for scope in SCOPES if scope != WHILE_EXECUTING)
+
+
+class Sent:
+    """An app, and what it has sent."""
+
+    def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.app = app
+        self.headers: list[dict[str, Any]] = []
+        self.fails_with: BaseException | None = None
+
+        def send(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> AsyncResult:
+            if self.fails_with is not None:
+                raise self.fails_with
+            self.headers.append(options.get("headers") or {})
+            return AsyncResult(options.get("task_id") or "some id", backend=app.backend, app=app)
+
+        monkeypatch.setattr(app, "send_task", send)
+
+    def task(self, **options: Any) -> Any:
+        options = {"lock_scope": "until_executed", "lock_queue_ttl": 100.0, **options}
+
+        @self.app.task(base=SingletonTask, name="job", shared=False, **options)
+        def job(number: int = 0) -> int:
+            return number
+
+        return job
+
+    @property
+    def store(self) -> Any:
+        return Runtime.of(self.app).store
+
+    def confirm(self) -> None:
+        Runtime.of(self.app).confirmations.write()
+
+    def held(self, task: Any, *args: Any) -> list[Any]:
+        return list(self.store.inspect(key_of_queue(task.lock_key_of(*args))).held)
+
+
+@pytest.fixture
+def sent(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Sent:
+    return Sent(app, monkeypatch)
+
+
+@pytest.mark.parametrize("scope", QUEUED)
+def test_only_one_of_many_is_sent(sent: Sent, scope: str) -> None:
+    job = sent.task(lock_scope=scope)
+    first, *others = [job.delay(1) for _ in range(10)]
+    assert len(sent.headers) == 1
+    assert not isinstance(first, DuplicateResult)
+    assert {type(other) for other in others} == {DuplicateResult}
+    assert {other.id for other in others} == {first.id}
+    assert others[0].lock_key == key_of_queue(job.lock_key_of(1))
+    assert abs(others[0].since - clock.wall()) < 100
+    job.delay(2)
+    assert len(sent.headers) == 2
+
+
+def test_while_executing_takes_nothing_and_needs_no_lock_server(sent: Sent) -> None:
+    sent.app.conf.singleton_lock_backend = "redis://127.0.0.1:1"
+    job = sent.task(lock_scope=WHILE_EXECUTING)
+    job.delay(1)
+    job.delay(1)
+    assert [QUEUED_HEADER in headers for headers in sent.headers] == [False, False]
+
+
+def test_as_many_as_the_limit(sent: Sent) -> None:
+    job = sent.task(lock_limit=3)
+    results = [job.delay(1) for _ in range(5)]
+    assert len(sent.headers) == 3
+    assert [isinstance(result, DuplicateResult) for result in results] == [False, False, False, True, True]
+
+
+class TestOnDuplicate:
+    def test_raise(self, sent: Sent) -> None:
+        job = sent.task(on_duplicate="raise")
+        first = job.delay(1)
+        with pytest.raises(DuplicateTask) as raised:
+            job.delay(1)
+        assert (raised.value.task_id, raised.value.key) == (first.id, key_of_queue(job.lock_key_of(1)))
+        assert first.id in str(raised.value)
+
+    def test_skip(self, sent: Sent) -> None:
+        job = sent.task(on_duplicate="skip")
+        first = job.delay(1)
+        second = job.delay(1)
+        assert isinstance(second, EagerResult)
+        assert (second.state, second.id == first.id) == (states.REVOKED, False)
+        with pytest.raises(TaskRevokedError, match=first.id):
+            second.get()
+
+    def test_callable(self, sent: Sent) -> None:
+        met: list[DuplicateTask] = []
+
+        def choose(task: Any, duplicate: DuplicateTask) -> str:
+            met.append(duplicate)
+            return "skip"
+
+        job = sent.task(on_duplicate=choose)
+        first = job.delay(1)
+        assert isinstance(job.delay(1), EagerResult)
+        assert [duplicate.task_id for duplicate in met] == [first.id]
+
+    def test_callable_that_gives_no_policy(self, sent: Sent) -> None:
+        job = sent.task(on_duplicate=lambda task, duplicate: "replace")
+        job.delay(1)
+        with pytest.raises(InvalidOption, match="'replace'; allowed: existing, raise, skip"):
+            job.delay(1)
+
+    def test_signal(self, sent: Sent) -> None:
+        seen: list[tuple[str, str]] = []
+
+        def receive(sender: Any, task_id: str, policy: str, **_: Any) -> None:
+            seen.append((task_id, policy))
+
+        job = sent.task()
+        first = job.delay(1)
+        with connected(lock_duplicate, receive):
+            job.delay(1)
+        assert seen == [(first.id, "existing")]
+
+    def test_same_id_again(self, sent: Sent) -> None:
+        job = sent.task()
+        job.apply_async((1,), task_id="mine")
+        assert isinstance(job.apply_async((1,), task_id="mine"), DuplicateResult)
+
+
+class connected:
+    def __init__(self, signal: Any, receiver: Callable[..., None]) -> None:
+        self.signal, self.receiver = signal, receiver
+
+    def __enter__(self) -> None:
+        self.signal.connect(self.receiver, weak=False)
+
+    def __exit__(self, *_: object) -> None:
+        self.signal.disconnect(self.receiver)
+
+
+class TestCanvas:
+    """Something waits for each part: it is sent, and the lock of its run decides."""
+
+    @pytest.mark.parametrize(
+        "canvas",
+        [
+            lambda job: chain(job.si(1), job.si(2)),
+            lambda job: group(job.si(1), job.si(1)),
+            lambda job: chord([job.si(1), job.si(1)], job.si(3)),
+            lambda job: job.si(1).on_error(job.si(4)),
+        ],
+        ids=["chain", "group", "chord", "errback"],
+    )
+    def test_parts_are_sent_whoever_has_the_lock(self, sent: Sent, canvas: Callable[[Any], Any]) -> None:
+        job = sent.task(on_duplicate="raise")
+        job.delay(1)
+        before = len(sent.headers)
+        canvas(job).apply_async()
+        assert len(sent.headers) > before
+        assert not any(QUEUED_HEADER in headers for headers in sent.headers[before:])
+
+    def test_callbacks(self, sent: Sent) -> None:
+        job = sent.task()
+        job.delay(1)
+        assert not isinstance(job.apply_async((1,), link=job.si(2)), DuplicateResult)
+        assert len(sent.headers) == 2
+
+
+class TestNothingIsSent:
+    @pytest.mark.parametrize("error", [OperationalError("no broker"), EncodeError("no json"), KeyboardInterrupt()])
+    def test_lock_is_free_again(self, sent: Sent, error: BaseException) -> None:
+        job = sent.task()
+        sent.fails_with = error
+        with pytest.raises(type(error)):
+            job.delay(1)
+        assert sent.held(job, 1) == []
+        sent.fails_with = None
+        assert not isinstance(job.delay(1), DuplicateResult)
+
+    def test_process_that_ends_before_it_has_sent_keeps_others_out_for_half_a_minute_at_most(self, sent: Sent) -> None:
+        job = sent.task()
+        job.delay(1)
+        (held,) = sent.held(job, 1)
+        assert held.remaining <= confirmations.PROVISIONAL
+        sent.confirm()
+        (held,) = sent.held(job, 1)
+        assert 90 < held.remaining <= 100
+
+    def test_arguments_that_do_not_fit(self, sent: Sent) -> None:
+        job = sent.task()
+        with pytest.raises(TypeError):
+            job.delay(1, 2, 3)
+        assert not isinstance(job.delay(1), DuplicateResult)
+
+
+class TestLockServerThatDoesNotAnswer:
+    @pytest.fixture
+    def silent(self, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> Sent:
+        silence(sent, monkeypatch)
+        return sent
+
+    def test_message_is_sent_without_a_lock(self, silent: Sent, caplog: pytest.LogCaptureFixture) -> None:
+        job = silent.task()
+        assert not isinstance(job.delay(1), DuplicateResult)
+        assert QUEUED_HEADER not in silent.headers[0]
+        assert "is sent without a lock" in caplog.text
+
+    def test_or_the_caller_is_told(self, silent: Sent) -> None:
+        job = silent.task(on_send_unavailable="raise")
+        with pytest.raises(LockUnavailable):
+            job.delay(1)
+        assert silent.headers == []
+
+
+class TestNextAttempt:
+    """What Celery sends for a message that a worker carries out: an error would be the end of that."""
+
+    @pytest.fixture
+    def running(self, sent: Sent) -> Iterator[Callable[..., Any]]:
+        with ExitStack() as stack:
+
+            def run(job: Any, *args: Any, **options: Any) -> Any:
+                """Have a message be carried out in this thread."""
+                result = job.apply_async(args, **options)
+                headers = sent.headers[-1] if sent.headers else {}
+                request = Context(
+                    id=result.id,
+                    args=args,
+                    kwargs={},
+                    headers=headers,
+                    retries=0,
+                    called_directly=False,
+                    is_eager=False,
+                )
+                stack.enter_context(carried_out(job, request))
+                return request
+
+            yield run
+
+    def retry(self, job: Any, **options: Any) -> None:
+        with pytest.raises(Retry):
+            raise job.retry(countdown=10, **options)
+
+    def test_of_a_call_with_a_key_of_its_own(self, sent: Sent, running: Callable[..., Any]) -> None:
+        job = sent.task()
+        running(job, 1, singleton_lock={"key": "mine"})
+        self.retry(job)
+        first, second = (headers[QUEUED_HEADER] for headers in sent.headers)
+        assert first[2:4] == second[2:4]
+        assert sent.held(job, 1) == []
+
+    def test_of_a_call_without_a_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
+        sent.app.conf.singleton_lock_accept = "all"
+        job = sent.task()
+        running(job, 1, singleton_lock=False)
+        self.retry(job)
+        assert [QUEUED_HEADER in headers for headers in sent.headers] == [False, False]
+
+    def test_with_other_arguments(self, sent: Sent, running: Callable[..., Any]) -> None:
+        job = sent.task()
+        request = running(job, 1)
+        self.retry(job, args=(2,))
+        assert [len(sent.held(job, number)) for number in (1, 2)] == [1, 1]
+        assert progress_of(request).passes_on is None
+
+    def test_with_the_arguments_of_another_one(self, sent: Sent, running: Callable[..., Any]) -> None:
+        job = sent.task(on_duplicate="raise")
+        job.delay(2)
+        running(job, 1)
+        self.retry(job, args=(2,))
+        assert QUEUED_HEADER not in sent.headers[-1]
+
+    def test_without_a_lock_server(
+        self, sent: Sent, running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = sent.task(lock_scope="until_executing", on_send_unavailable="raise")
+        request = running(job, 1)
+        progress_of(request).is_begun = True
+        silence(sent, monkeypatch)
+        self.retry(job)
+        assert QUEUED_HEADER not in sent.headers[-1]
+
+    def test_that_has_no_key(self, sent: Sent, running: Callable[..., Any]) -> None:
+        job = sent.task()
+        running(job, 1)
+        self.retry(job, args=(object(),))
+        assert QUEUED_HEADER not in sent.headers[-1]
+
+    def test_that_the_broker_does_not_take(self, sent: Sent, running: Callable[..., Any]) -> None:
+        job = sent.task()
+        request = running(job, 1)
+        sent.fails_with = OperationalError("no broker")
+        with pytest.raises(Reject):
+            job.retry(countdown=10)
+        assert progress_of(request).passes_on is None
+        assert len(sent.held(job, 1)) == 1
+
+    def test_that_is_sent_by_the_main_process(self, sent: Sent) -> None:
+        job = sent.task(lock_scope="until_executing")
+        result = job.delay(1)
+        request = Context(id=result.id, args=(1,), kwargs={}, headers=sent.headers[0], retries=0)
+        again = job.signature_from_request(request, retries=1).apply_async()
+        assert not isinstance(again, DuplicateResult)
+        assert sent.headers[1][QUEUED_HEADER][:4] == sent.headers[0][QUEUED_HEADER][:4]
+
+    @pytest.mark.parametrize("scope", QUEUED)
+    def test_copy_that_is_made_before_its_body_has_begun(
+        self, sent: Sent, running: Callable[..., Any], scope: str
+    ) -> None:
+        """As where a request class of the user's own keeps no message to be put back."""
+        job = sent.task(lock_scope=scope)
+        request = running(job, 1)
+        job.signature_from_request(request, retries=0).apply_async()
+        assert sent.headers[1][QUEUED_HEADER][:4] == sent.headers[0][QUEUED_HEADER][:4]
+        assert progress_of(request).passes_on is not None
+
+    def test_step_of_a_chain_without_a_key(self, sent: Sent, running: Callable[..., Any]) -> None:
+        job = sent.task()
+        request = running(job, 1)
+        job.s().apply_async((object(),), parent_id=request.id, root_id=request.id)
+        assert QUEUED_HEADER not in sent.headers[-1]
+
+    def test_what_its_body_sends_is_a_call_as_any(
+        self, sent: Sent, running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = sent.task(on_duplicate="raise", on_send_unavailable="raise")
+        request = running(job, 1)
+        progress_of(request).in_body = True
+        with pytest.raises(DuplicateTask):
+            job.apply_async((1,), headers=request.headers)
+        with pytest.raises(InvalidKey):
+            job.delay(object())
+        silence(sent, monkeypatch)
+        with pytest.raises(LockUnavailable):
+            job.delay(2)
+
+
+@contextmanager
+def carried_out(task: Any, request: Context) -> Iterator[None]:
+    """As a worker has it meanwhile."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("celery_singleton_lock.task.sending.current_worker_task", lambda: task)
+    monkeypatch.setattr("celery_singleton_lock.task.message_identity.current_worker_task", lambda: task)
+    task.request_stack.push(request)
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
+        monkeypatch.undo()
+
+
+def silence(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(*_: object) -> None:
+        raise LockUnavailable("redis://here", "gone")
+
+    monkeypatch.setattr(sent.store, "acquire", acquire)
+
+
+class TestHowLong:
+    """Seconds for which a message that waits keeps others from being sent."""
+
+    @pytest.mark.parametrize(
+        ("options", "least", "most"),
+        [
+            ({}, 86_460, 86_460),
+            ({"countdown": 3600}, 90_060, 90_060),
+            ({"eta": datetime.now(timezone.utc) + timedelta(days=1)}, 172_000, 172_900),
+            ({"expires": 600}, 660, 660),
+            ({"expires": datetime.now(timezone.utc) + timedelta(hours=1)}, 3000, 3661),
+            ({"countdown": 86_400 * 100}, MAX_QUEUE_TTL, MAX_QUEUE_TTL),
+            ({"countdown": math.nan}, 86_460, 86_460),
+            ({"countdown": 10**400}, 86_460, 86_460),
+            ({"countdown": -5}, 86_460, 86_460),
+            ({"expires": -5}, 60, 60),
+            ({"expires": 0}, 60, 60),
+            ({"expires": (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()}, 3000, 3661),
+            ({"expires": (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat()}, 60, 60),
+            ({"expires": datetime.now(timezone.utc).replace(tzinfo=None) + timedelta(hours=1)}, 3000, 3661),
+            ({"expires": "soon"}, 86_460, 86_460),
+        ],
+    )
+    def test_as_long_as_the_message_may_wait(self, sent: Sent, options: Any, least: float, most: float) -> None:
+        job = sent.task(lock_queue_ttl=None)
+        assert least <= sending._seconds(job, options_of(job), options) <= most
+
+    def test_beyond_its_countdown(self, sent: Sent) -> None:
+        job = sent.task(lock_queue_ttl=100)
+        assert sending._seconds(job, options_of(job), {"countdown": 50}) == 150
+
+    def test_a_throttle_needs_it(self, sent: Sent) -> None:
+        job = sent.task(lock_scope="until_expired", lock_queue_ttl=None)
+        with pytest.raises(InvalidOption, match="'until_expired', which needs lock_queue_ttl"):
+            job.delay(1)
+
+    def test_a_throttle_lasts_from_the_first_call(self, sent: Sent) -> None:
+        job = sent.task(lock_scope="until_expired", lock_queue_ttl=20.0)
+        job.delay(1)
+        sent.confirm()
+        (held,) = sent.held(job, 1)
+        assert 10 < held.remaining <= 20
+
+
+def options_of(task: Any) -> Any:
+    return task.lock_when_sent(None, (1,), {})[0]
+
+
+class TestHeader:
+    """What others write into it, or copy, says nothing."""
+
+    @pytest.fixture
+    def header(self, sent: Sent) -> list[Any]:
+        sent.task().apply_async((1,), task_id="the id")
+        return list(sent.headers[0][QUEUED_HEADER])
+
+    def found(self, sent: Sent, header: object, task_id: str = "the id") -> object:
+        return lock_of(sent.app.tasks["job"], Context(id=task_id, headers={QUEUED_HEADER: header}))
+
+    def test_is_read(self, sent: Sent, header: list[Any]) -> None:
+        assert self.found(sent, header) is not None
+        assert self.found(sent, [*header, "of a later version"]) is not None
+
+    def test_copied_to_another_message(self, sent: Sent, header: list[Any]) -> None:
+        assert self.found(sent, header, "another") is None
+
+    @pytest.mark.parametrize("at", range(7))
+    @pytest.mark.parametrize("value", [None, "x", -1, math.inf, [], {}, "0" * 32, 10**400])
+    def test_of_others(self, sent: Sent, header: list[Any], at: int, value: object) -> None:
+        header[at] = value
+        found: Any = self.found(sent, header)
+        assert found is None or (at, found.owner) == (3, "0" * 32) or at == 6
+
+    @pytest.mark.parametrize("header", [None, "x", 7, {}, [1, 2]])
+    def test_of_other_types(self, sent: Sent, header: object) -> None:
+        sent.task()
+        assert self.found(sent, header) is None

@@ -1,0 +1,130 @@
+"""What follows on a message is sent, though the result backend is away as it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+
+from celery_singleton_lock import ResultLost
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task import requeue, settling
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from tests.unit.deliveries import id_for, make
+
+pytestmark = [
+    pytest.mark.usefixtures("settled_at_once"),
+    pytest.mark.filterwarnings("ignore:Exception raised outside body"),
+]
+
+#: What Celery tells a result backend when a task has ended.
+TELLING = ("mark_as_done", "mark_as_failure")
+
+
+@pytest.fixture
+def put_back(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The headers of what is put back from now on."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
+    return sent
+
+
+@contextmanager
+def backend_away(task: Any, error: BaseException) -> Iterator[None]:
+    """Whether the error gets out of Celery's tracer depends on its version."""
+
+    def away(*_: Any, **__: Any) -> None:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch, suppress(type(error)):
+        for asked in TELLING:
+            patch.setattr(task.backend, asked, away)
+        yield
+
+
+def trace(task: Any, **headers: Any) -> None:
+    """Carry out its message as a worker does."""
+    request = {"id": id_for(task), "called_directly": False, "is_eager": False, "delivery_info": {}, "retries": 0}
+    build_tracer(task.name, task, app=task.app)(id_for(task), (), {}, {**request, "headers": headers})
+
+
+@pytest.mark.parametrize(("body", "state"), [(lambda: 1, "SUCCESS"), (lambda: 1 / 0, "FAILURE")])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_copy_tells_what_could_not_be_told(
+    app: Celery, put_back: list[dict[str, Any]], body: Any, state: str, acks_late: bool
+) -> None:
+    task, runs = make(app, body, acks_late=acks_late)
+    with backend_away(task, ConnectionError("away")):
+        trace(task)
+    assert [header["untold"] for header in put_back] == [1]
+    trace(task, **{PUT_BACK_HEADER: put_back[0]})
+    assert app.AsyncResult(id_for(task)).state == state
+    assert len(runs) == 1
+    assert len(put_back) == 1
+
+
+def test_nothing_is_put_back_where_all_was_told(app: Celery, put_back: list[dict[str, Any]]) -> None:
+    task, _ = make(app, lambda: 1)
+    trace(task)
+    assert put_back == []
+
+
+def test_process_that_is_stopped_sends_nothing(app: Celery, put_back: list[dict[str, Any]]) -> None:
+    """Its message comes again, or not, as the worker decides."""
+    task, _ = make(app, lambda: 1)
+    with backend_away(task, KeyboardInterrupt()):
+        trace(task)
+    assert put_back == []
+
+
+def test_what_can_never_be_told_is_given_up(
+    app: Celery, put_back: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    task, runs = make(app, lambda: 1)
+    header: dict[str, Any] = {}
+    for _ in range(settling.MOST_TRIES + 1):
+        with backend_away(task, ConnectionError("away")):
+            trace(task, **header)
+        header = {PUT_BACK_HEADER: put_back[-1]}
+    assert len(put_back) == settling.MOST_TRIES
+    assert "cannot be sent" in caplog.text
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_body_does_not_run_again_though_its_end_is_forgotten(
+    app: Celery, put_back: list[dict[str, Any]], is_held: bool
+) -> None:
+    """By a lock server that came back empty, or after long."""
+    task, runs = make(app, lambda: 1, acks_late=True)
+    with backend_away(task, ConnectionError("away")):
+        trace(task)
+    store: Any = Runtime.of(app).store
+    store._records.clear()
+    other = LockRequest(task.lock_key_of(), "o" * 32, ttl=60.0, holder=Holder("other"))
+    if is_held:
+        assert isinstance(store.acquire(other), Lease)
+    trace(task, **{PUT_BACK_HEADER: put_back[0]})
+    assert isinstance(app.AsyncResult(id_for(task)).result, ResultLost)
+    assert len(runs) == 1
+    assert isinstance(store.acquire(other), Lease)
+
+
+def test_copy_does_not_ask_a_result_backend_for_ever(app: Celery, put_back: list[dict[str, Any]]) -> None:
+    """Its record would end, and its body run again."""
+    task, runs = make(app, lambda: 1)
+    with backend_away(task, ConnectionError("away")):
+        trace(task)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task.backend, "get_state", lambda _: 1 / 0)
+        for _ in range(settling.MOST_TRIES):
+            trace(task, **{PUT_BACK_HEADER: put_back[-1]})
+    assert [header["untold"] for header in put_back] == [*range(1, settling.MOST_TRIES + 1)]
+    assert len(runs) == 1
