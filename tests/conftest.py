@@ -9,6 +9,7 @@ import pytest
 from celery import _state
 from celery.result import AsyncResult
 
+from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.testing import RedisServer
 
 # It unsubscribes from within the garbage collector: it tries for long to reach a server that ended with its test, and
@@ -57,6 +58,15 @@ hypothesis.settings.load_profile("patient")
 def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of a test are its own: else each would be one of every app that is made later."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+
+
+@pytest.fixture(autouse=True)
+def own_time() -> Iterator[None]:
+    """A test may put the clock forward: the heartbeat's thread would linger until it has come there."""
+    yield
+    if pulse.is_prepared:
+        with pulse.mutex:
+            pulse.hurry()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,14 @@ Answer = TypeVar("Answer")
 LIMIT = 180
 
 
+def until(true: Callable[[], object], what: str = "it is so", *, seconds: float = LIMIT) -> None:
+    """Wait for what no event tells."""
+    deadline = clock.now() + seconds
+    while not true():
+        assert clock.now() < deadline, f"waited {seconds:g} s in vain until {what}"
+        clock.sleep(0.02)
+
+
 def in_this_thread(this: Callable[..., Answer], others: Callable[..., Answer]) -> Callable[..., Answer]:
     """A function that is another one for this thread.
 

@@ -19,7 +19,7 @@ from redis.sentinel import Sentinel
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests import ports
-from tests.patience import LIMIT
+from tests.patience import LIMIT, until  # noqa: F401 - many take it from here
 from tests.proxy import LossyProxy
 
 #: Seconds that a server of a group has to answer us; one that is paused does not.
@@ -30,6 +30,8 @@ Some = TypeVar("Some", bound="Group")
 
 class Group:
     """Servers that end together, at the end of `with` or when they cannot be set up."""
+
+    servers: list[RedisServer]
 
     def __init__(self) -> None:
         self._exits = ExitStack()
@@ -47,6 +49,9 @@ class Group:
 
     def _set_up(self) -> None:
         raise NotImplementedError
+
+    def _at(self, port: int) -> RedisServer:
+        return next(server for server in self.servers if server.port == port)
 
     def _start(self, count: int, make: Callable[[int], RedisServer]) -> list[RedisServer]:
         """Start servers beside each other; `make` gets the port."""
@@ -208,9 +213,6 @@ class SentinelGroup(Group):
         _ask(server, "REPLICAOF", "127.0.0.1", self.master().port)
         self.wait_until_ready()
 
-    def _at(self, port: int) -> RedisServer:
-        return next(server for server in self.servers if server.port == port)
-
     def _missing(self) -> str:
         """What is not as it should be."""
         master = self.master()
@@ -366,9 +368,6 @@ class Cluster(Group):
         # Refused until the replica has heard of the master.
         _wait(lambda: "" if _ask(replica, "CLUSTER", "REPLICATE", identity) else "no", "a replica knows its master")
 
-    def _at(self, port: int) -> RedisServer:
-        return next(server for server in self.servers if server.port == port)
-
     def _not_owned(self, slot: int, ports: set[int]) -> str:
         """Who has the slot, unless all say that it is the same one of these."""
         owners = {_owner(server, slot) for server in _running(self.servers)}
@@ -460,11 +459,3 @@ def _reason(missing: Callable[[], str]) -> str:
         return missing()
     except (RedisError, LookupError) as error:
         return repr(error)
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    """Wait for what no event tells."""
-    deadline = clock.now() + LIMIT
-    while not true():
-        assert clock.now() < deadline, f"waited {LIMIT:g} s in vain until {what}"
-        clock.sleep(0.05)

@@ -34,15 +34,25 @@ class Consumer:
 
     Args:
         take: called with each delivery.
-        prefetch: unacknowledged messages that it takes at most.
+        prefetch: unacknowledged messages that it takes at most, beside those that wait for their time.
+        on_cut: called when its connection is gone, with the seconds until it can have another.
+
+    Attributes:
+        connections: how many it has had before.
     """
 
     def __init__(
-        self, broker: Broker, queues: tuple[str, ...], take: Callable[[Delivery], None], prefetch: int
+        self,
+        broker: Broker,
+        queues: tuple[str, ...],
+        take: Callable[[Delivery], None],
+        prefetch: int,
+        on_cut: Callable[[float], None],
     ) -> None:
-        self.broker, self.queues, self.take, self.prefetch = broker, queues, take, prefetch
+        self.broker, self.queues, self.take, self.prefetch, self.on_cut = broker, queues, take, prefetch, on_cut
         self.unacked: dict[int, Delivery] = {}
         self.alive = True
+        self.connections = 0
 
     def ack(self, tag: int) -> None:
         """Acknowledge a message: what the broker hears of it, and when, is the network's."""
@@ -58,9 +68,20 @@ class Consumer:
         self.broker.lost(self)
 
     def cut(self, seconds: float) -> None:
-        """It is gone for some seconds, and has other deliveries then."""
+        """Its connection is gone, and for some seconds it has no other."""
+        self.connections += 1
         self.broker.lost(self)
-        self.broker.run.after(seconds, lambda: self.broker.subscribe(self) if self.alive else None)
+        self.on_cut(seconds)
+
+    def prefetch_more(self, count: int) -> None:
+        """Take so many more at most; what the broker hears a moment later."""
+        self.prefetch += count
+        if count > 0:
+            self.broker.look_again()
+
+    def cancel(self) -> None:
+        """Take no more; what it has, it keeps."""
+        self.broker.unsubscribe(self)
 
 
 class Broker:
@@ -76,6 +97,8 @@ class Broker:
         self.run, self.visibility = run, visibility
         self.queues: dict[str, deque[tuple[dict[str, Any], bool]]] = {}
         self.consumers: list[Consumer] = []
+        #: Those that take no more.
+        self._leaving: list[Consumer] = []
         self.lose_acks = 0
         self.deaf_until = 0.0
         self.shuffle = False
@@ -97,11 +120,20 @@ class Broker:
         self.put_as[str(headers.get("id"))] += 1
         self.run.note("sends", f"{headers.get('id')} retries={headers.get('retries')} eta={headers.get('eta')}")
         self._queue(queue).append((message, False))
-        self.run.after(self._delay(), self._deliver)
+        self.look_again()
 
     def subscribe(self, consumer: Consumer) -> None:
         if consumer not in self.consumers:
             self.consumers.append(consumer)
+        self.look_again()
+
+    def unsubscribe(self, consumer: Consumer) -> None:
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+            self._leaving.append(consumer)
+
+    def look_again(self) -> None:
+        """Deliver what can be delivered now."""
         self.run.after(self._delay(), self._deliver)
 
     def acknowledge(self, consumer: Consumer, tag: int, requeue: bool | None) -> None:
@@ -112,16 +144,18 @@ class Broker:
         self.run.after(self._delay(), lambda: self._acknowledged(consumer, tag, requeue))
 
     def lost(self, consumer: Consumer) -> None:
-        if consumer in self.consumers:
-            self.consumers.remove(consumer)
+        for those in (self.consumers, self._leaving):
+            if consumer in those:
+                those.remove(consumer)
         unacked, consumer.unacked = consumer.unacked, {}
         for delivery in reversed(unacked.values()):
             self._queue(delivery.queue).appendleft((delivery.message, True))
-        self.run.after(self._delay(), self._deliver)
+        self.look_again()
 
     def is_empty(self) -> bool:
         """Whether no message is anywhere."""
-        return not any(self.queues.values()) and not any(consumer.unacked for consumer in self.consumers)
+        held = any(consumer.unacked for consumer in (*self.consumers, *self._leaving))
+        return not held and not any(self.queues.values())
 
     def _delay(self) -> float:
         return self.run.rng.uniform(0.0002, 0.002)
@@ -149,7 +183,13 @@ class Broker:
         delivery = Delivery(self.run.next_number(), message, queue, consumer, redelivered)
         consumer.unacked[delivery.tag] = delivery
         self.run.after(self.visibility, lambda: self.deliver_again(delivery))
-        self.run.after(self._delay(), lambda: consumer.take(delivery) if consumer.alive else None)
+        connection = consumer.connections
+
+        def arrive() -> None:
+            if consumer.alive and consumer.connections == connection:
+                consumer.take(delivery)
+
+        self.run.after(self._delay(), arrive)
 
     def deliver_again(self, delivery: Delivery) -> None:
         """The message is delivered again though its consumer may still have it."""

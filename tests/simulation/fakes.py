@@ -656,6 +656,8 @@ MODULES: dict[str, ModuleType] = {
     "socket": _module("socket", socket, gethostname=lambda: _process().host.name, socket=Socket),
     "weakref": _module("weakref", weakref, finalize=finalize),
     "queue": _module("queue", None, SimpleQueue=SimpleQueue, Empty=Empty),
+    # A process of the simulation does not end with the interpreter.
+    "atexit": _module("atexit", None, register=lambda it, *_, **__: it, unregister=lambda _: None),
 }
 MODULES["ctypes"] = _module(
     "ctypes", None, pythonapi=_PythonApi, py_object=lambda it: it, c_ulong=lambda number: number

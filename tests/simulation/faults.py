@@ -58,13 +58,13 @@ def _worker_killed(world: Any, fault: Fault) -> None:
     world.run.after(fault.seconds, worker.start)
 
 
-def _beat_ended(world: Any, fault: Fault) -> None:
+def _ended(world: Any, fault: Fault) -> None:
     """In order, by SIGTERM."""
-    beat = _worker(world, fault)
-    if beat.process is not None and beat.process.alive:
+    worker = _worker(world, fault)
+    if worker.process is not None and worker.process.alive:
         # It may take its time to end: to be started before that would be of no use.
-        beat.process.at_end.append(lambda: world.run.after(fault.seconds, beat.start))
-        world.run.signal(beat.process, signal.SIGTERM)
+        worker.process.at_end.append(lambda: world.run.after(fault.seconds, worker.start))
+        world.run.signal(worker.process, signal.SIGTERM)
 
 
 def _freeze(world: Any, processes: list[Process], seconds: float) -> None:
@@ -146,8 +146,25 @@ def _flushed(world: Any, fault: Fault) -> None:
     _server(world, fault).flush()
 
 
+def _failed_over(world: Any, fault: Fault) -> None:
+    _server(world, fault).replica.take_over(fault.seconds)
+
+
+def _replica_cut(world: Any, fault: Fault) -> None:
+    _server(world, fault).replica.cut(fault.seconds)
+
+
 def _scripts_forgotten(world: Any, fault: Fault) -> None:
     _server(world, fault).forget_scripts()
+
+
+def _wakes_nobody(world: Any, fault: Fault) -> None:
+    server = _server(world, fault)
+    server.wakes_nobody_until = max(server.wakes_nobody_until, world.run.now + fault.seconds)
+
+
+def _woken_in_vain(world: Any, fault: Fault) -> None:
+    _server(world, fault).wake_all()
 
 
 def _connections_closed(world: Any, fault: Fault) -> None:
@@ -254,6 +271,7 @@ _BY_KIND: dict[str, Any] = {
     "child killed": _child_killed,
     "child killed at an end": _killed_at_an_end,
     "worker killed": _worker_killed,
+    "worker ended": _ended,
     "child stopped": _child_stopped,
     "worker stopped": _worker_stopped,
     "host suspended": _host_suspended,
@@ -264,8 +282,12 @@ _BY_KIND: dict[str, Any] = {
     "server restarted with older data": _restarted("saved"),
     "server restarted empty and behind": _restarted_behind,
     "server flushed": _flushed,
+    "failed over": _failed_over,
+    "replica cut": _replica_cut,
     "key evicted": _evicted,
     "server forgets its scripts": _scripts_forgotten,
+    "wake-ups lost": _wakes_nobody,
+    "woken in vain": _woken_in_vain,
     "connections closed": _connections_closed,
     "cut there": _cut(True, False),
     "cut back": _cut(False, True),
@@ -283,6 +305,6 @@ _BY_KIND: dict[str, Any] = {
     "broker cut": _broker_cut,
     "broker deaf": _broker_deaf,
     "out of order": _out_of_order,
-    "beat ended": _beat_ended,
+    "beat ended": _ended,
     "broker refuses": _broker_refuses,
 }

@@ -306,7 +306,7 @@ class Package:
             cache.cache_clear()
         abort = self("task.abort")
         abort._by_signal = abort._BySignal()
-        self("pulse").pulse._prepared = False
+        self("pulse").pulse.is_prepared = False
         runtime = self("runtime")
         runtime._all_opened[:] = [runtime._Opened()]
         everything = self("forks")._all

@@ -66,6 +66,7 @@ class Plan:
         beyond: which assumption of the guarantees does not hold, by a name of `beyond.py`; empty: they all do.
         latency: seconds that a message to or from a lock server takes at most, where that is more than usual.
         on_one_host: whether all workers are.
+        replicas: how many must have a lock; None: the server has none.
     """
 
     seed: int
@@ -87,6 +88,7 @@ class Plan:
     beyond: str = ""
     latency: float = 0.0
     on_one_host: bool = False
+    replicas: int | None = None
 
     @property
     def calm_at(self) -> float:
@@ -111,8 +113,9 @@ class Plan:
             yield replace(self, concurrency=self.concurrency - 1)
 
 
-#: Kinds of plans with their weights; and of all, how many are of a Redlock whose nodes disagree (`disagreements.py`).
-PLANS = {"tasks": 60, "locks": 30, "beats": 10}
+#: Kinds of plans with their weights, of which lines are tasks whose copies wait in line; and of all, how many are of a
+#: Redlock whose nodes disagree (`disagreements.py`).
+PLANS = {"tasks": 47, "lines": 13, "replicas": 6, "locks": 26, "beats": 8}
 OF_NODES = 0.15
 
 #: Draws the plan of a seed, with so many servers, or with as many as it likes.
@@ -172,7 +175,8 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
         is_of_nodes = nodes != 1 and random.Random(f"nodes of {seed}").random() < OF_NODES
         kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]
         kind = "nodes" if is_of_nodes else kind
-    return {"tasks": _tasks, "locks": _locks, "beats": _beats, "nodes": draw_nodes}[kind](seed, nodes)
+    draws = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks, "beats": _beats}
+    return (draws | {"nodes": draw_nodes})[kind](seed, nodes)
 
 
 def _may_be_shaped(draws: Drawing) -> Drawing:
@@ -240,6 +244,26 @@ def _tasks(seed: int, nodes: int | None) -> Plan:
         faults,
         forgets=rng.random() < 0.2,
     )
+
+
+def _lines(seed: int, _: int | None) -> Plan:
+    from tests.simulation.shapes import in_line
+
+    return in_line(_tasks(seed, 1), random.Random(f"in line of {seed}"))
+
+
+def _replicas(seed: int, _: int | None) -> Plan:
+    """A replica, which must have each lock, takes the server's place, maybe while writes do not get to it."""
+    plan, rng = _tasks(seed, 1), random.Random(f"replicas of {seed}")
+    until = max(message.at for message in plan.messages) + plan.ttl / 2
+    faults = list(plan.faults[:2])
+    for _ in range(rng.choice((1, 1, 2))):
+        at = round(rng.uniform(0.1, until), 3)
+        if rng.random() < 0.6:
+            begins = max(round(at - rng.uniform(0.0, 1.5), 3), 0.05)
+            faults.append(Fault(begins, "replica cut", 0, round(rng.uniform(0.0, 2.5), 3)))
+        faults.append(Fault(at, "failed over", 0, round(rng.uniform(0.0, 0.5) * plan.ttl, 3)))
+    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)), replicas=1)
 
 
 @_may_be_shaped

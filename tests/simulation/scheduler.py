@@ -105,7 +105,8 @@ class Task:
         self.thrown: list[type[BaseException]] = []
         self.signals: list[int] = []
         self._function = function
-        self.greenlet = greenlet(self._run)
+        # Its parent goes on as it ends: not the task that has started it, whose process may be dead by then.
+        self.greenlet = greenlet(self._run, simulation.hub)
         self.greenlet.task = self
 
     def _run(self) -> None:
@@ -150,7 +151,7 @@ class Simulation:
         self.at_close: list[Callable[[], object]] = []
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
-        self._hub = getcurrent()
+        self.hub = getcurrent()
         self.failure: str | None = None
         self.is_finished = False
 
@@ -297,7 +298,7 @@ class Simulation:
 
     def _leave(self) -> None:
         task = self.current
-        self._hub.switch()
+        self.hub.switch()
         if self.over:
             raise Ended
         self.current = task

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import hiredis
 import redis.utils
 from redis.connection import Connection
 
@@ -55,12 +56,18 @@ class Server:
         self.address = (host.name, port)
         self.model: RedisModel | None = None
         self.stalled = False
+        #: Until when the connection of who is woken breaks, before that hears of it.
+        self.wakes_nobody_until = 0.0
         self._peers: list[_Peer] = []
         #: What arrives while it is stalled.
         self._held_up: deque[Callable[[], None]] = deque()
         self._timer: float | None = None
         self._data: Any = None
         self.empty_since = 0.0
+        #: Called with the model each time that it has begun.
+        self.on_start: list[Callable[[RedisModel], None]] = []
+        #: What takes its place, where there is one.
+        self.replica: Any = None
         self._saved: Any = None
         self._seen: _Seen | None = None
         network.listening[self.address] = self._accept
@@ -76,6 +83,8 @@ class Server:
             self.empty_since = self.run.now
         self.model = RedisModel(self.clock, randint=self.run.rng.randint, dataset=data)
         self.run.note("starts", "with data" if data is not None else "empty", by=self.host.name)
+        for on_start in self.on_start:
+            on_start(self.model)
 
     def save(self) -> None:
         """Keep a copy, to come back with later."""
@@ -139,6 +148,14 @@ class Server:
         for peer in peers:
             peer.session.close()
             peer.way.server_is_gone()
+
+    def wake_all(self) -> None:
+        """As if each lock for which somebody waits were freed."""
+        if self.model is not None:
+            nobody = self.model.connect(lambda _: None, address="nobody:1")
+            for key in [key for _, key in self.model._waiting if key.endswith(b":wake")]:
+                nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
+            nobody.close()
 
     # For the checker
 
@@ -221,10 +238,20 @@ class _Peer:
 
     def __init__(self, server: Server, way: Way, model: RedisModel, client: Host) -> None:
         self._server, self.way = server, way
-        self.session = model.connect(way.answer, address=f"{client.name}:{server.run.next_number()}")
+        self.session = model.connect(self._answer, address=f"{client.name}:{server.run.next_number()}")
 
     def receive(self, data: bytes) -> None:
         self._server.do(partial(self.session.receive, data))
+
+    def _answer(self, data: bytes) -> None:
+        server, wakes = self._server, data.startswith(b"*2\r\n") and b":wake\r\n" in data
+        if wakes and server.run.now < server.wakes_nobody_until:
+            server.run.note("wakes nobody", by=server.host.name)
+            server.forget(self)
+            self.session.close()
+            self.way.server_is_gone()
+        else:
+            self.way.answer(data)
 
     def close(self) -> None:
         self._server.forget(self)

@@ -196,6 +196,46 @@ def ended_in_order(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, pool="prefork", messages=messages, faults=_in_order(*faults))
 
 
+#: What befalls those who wait in line, for how many seconds at most.
+OF_LINES = {
+    "worker ended": 1.0,
+    "worker killed": 1.0,
+    "worker stopped": 5.0,
+    "child killed": 0.0,
+    "broker cut": 2.0,
+    "wake-ups lost": 12.0,
+    "woken in vain": 0.0,
+    "connections closed": 0.0,
+    "delivered again": 0.0,
+    "slow": 3.0,
+    "server stalled": 2.0,
+}
+
+
+def in_line(plan: Plan, rng: random.Random) -> Plan:
+    """Copies wait in main processes for a lock; these end or die, lose their broker, or do not hear that it is free."""
+    task = rng.choice(("shop.again", "shop.again", "shop.two", "shop.retries", "shop.rests"))
+    again = " retries=1 countdown=0" if task == "shop.retries" else ""
+    longest, keys = rng.choice((0.5, 2.0, 2.0 * plan.ttl)), rng.choice(("a", "aaab", "aabc"))
+    many = rng.randint(3, 7)
+    messages = tuple(
+        Message(
+            round(0.05 + rng.choice((0.1, 0.6, 1.3)) * number, 3), task, rng.choice(keys), number,
+            f"takes={round(rng.uniform(0.05, longest), 2):g}{again}",
+        )
+        for number in range(many)
+    )  # fmt: skip
+    kinds = rng.choices([*OF_LINES, "broker cut", "worker ended"], k=rng.choice((0, 0, 1, 1, 2, 3)))
+    faults = (
+        Fault(
+            round(rng.uniform(0.1, 0.5 + many * longest / 2), 3), kind, rng.randrange(100),
+            round(rng.uniform(0.0, OF_LINES[kind]), 3),
+        )
+        for kind in kinds
+    )  # fmt: skip
+    return replace(plan, nodes=1, messages=messages, faults=_in_order(*faults), workers=rng.choice((1, 2, 3)))
+
+
 # Locks outside of tasks
 
 

@@ -16,6 +16,7 @@ from celery.worker import state as worker_state
 from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, servers
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
+from tests.simulation.replicas import Replica
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
 from tests.simulation.world import NOTICES, World, must_be_kept
@@ -80,6 +81,10 @@ def simulate(plan: Plan) -> Result:
     settings = {"singleton_lock_ttl": plan.ttl, "singleton_lock_journal": 0}
     world = World(run, settings, nodes=plan.nodes, visibility=plan.visibility, latency=plan.latency)
     world.plan = plan
+    if plan.replicas is not None:
+        world.settings["singleton_lock_replicas"] = plan.replicas
+        for server in world.servers:
+            server.replica = Replica(run, server)
     if plan.beyond:
         beyond.take_away(world)
     checker = {"tasks": _begin_tasks, "locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}[plan.kind](
@@ -139,6 +144,7 @@ class Checker:
                 if body.process.alive and body.process.runs:
                     self._is_told(body)
         self.invariants.look()
+        world.parked.look()
         left = run.now < self._calm_at or not world.broker.is_empty() or any(world.bodies.running.values())
         if left:
             self._nothing_left_since = None

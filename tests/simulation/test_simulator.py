@@ -52,7 +52,7 @@ def test_some_seeds_keep_all_promises() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("celery_singleton_lock/stores/redis/scripts/lock/free.lua", " and string.sub(value, 1, #owner) == owner", ""),
+        ("celery_singleton_lock/stores/redis/scripts/lock/end.lua", " and string.sub(value, 1, #owner) == owner", ""),
         ("celery_singleton_lock/trust.py", "return sent_at + ttl -", "return sent_at + 2 * ttl -"),
     ],
     ids=["freed without a look at the owner", "trusted for two ttls"],

@@ -20,6 +20,7 @@ BRIEF = (
     *HARMLESS,
     "child killed",
     "worker killed",
+    "worker ended",
     "child killed at an end",
     "child killed by SIGTERM",
     "beat killed as it sends",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,13 +15,15 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
+from celery import bootsteps, signals
 from celery.app.trace import trace_task_ret
 from celery.concurrency import prefork
-from celery.worker import strategy
+from celery.worker import state, strategy
 from kombu.transport import virtual
 
 from tests.simulation import apps, fakes, loading
 from tests.simulation.broker import Consumer, Delivery
+from tests.simulation.loop import Loop
 from tests.simulation.scheduler import Host, Process, Task
 
 #: Seconds after which the pool notices that a child is gone, at least and at most.
@@ -47,6 +50,7 @@ class Child:
     inbox: deque[Job] = field(default_factory=deque)
     job: Job | None = None
     idle: Task | None = None
+    is_to_end: bool = False
 
 
 class Worker:
@@ -78,9 +82,10 @@ class Worker:
         if self.process is None or not self.process.alive:
             self._life += 1
             self.children = []
-            self._events: deque[Callable[[], None]] = deque()
             self._jobs: deque[Job] = deque()
-            self._asleep: Task | None = None
+            self.loop = Loop(self.run, self.host)
+            #: Whether it has begun to end in order.
+            self.is_ending = False
             name = f"{self.name}.{self._life}" if self._life > 1 else self.name
             process = self.process = self.world.process(self.host, name)
             self.run.start(process, self._main)
@@ -103,66 +108,125 @@ class Worker:
         package = process.package
         package.begin()
         app = apps.app_of(package, self.settings)
+        #: As the pool of a consumer.
+        self.num_processes = self.concurrency
         runtime = package("runtime").Runtime.of(app)
-        bootstep = package("worker.bootstep")
+        bootstep, loop = package("worker.bootstep"), self.loop
+        package("_celery").worker_state = _State(app)
+        consumer = self._consumer(app)
+        parent = SimpleNamespace(
+            app=app,
+            concurrency=self.concurrency,
+            pool_cls=prefork.TaskPool,
+            pool=self,
+            consumer=consumer,
+            use_eventloop=True,
+        )
         if self.pool == "prefork":
-            parent = SimpleNamespace(app=app, concurrency=self.concurrency, pool_cls=prefork.TaskPool)
             bootstep._look_after_processes(parent, runtime)
+        bootstep._have_copies_wait(parent, runtime)
+        #: Its copies that wait; None where they wait for their time only.
+        self.line = package("worker.line").line_of.get(app)
+        self.world.parked.watch(self)
         fakes.Thread(target=bootstep.free_left_behind, args=(runtime, self.node), name="start").start()
         if self.pool == "prefork":
             for _ in range(self.concurrency):
                 self._add_child()
         self._free_threads = self.concurrency
         channel = app.connection_for_read().channel()
-        strategies = _Made(lambda name: self._strategy(app, app.tasks[name]))
+        strategies = _Made(lambda name: strategy.default(app.tasks[name], app, consumer))
 
         def take(delivery: Delivery) -> None:
-            self._post(lambda: self._received(channel, strategies, delivery))
+            loop.post(lambda: self._received(channel, strategies, delivery))
 
-        consumer = Consumer(self.world.broker, ("celery",), take, self.prefetch)
-        channel.consumer = consumer
-        process.at_end.append(consumer.close)
-        self.world.broker.subscribe(consumer)
-        while True:
-            while self._events:
-                self._events.popleft()()
-            self._asleep = self.run.current
-            self.run.park()
+        def cut(seconds: float) -> None:
+            notices = self.run.now + self.run.rng.uniform(0.0, min(seconds, 0.3))
+            self.run.at(notices, lambda: loop.post(lambda: self._lost_its_broker(seconds)))
 
-    def _post(self, event: Callable[[], None]) -> None:
-        """Have the main loop do something."""
-        self._events.append(event)
-        if self._asleep is not None:
-            self.run.wake(self._asleep)
+        self._channel, self._app = channel, app
+        channel.consumer = Consumer(self.world.broker, ("celery",), take, self.prefetch, cut)
+        process.at_end.append(channel.consumer.close)
+        process.handlers[signal.SIGTERM] = lambda *_: self._is_told_to_end(consumer)
+        self._connected()
+        while not self.is_ending:
+            loop.turn()
+        self._end(consumer)
 
-    def _strategy(self, app: Any, task: Any) -> Any:
-        consumer = SimpleNamespace(
+    def _consumer(self, app: Any) -> Any:
+        """What Celery's strategies, and those that begin with what waits, know of a consumer."""
+        return SimpleNamespace(
             app=app,
             hostname=self.node,
             connection_errors=(OSError,),
             event_dispatcher=None,
-            timer=SimpleNamespace(call_at=self._call_at),
-            apply_eta_task=self._handle,
+            timer=self.loop.timer,
+            apply_eta_task=self._is_due,
             disable_rate_limits=True,
-            task_buckets={task.name: None},
+            task_buckets={},
             on_task_request=self._handle,
             _limit_task=None,
             _limit_post_eta=None,
             pool=self,
             controller=SimpleNamespace(state=SimpleNamespace(revoked=self.world.revoked)),
-            qos=SimpleNamespace(increment_eventually=lambda: None),
+            qos=SimpleNamespace(increment_eventually=lambda: self._channel.consumer.prefetch_more(1)),
+            blueprint=SimpleNamespace(state=bootsteps.RUN),
         )
-        return strategy.default(task, app, consumer)
 
-    def _call_at(self, when: float, function: Callable[..., Any], args: Any, priority: int = 0) -> None:
-        seconds = max(when - self.host.wall_clock(self.run.now), 0.0)
-        life = self._life
+    def _connected(self) -> None:
+        if self.is_ending:
+            return
+        if self.line is not None:
+            self.line.register(self.loop)
+        consumer = self._channel.consumer
+        consumer.prefetch = self.prefetch
+        self.world.broker.subscribe(consumer)
 
-        def due() -> None:
-            if self._life == life and self.process is not None and self.process.alive:
-                self._post(lambda: function(*args))
+    def _lost_its_broker(self, seconds: float) -> None:
+        """As Celery's consumer, when it finds the connection gone (`Consumer.on_close`)."""
+        loop, timer = self.loop, self.loop.timer
+        for entry in timer.entries:
+            timer.cancel(entry)
+        for request in [*state.reserved_requests]:
+            if request.app is self._app and request not in state.active_requests:
+                state.reserved_requests.discard(request)
+        if self.pool == "prefork":
+            self._jobs.clear()
+        self.world.parked.are_gone(self.process)
+        self.run.after(seconds, lambda: loop.post(self._connected))
 
-        self.run.after(seconds / self.host.rate, due)
+    def _is_told_to_end(self, consumer: Any) -> None:
+        """In the handler of the signal, as Celery's worker."""
+        signals.worker_shutting_down.send(sender=self.node, sig="SIGTERM", how="Warm", exitcode=0)
+        self.loop.post(lambda: self._stop(consumer))
+
+    def _stop(self, consumer: Any) -> None:
+        if not self.is_ending:
+            self.is_ending, consumer.blueprint.state = True, bootsteps.CLOSE
+
+    def _end(self, consumer: Any) -> None:
+        """Celery's steps end one after the other: the consumer, ours, the pool."""
+        assert self.process is not None
+        self.run.note("ends", by=self.process.name)
+        self.loop.is_open = False
+        self._channel.consumer.cancel()
+        if self.pool == "prefork":
+            self._jobs.clear()
+        self.world.parked.are_gone(self.process)
+        if self.line is not None:
+            self.line.close()
+            self.line.join()
+            self.world.parked.has_left(self.process, self.line)
+        while self._is_busy():
+            self.loop.turn()
+        for child in self.living:
+            child.is_to_end = True
+            child.process.at_end.append(lambda: self.loop.post(lambda: None))
+            if child.idle is not None:
+                self.run.wake(child.idle)
+        while self.living:
+            self.loop.turn()
+        signals.worker_shutdown.send(sender=self.node)
+        self.run.kill(self.process)
 
     def _received(self, channel: Any, strategies: Any, delivery: Delivery) -> None:
         payload = pickle.loads(pickle.dumps(delivery.message))
@@ -177,6 +241,18 @@ class Worker:
             lambda _logger, _errors, requeue=False: message.reject(requeue=requeue),
             (),
         )
+
+    def _is_busy(self) -> bool:
+        if self.pool == "threads":
+            return bool(self._jobs) or self._free_threads < self.concurrency
+        return any(child.job is not None for child in self.living)
+
+    def _is_due(self, request: Any) -> None:
+        """As Celery's consumer, of what was in the timer."""
+        state.task_reserved(request)
+        self.world.parked.begins(self, request)
+        self._handle(request)
+        self._channel.consumer.prefetch_more(-1)
 
     def _handle(self, request: Any) -> None:
         try:
@@ -225,7 +301,7 @@ class Worker:
         failed, value = _trace(process, job)
         _report(job, failed, value)
         self._free_threads += 1
-        self._post(self._dispatch)
+        self.loop.post(self._dispatch)
 
     def _add_child(self) -> None:
         assert self.process is not None
@@ -253,7 +329,7 @@ class Worker:
             self._add_child()
             self._dispatch()
 
-        self._post(notice)
+        self.loop.post(notice)
 
     def _until_it_ends(self, parent: Process, child: Child) -> None:
         try:
@@ -268,6 +344,9 @@ class Worker:
         package("task.key_report")._channel = parent.package("task.key_report")._channel
         apps.app_of(package, self.settings)
         while parent.alive:
+            if child.is_to_end:
+                signals.worker_process_shutdown.send(sender=None, pid=child.process.pid, exitcode=0)
+                raise SystemExit
             if not child.inbox:
                 child.idle = self.run.current
                 self.run.park(1.0)
@@ -283,7 +362,7 @@ class Worker:
 
         def arrive() -> None:
             if self.process is parent and parent.alive:
-                self._post(what)
+                self.loop.post(what)
 
         # A pipe keeps the order.
         when = max(getattr(parent, "last_told", 0.0), self.run.now + self.run.rng.uniform(0.0001, 0.003))
@@ -297,6 +376,19 @@ class Worker:
             assert self.process is not None
             _report(job, failed, loads(value, self.process))
         self._dispatch()
+
+
+class _State:
+    """Celery's state of a worker, which all workers of the interpreter share: what of it is one worker's."""
+
+    active_requests = state.active_requests
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    @property
+    def reserved_requests(self) -> list[Any]:
+        return [request for request in [*state.reserved_requests] if request.app is self._app]
 
 
 class _Made(dict[str, Any]):

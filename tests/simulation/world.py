@@ -13,6 +13,7 @@ from celery_singleton_lock.task.execution import holder_of
 from tests.simulation import holds, loading, trouble
 from tests.simulation.broker import Broker
 from tests.simulation.network import Network
+from tests.simulation.parked import Parked
 from tests.simulation.scheduler import Host, Process, Simulation
 from tests.simulation.servers import Server
 
@@ -51,9 +52,14 @@ class World:
         self.rates, self.walls, self.identity = (0.996, 1.004), (-2.0, 2.0), ""
         self.servers = [Server(run, self.network, self.host(f"redis{number}")) for number in range(nodes)]
         url = ";".join(f"redis://redis{number}:6379/0" for number in range(nodes))
-        self.settings = {"singleton_lock_backend": url, **settings}
+        self.settings = {
+            "singleton_lock_backend": url,
+            "broker_transport_options": {"visibility_timeout": visibility},
+            **settings,
+        }
         self.revoked: set[str] = set()
         self.bodies = Bodies(self)
+        self.parked = Parked(self)
         self.workers: list[Any] = []
         self.plan: Any = None
         #: By number of the message: its id and itself.

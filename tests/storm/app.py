@@ -154,6 +154,21 @@ def _report_queue() -> None:
     transport.Channel._do_restore_message = restored
 
 
+def _report_records() -> None:
+    """Have a refusal, or a run that was stopped, write down that its end is recorded: it is told some time later."""
+    from celery_singleton_lock.task import refusal
+
+    record = refusal._record_at_store
+
+    def recorded(acquisition: Any, *args: Any) -> Any:
+        copy = record(acquisition, *args)
+        if copy is None:
+            history.write("recorded", message=acquisition.execution.request.id)
+        return copy
+
+    refusal._record_at_store = recorded
+
+
 def _note(event: str, headers: Mapping[str, Any]) -> None:
     history.write(event, message=headers.get("id"), retries=headers.get("retries", 0))
 
@@ -172,4 +187,5 @@ if history.HOST in os.environ:
     mutants.apply(os.environ.get(MUTANT, ""))
     _report_ends()
     _report_queue()
+    _report_records()
     app = make(json.loads(os.environ["TEST_CONF"]), os.environ.get(PACKAGE, ""))

@@ -17,6 +17,7 @@ FROZEN_AT_THE_END = "frozen between its last line and the record"
 SILENT = "ended while no lock server answered"
 REJECTED = "rejected"
 UNSENT = "sent, but not as far as Celery knows"
+UNTOLD = "stored, but not as far as Celery knows"
 LOST_BY_BROKER = "lost by the broker"
 
 #: Each excuse, and what of the guarantees it is.
@@ -27,14 +28,23 @@ REASONS: Mapping[str, str] = {
     KILLED: "the worker died in the round trip between the end of a body and the record",
     KILLED_RETRYING: "Celery sends the next attempt before the body is over; the worker died before that was recorded",
     FROZEN_AT_THE_END: "the worker stood still in that round trip until its lease had ended",
-    SILENT: "no lock server could be told of the end until the lease was over, or the worker had died",
+    SILENT: "no lock server could be told of the end until the lease was over, or the worker had died or stood still",
     REJECTED: "a rejected message leaves no record",
-    UNSENT: "Celery failed a step that the broker had taken, when its connection was cut before it said so",
+    UNSENT: "Celery failed a step or a retry that the broker had taken, as it could not hear or tell that",
+    UNTOLD: "Celery failed a task when it had stored its success, and could not tell the rest; the result stays",
     LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
 }
 
-#: As what Celery fails a next step, or the body of a chord, that it could not send. No task of the storm fails so.
-ERRORS_OF_SENDING = ("ChordError", "ConnectionError", "OperationalError", "TimeoutError")
+#: As what Celery fails what it has sent, and does not know it: a next step, the body of a chord, or a task whose next
+#: attempt is sent, if it cannot tell the result backend (or, by `Reject`, has not heard that it is). No task of the
+#: storm fails so. Each with the fault of the broker, which has the results too, that leads to it.
+ERRORS_OF_SENDING: Mapping[str, str] = {
+    "BusyLoadingError": "broker: restarts",
+    "ChordError": "broker",
+    "ConnectionError": "broker",
+    "OperationalError": "broker",
+    "TimeoutError": "broker",
+}
 
 #: Seconds for which a broker's fault may lie back when Celery gives up to send: it tries three times.
 SENDING = 10.0
@@ -44,6 +54,9 @@ SENDING = 10.0
 #: one whose lock was forgotten has been: a renewal is due after a third, and a child that does not end is killed a
 #: tenth later. Half a tenth more is the machine's.
 STANDS_STILL, GOES_ON, FORGOTTEN = 0.13, 0.3, 0.55
+
+#: Share of the ttl that is left of a lease when its next renewal is due, at the least.
+REST = 0.6
 
 #: Share of the ttl in which whoever has no fault of the lock server's against it has written its record.
 ROUND_TRIP = 0.25
@@ -98,14 +111,24 @@ class Excuses:
             return KILLED
         if any(one.begin <= soon for one in self._story.struck(first.pid, "frozen", first.end, at)):
             return FROZEN_AT_THE_END
-        # It is told as soon as a server answers, by a process that is there.
-        over = min([at, *(one.begin for one in killed)])
-        return SILENT if self._story.silences.cover(first.host, min(soon, over), over) else ""
+        # Its lease had ended in its sleep, and it ended as it went on, before it was stopped.
+        woken = self._story.struck(first.pid, "frozen", first.end - GOES_ON * self._ttl, first.end)
+        if at <= soon and any(one.end - one.begin >= REST * self._ttl for one in woken):
+            return FROZEN_AT_THE_END
+        # It is told as soon as a server answers, by a process that is there: one that wrote its last line when it was
+        # already told to end, for as long as that took.
+        over = min([at, *(one.begin if one.begin > first.end else one.end for one in killed)])
+        still = ((one.begin, one.end) for one in self._story.struck(first.pid, "frozen", first.end, at))
+        return SILENT if self._story.silences.cover(first.host, min(soon, over), over, still=still) else ""
 
     def _of_earlier_attempt(self, first: Attempt, second: Attempt) -> str:
         """Of a message whose next attempt had a success: each attempt has a record of its own."""
         for before in self._story.attempts.values():
             if (before.message, before.retries) == (second.message, second.retries) and before.end < first.start:
+                told = self._story.told.get(before.message, ())
+                ends = [one for one in told if one.get("error") == "Reject" and before.end <= one["at"] < second.start]
+                if any(self._was_sent(one) for one in ends):
+                    return REJECTED
                 if any(self._story.struck(before.pid, "killed", before.end, first.start)):
                     return KILLED_RETRYING
                 if excuse := self._why_unrecorded(before, second.start):
@@ -117,13 +140,15 @@ class Excuses:
         error = end.get("error")
         if error == "Reject" and self._story.sent.get(end["message"], {}).get("policy", "reject") == "reject":
             return REJECTED
-        if error in ERRORS_OF_SENDING and self._broker_failed(end["at"]):
+        if self._was_sent(end):
             return UNSENT
-        return FORGOT if self._story.forgot(end["at"], at, written=end["at"]) is not None else ""
+        written = self._recorded_at(end)
+        return FORGOT if self._story.forgot(written, at, written=written) is not None else ""
 
     def of_ends(self, first: Line, second: Line) -> str:
         """Why a message may be told two different ends."""
-        # Celery keeps a success where one that could not send tells that later.
+        if first["state"] == "SUCCESS" and self._is_of_sending(second):
+            return UNTOLD
         for one in (second, first):
             if excuse := self.of_end(one, second["at"]):
                 return excuse
@@ -135,5 +160,24 @@ class Excuses:
         """Why a tick may be sent for a second time."""
         return FORGOT if self._story.forgot(first.start - self._ttl, second.start) is not None else ""
 
-    def _broker_failed(self, at: float) -> bool:
-        return any(one.kind.startswith("broker") and one.overlaps(at - SENDING, at) for one in self._story.faults)
+    def _recorded_at(self, end: Line) -> float:
+        """When an end was recorded: as it was told, unless whoever told it has written down that it was before."""
+        lines = self._story.recorded.get(end["message"], ())
+        times = [line["at"] for line in lines if line["pid"] == end["pid"] and line["at"] <= end["at"]]
+        return max(times, default=end["at"])
+
+    def _was_sent(self, end: Line) -> bool:
+        """Whether Celery failed what the broker had taken: a step, or a task whose next attempt that is."""
+        message, is_step = end["message"], bool(self._story.sent.get(end["message"], {}).get("after"))
+        if any(one == message and retries > 0 for one, retries in self._story.broker):
+            return self._is_of_sending(end) or (
+                end.get("error") == "Reject" and self._broker_failed("broker", end["at"])
+            )
+        return is_step and self._is_of_sending(end)
+
+    def _is_of_sending(self, end: Line) -> bool:
+        kind = ERRORS_OF_SENDING.get(end.get("error", ""))
+        return kind is not None and self._broker_failed(kind, end["at"])
+
+    def _broker_failed(self, kind: str, at: float) -> bool:
+        return any(one.kind.startswith(kind) and one.overlaps(at - SENDING, at) for one in self._story.faults)

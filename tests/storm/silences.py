@@ -25,9 +25,23 @@ class Silences:
         """Whether there is one at some time between."""
         return any(first <= end and last >= begin for first, last in self._at(host))
 
-    def cover(self, host: str, begin: float, end: float) -> bool:
-        """Whether one goes on from the one moment to the other."""
-        return any(first <= begin and last >= end for first, last in self._at(host))
+    def cover(self, host: str, begin: float, end: float, *, still: Iterable[tuple[float, float]] = ()) -> bool:
+        """Whether they go on from the one moment to the other.
+
+        Args:
+            host: where.
+            begin: the one.
+            end: the other.
+            still: when a process stood still that nobody could answer; it asks as it goes on, and is heard as above.
+        """
+        reached = begin
+        stood_still = ((first, last + self._pause) for first, last in still)
+        spans = [one for one in sorted([*self._at(host), *stood_still]) if one[1] >= begin]
+        for first, last in spans:
+            if first > reached:
+                break
+            reached = max(reached, last)
+        return bool(spans) and spans[0][0] <= begin and reached >= end
 
     def _at(self, host: str) -> Sequence[tuple[float, float]]:
         if host not in self._of:

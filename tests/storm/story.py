@@ -86,6 +86,8 @@ class Story:
         self._quorum = quorum
         self.attempts: dict[str, Attempt] = {}
         self.told: dict[str, list[Line]] = defaultdict(list)
+        #: Ends that a lock server has taken before they were told, of messages that did not run, or were stopped.
+        self.recorded: dict[str, list[Line]] = defaultdict(list)
         self.sent: dict[str, Line] = {}
         #: Perhaps sent: its sender got an error; or taken for another one by the package.
         self.unsure: set[str] = set()
@@ -151,6 +153,9 @@ class Story:
 
     def _told(self, line: Line) -> None:
         self.told[line["message"]].append(line)
+
+    def _recorded(self, line: Line) -> None:
+        self.recorded[line["message"]].append(line)
 
     def _sent(self, line: Line) -> None:
         self.sent[line["message"]] = line

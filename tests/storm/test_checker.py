@@ -18,6 +18,7 @@ from tests.storm.excuses import (
     REJECTED,
     SILENT,
     UNSENT,
+    UNTOLD,
 )
 
 TTL = 4.0
@@ -198,6 +199,22 @@ def test_a_worker_that_was_killed_before_any_lock_server_could_be_told_is_an_exc
     assert found(judge(*lines)) == [("again", SILENT)]
 
 
+@pytest.mark.parametrize(("fate", "excuse"), [("frozen", SILENT), ("stopped", "")])
+def test_a_worker_that_stood_still_when_the_lock_server_was_back_is_an_exception(fate: str, excuse: str) -> None:
+    """It did not hear of that, and when it went on the server had gone again."""
+    silences = fault("partition", 1.9, 4, silent=["*/0"]), fault("partition", 7, 10, silent=["*/0"])
+    lines = body("a", 1, 2), [*silences], fault("worker: frozen", 3.9, 7, pids=[1], fate=fate), body("a", 8.5, 9, pid=2)
+    assert found(judge(*lines)) == [("again", excuse)]
+
+
+@pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (5, "")])
+def test_a_worker_that_was_ending_lives_until_it_has_ended(until: float, excuse: str) -> None:
+    """By SIGQUIT, before the body's end."""
+    silence, death = fault("partition", 1.9, until, silent=["*/0"]), fault("quit", 1, 7.5, pids=[1], fate="killed")
+    lines = body("a", 1, 2, told="SUCCESS"), silence, death, body("a", 12, 13, pid=2)
+    assert found(judge(*lines)) == [("again", excuse)]
+
+
 def test_an_end_of_one_that_was_stopped_after_a_success_is_no_exception() -> None:
     """It is told when it is recorded."""
     silence = fault("partition", 0, 1.9, silent=["*/0"])
@@ -257,6 +274,16 @@ def test_a_worker_that_stood_still_before_it_was_recorded_is_an_exception() -> N
     assert found(judge(body("a", 1, 2), frozen, body("a", 7, 8, pid=2))) == [("again", FROZEN_AT_THE_END)]
 
 
+@pytest.mark.parametrize(
+    ("began", "start", "excuse"), [(2, 7.2, FROZEN_AT_THE_END), (5, 7.2, ""), (2, 9, "")], ids=["", "shortly", "late"]
+)
+def test_a_worker_that_ended_its_body_as_it_went_on_is_an_exception(began: float, start: float, excuse: str) -> None:
+    """Its lease had ended, and another one took the lock before this was recorded."""
+    frozen = fault("worker: frozen", began, 6.9, pids=[1], fate="frozen")
+    first = [line for line in body("a", 1, 7) if not began < line["at"] < 6.9]
+    assert found(judge(first, frozen, body("a", start, 10, pid=2))) == [("again", excuse)]
+
+
 def test_a_child_that_alone_stood_still_before_it_was_recorded_is_no_exception() -> None:
     stopped = fault("child: stopped", 2.1, 9, pids=[1], fate="stopped")
     assert found(judge(body("a", 1, 2), stopped, body("a", 7, 8, pid=2))) == [("again", "")]
@@ -269,10 +296,18 @@ def test_an_end_without_a_fault_that_explains_it_is_no_exception(error: str) -> 
     assert found(judge(*lines)) == [("again", ""), ("told twice", "")]
 
 
-def test_a_step_that_was_failed_after_its_success_is_an_exception_too() -> None:
+def test_a_task_that_was_failed_after_its_success_is_an_exception_too() -> None:
+    """Celery keeps the success that it has stored."""
     cut = fault("broker: connections cut", 0.5, 0.6)
     lines = cut, body("a", 0.7, 0.9, told="SUCCESS"), end_of("a", 1, "FAILURE", error="ConnectionError")
-    assert found(judge(*lines)) == [("told twice", UNSENT)]
+    assert found(judge(*lines)) == [("told twice", UNTOLD)]
+
+
+def test_a_success_that_was_told_after_such_a_failure_is_no_exception() -> None:
+    """Nothing was sent for it: a copy found that it had ended."""
+    cut, ran = fault("broker: connections cut", 0.5, 0.6), body("a", 0.7, 0.9)
+    lines = sent("a"), cut, ran, end_of("a", 1, "FAILURE", error="ConnectionError"), end_of("a", 2, "SUCCESS", pid=2)
+    assert found(judge(*lines)) == [("told twice", "")]
 
 
 def test_attempts_that_retry_are_none_after_the_success() -> None:
@@ -290,11 +325,54 @@ def test_a_message_that_was_rejected_and_came_again_is_an_exception() -> None:
 
 
 @pytest.mark.parametrize("error", ["ChordError", "ConnectionError"])
-def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(error: str) -> None:
+@pytest.mark.parametrize(("after", "excuse"), [(("step",), UNSENT), ((), "")])
+def test_a_step_that_celery_could_not_send_as_far_as_it_knows_is_an_exception(
+    error: str, after: tuple[str, ...], excuse: str
+) -> None:
     cut = fault("broker: connections cut", 0.5, 0.6)
-    lines = cut, end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS")
-    excuse = UNSENT
+    ends = end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS")
+    assert found(judge(sent("a", after=after), cut, *ends)) == [("again", excuse), ("told twice", excuse)]
+
+
+@pytest.mark.parametrize(("error", "excuse"), [("Reject", REJECTED), ("LockLost", "")])
+def test_an_attempt_that_celery_rejected_as_it_retried_may_come_again(error: str, excuse: str) -> None:
+    """Its next attempt was sent, and had a success; nothing was recorded of this one."""
+    retry = {"at": 2.5, "event": "taken", "message": "a", "retries": 1}
+    cut, rejected = fault("broker: connections cut", 1.5, 1.6), end_of("a", 2.1, "FAILURE", error=error)
+    ran = body("a", 1, 2, last=False), rejected, retry, body("a", 3, 4, retries=1, told="SUCCESS")
+    verdict = judge({**sent("a"), "policy": ""}, cut, *ran, body("a", 5, 6, pid=3, last=False))
+    assert [one.excuse for one in verdict.findings if one.at == 5] == [excuse]
+
+
+@pytest.mark.parametrize(("kind", "excuse"), [("broker: restarts with its data", UNSENT), ("broker: stalled", "")])
+def test_a_result_backend_that_loads_its_data_has_started_before(kind: str, excuse: str) -> None:
+    ends = end_of("a", 1, "FAILURE", error="BusyLoadingError"), body("a", 2, 3, told="SUCCESS")
+    lines = sent("a", after=("step",)), fault(kind, 0.5, 0.6), *ends
     assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
+
+
+@pytest.mark.parametrize("error", ["Reject", "ConnectionError"])
+@pytest.mark.parametrize(("retries", "excuse"), [(1, UNSENT), (0, "")])
+def test_a_retry_that_celery_took_for_unsent_was_sent(error: str, retries: int, excuse: str) -> None:
+    taken = {"at": 1.5, "event": "taken", "message": "a", "retries": retries}
+    told = end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS", retries=retries)
+    lines = {**sent("a"), "policy": "retry"}, fault("broker: connections cut", 0.5, 0.6), taken, *told
+    assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
+
+
+def test_a_retry_that_was_not_sent_for_no_reason_is_no_exception() -> None:
+    taken = {"at": 1.5, "event": "taken", "message": "a", "retries": 1}
+    told = end_of("a", 1, "FAILURE", error="Reject"), body("a", 2, 3, told="SUCCESS", retries=1)
+    assert found(judge({**sent("a"), "policy": "retry"}, taken, *told)) == [("again", ""), ("told twice", "")]
+
+
+@pytest.mark.parametrize(("recorded", "pid", "excuse"), [(0.8, 1, FORGOT), (1.5, 1, ""), (0.8, 2, "")])
+def test_an_end_that_was_forgotten_before_it_was_told(recorded: float, pid: int, excuse: str) -> None:
+    """It was recorded before the lock server came back empty, and told after that, by the same process."""
+    record = {"at": recorded, "event": "recorded", "message": "a", "pid": pid}
+    empty, end = fault("restarts empty", 1, 1.2, forgot="7000"), end_of("a", 2, "FAILURE", error="LockLost")
+    verdict = judge(record, empty, end, body("a", 3, 4, pid=3, told="SUCCESS"))
+    assert found(verdict) == [("again", excuse), ("told twice", excuse)]
 
 
 def test_a_run_that_was_stopped_and_could_not_be_recorded_is_no_exception() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import of_beat, of_lock, of_protocol, of_redlock, of_scripts
+from tests.simulation.mutants import of_beat, of_line, of_lock, of_protocol, of_redlock, of_scripts
 from tests.simulation.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -10,5 +10,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_redlock.MUTANTS,
     *of_protocol.MUTANTS,
     *of_lock.MUTANTS,
+    *of_line.MUTANTS,
     *of_beat.MUTANTS,
 )

@@ -12,7 +12,7 @@ MUTANTS = (
     Mutant(
         "a lock outside of tasks wakes nobody",
         "stores/redis/scripts/lock/free.lua",
-        "  redis.call('RPUSH', wake, 1)\n",
+        "  redis.pcall('RPUSH', wake, 1)\n",
         "",
         "the end of a hold wakes the one that has waited longest",
         kind="locks",

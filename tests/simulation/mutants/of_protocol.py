@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant(
         "a put-back copy is another attempt",
         "task/requeue.py",
-        '    raise Ignore(f"put back, due in {delay:.1f} s")\n',
+        '    raise GoesOn(f"put back, due in {delay:.1f} s")\n',
         "    return\n",
         "a message is put back once",
     ),
@@ -370,8 +370,8 @@ MUTANTS = (
     Mutant(
         "the end of a lost child is not recorded",
         "worker/request.py",
-        "        if self._goes_on or self.was_cancelled or not self.acknowledged:\n            return None",
-        "        if self.was_cancelled or not self.acknowledged:\n            return None",
+        "return not (self._goes_on or self.was_cancelled) and",
+        "return not self.was_cancelled and",
         "a message that goes back has no end",
     ),
     Mutant(

@@ -37,7 +37,7 @@ MUTANTS = (
     _mutant(
         "a wake-up of a Redlock is lost",
         f"{_SCRIPTS}/wake.lua",
-        "redis.call('RPUSH', KEYS[1], 1)\n",
+        "redis.pcall('RPUSH', KEYS[1], 1)\n",
         "",
         "the end of a hold wakes a waiter",
     ),

@@ -9,6 +9,7 @@ from tests.simulation.mutants.mutant import Mutant
 _SCRIPTS = "stores/redis/scripts/lock"
 _renew = partial(Mutant, file=f"{_SCRIPTS}/renew.lua")
 _free = partial(Mutant, file=f"{_SCRIPTS}/free.lua")
+_end = partial(Mutant, file=f"{_SCRIPTS}/end.lua")
 _acquire = partial(Mutant, file=f"{_SCRIPTS}/acquire.lua")
 _grant = partial(Mutant, file=f"{_SCRIPTS}/grant.lua")
 _hand_over = partial(Mutant, file=f"{_SCRIPTS}/hand_over.lua")
@@ -40,19 +41,19 @@ MUTANTS = (
         new="renewed[i] = 1",
         breaks="a lease that is trusted is kept",
     ),
-    _free(
+    _end(
         "free without comparing the owner",
         old="if type(value) == 'string' and string.sub(value, 1, #owner) == owner then",
         new="if type(value) == 'string' then",
         breaks="nobody frees another's hold",
     ),
-    _free(
+    _end(
         "free deletes nothing",
         old="    redis.call('DEL', ours)\n",
         new="",
         breaks="the end of a run frees its lock",
     ),
-    _free(
+    _end(
         "free forgets the last slot",
         old="for i = FIRST, FIRST + locks - 1 do",
         new="for i = FIRST, FIRST + locks - 2 do",
@@ -60,7 +61,7 @@ MUTANTS = (
     ),
     _free(
         "free wakes nobody",
-        old="  redis.call('RPUSH', wake, 1)\n",
+        old="  redis.pcall('RPUSH', wake, 1)\n",
         new="",
         breaks="the end of a hold wakes a waiter",
     ),
@@ -72,14 +73,14 @@ MUTANTS = (
     ),
     _free(
         "free leaves no record",
-        old="  else\n    redis.call('SET', done, record, 'PX', record_ms)",
-        new="  else\n    redis.call('GET', done)",
+        old="  elseif not redis.call('SET', done, record, 'PX', record_ms, 'NX') then",
+        new="  elseif redis.call('EXISTS', done) == 1 then",
         breaks="no body runs again after its end",
     ),
     _free(
         "free leaves a record without end",
-        old="  else\n    redis.call('SET', done, record, 'PX', record_ms)",
-        new="  else\n    redis.call('SET', done, record)",
+        old="redis.call('SET', done, record, 'PX', record_ms, 'NX')",
+        new="redis.call('SET', done, record, 'NX')",
         breaks="each key has a time to live",
     ),
     _free(
@@ -88,10 +89,10 @@ MUTANTS = (
         new="if ours and record_ms ~= '0' then\n  -- Also",
         breaks="what ran has a record, also when its lock is gone",
     ),
-    _free(
+    _end(
         "a late record overwrites a newer one",
-        old="if repeated == '1' then",
-        new="if repeated == '2' then",
+        old="ARGV[6] or '0', ARGV[7] or '0'",
+        new="ARGV[6] or '0', '0'",
         breaks="an end never changes",
     ),
     _free(
@@ -142,8 +143,8 @@ MUTANTS = (
     ),
     _acquire(
         "acquire looks for no record",
-        old="if once == '1' then",
-        new="if once == '2' then",
+        old="if once then",
+        new="if false then",
         breaks="no body runs again after its end",
     ),
     _acquire(
@@ -185,32 +186,32 @@ MUTANTS = (
     ),
     _grant(
         "a lock without end",
-        old="redis.call('SET', lock, value_with(number), 'PX', ARGV[4])",
-        new="redis.call('SET', lock, value_with(number))",
+        old="owner .. string.sub(holder, 1, -2) .. ',' .. digits .. ']', 'PX', ttl)",
+        new="owner .. string.sub(holder, 1, -2) .. ',' .. digits .. ']')",
         breaks="each key has a time to live",
     ),
     _grant(
         "a fence without end",
-        old="redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)",
-        new="redis.call('SET', fence, string.format('%.0f', number))",
+        old="redis.call('SET', fence, digits, 'PX', fence_ttl)",
+        new="redis.call('SET', fence, digits)",
         breaks="each key has a time to live",
     ),
     _grant(
         "a fence is not counted on",
-        old="math.max(highest_fence() + 1, time)",
-        new="math.max(highest_fence(), 1)",
+        old="math.max(highest_fence(fence) + 1, time)",
+        new="math.max(highest_fence(fence), 1)",
         breaks="fences grow",
     ),
     _grant(
         "a fence is the time alone",
-        old="local number = math.max(highest_fence() + 1, time)",
+        old="local number = math.max(highest_fence(fence) + 1, time)",
         new="local number = time",
         breaks="fences grow, whatever the clocks say",
         nodes=3,
     ),
     _grant(
         "a fence is not written",
-        old="  redis.call('SET', fence, string.format('%.0f', number), 'PX', fence_ttl)\n",
+        old="  redis.call('SET', fence, digits, 'PX', fence_ttl)\n",
         new="",
         breaks="fences grow, whatever the clocks say",
         nodes=3,

@@ -200,6 +200,19 @@ def zrange(server: Any, args: list[bytes]) -> Any:
     return _ranked(server, args)
 
 
+@command("ZRANGEBYSCORE", -4)
+def zrangebyscore(server: Any, args: list[bytes]) -> Any:
+    offset, count = 0, -1
+    if len(args) > 3:
+        if len(args) != 6 or args[3].upper() != b"LIMIT":
+            raise UnknownCommand(f"ZRANGEBYSCORE with {args[3:]}")
+        offset, count = numbers.integer(args[4]), numbers.integer(args[5])
+    between = set(_between(server, args))
+    found = server.typed(args[0], Scores)
+    ordered = [member for member in found.in_order() if member in between] if found is not None else []
+    return [] if offset < 0 else ordered[offset : None if count < 0 else offset + count]
+
+
 @command("ZREMRANGEBYRANK", 4, writes=True)
 def zremrangebyrank(server: Any, args: list[bytes]) -> Any:
     return _removed(server, args[0], _ranked(server, args))

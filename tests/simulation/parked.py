@@ -1,0 +1,267 @@
+"""The copies that main processes hold until they are due or their locks are free, and what must hold of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.bells import LOOKED, MAX_PASSED_ON, REFRESH
+from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
+from celery_singleton_lock.stores.redis.script import ms
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.worker.line import MAX_PAUSE
+from tests.simulation import holds, trouble
+from tests.simulation.scheduler import Process
+
+#: Seconds of the simulation between two looks.
+OFTEN = 0.05
+
+#: Seconds within which a copy is begun whose lock was freed, and its worker has room; and after which one is begun that
+#: nobody was told of: the lock of who is dead, say.
+AT_ONCE, FOUND = 0.3, REFRESH + 0.7
+
+#: Seconds after a fault in which that may take longer: whoever could not ask pauses.
+AFTERMATH = REFRESH + 2 * MAX_PAUSE
+
+#: Messages, one behind the other, that it takes to get a lock where they are slow.
+SOME = 20
+
+#: Seconds for which a copy waits at most, whatever happens, and what clocks differ by.
+HELD, DIFFER = 60.0, 5.0
+
+#: What delays nobody who waits in line.
+HARMLESS = (*trouble.HARMLESS, "worker ended", "woken in vain")
+HARMLESS = (*HARMLESS, "child killed", "child killed at an end", "child killed by SIGTERM")
+
+
+@dataclass(eq=False)
+class Copy:
+    """In the timer of a process.
+
+    Attributes:
+        key: of the lock that it waits for; empty where it only waits for its time.
+        since: its place in line.
+        at: when it came.
+        due: when it is begun, on the steady clock of its host.
+        is_in_line: whether it is to be woken.
+    """
+
+    worker: Any
+    process: Process
+    request: Any
+    key: str
+    since: float
+    limit: int
+    at: float
+    due: float
+    is_in_line: bool
+
+
+class Parked:
+    """All of them."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.run = world, world.run
+        self._copies: dict[int, Copy] = {}
+        self._lines: dict[Process, Any] = {}
+        #: By process and key: what it was woken by, and when.
+        self._rung: dict[tuple[Process, str], tuple[Any, float]] = {}
+        #: How often a copy was begun, by key; and how many were woken, for the figures.
+        self._begun: Counter[str] = Counter()
+        self.woken = 0
+        #: By key: who holds it, since when, and when that ended for nobody to be told.
+        self._held: dict[str, tuple[frozenset[str], float]] = {}
+        self._ended_at: dict[str, float] = {}
+        self._ends: dict[str, float] = {}
+        #: By key: when a copy was begun for it whose message had ended.
+        self._in_vain_at: dict[str, float] = {}
+        #: By message and attempt: the last place that a copy of it was given at its first conflict.
+        self._places: dict[tuple[str, int], float] = {}
+        world.broker.on_put.append(self._is_put_back)
+        self._free_since: dict[Any, float] = {}
+        self._next_look = 0.0
+
+    def watch(self, worker: Any) -> None:
+        """A worker's main process begins."""
+        process, line = worker.process, worker.line
+        worker.loop.timer.on_entry = lambda entry, due: self._comes(worker, entry, due)
+        if line is None:
+            return
+        self._lines[process] = line
+        answer = line._answer
+
+        def answered(ring: Any) -> None:
+            self._rung[process, ring.key] = ring, self.run.now
+            self.run.note("is woken", f"{ring.key} passed on {ring.passed_on}")
+            answer(ring)
+
+        line._answer = answered
+
+    def _comes(self, worker: Any, entry: Any, due: float) -> None:
+        (request,) = entry.args
+        key, since, limit = _place_of(request)
+        since = min(since, worker.host.wall_clock(self.run.now))
+        copy = Copy(
+            worker, worker.process, request, key, since, limit, self.run.now, due, request._held_until is not None
+        )
+        self._copies[id(request)] = copy
+        if copy.is_in_line and key:
+            self._is_held(key, limit)
+        left = due - worker.host.clock(self.run.now)
+        longest = min(HELD, self.world.broker.visibility / 2)
+        clocks_are_set = any(fault.kind == "wall clock set" for fault in self.world.plan.faults)
+        if key and left > 1.5 * longest + DIFFER and not clocks_are_set:
+            self.run.fail(f"{key}: message {request.id} is to wait for {left:.1f} s")
+        elif copy.is_in_line and left < 0.9 * longest:
+            self.run.fail(f"{key}: message {request.id} is in line, and begins in {left:.1f} s all the same")
+
+    def _is_put_back(self, message: dict[str, Any], _: bool) -> None:
+        """A copy keeps its place."""
+        headers = message.get("headers") or {}
+        header = headers.get(PUT_BACK_HEADER) or {}
+        if not header.get("waits") or header.get("retries") != headers.get("retries"):
+            return
+        attempt = headers["id"], headers["retries"]
+        first = self._places.get(attempt, 0.0)
+        if header["conflict"] == 1:
+            self._places[attempt] = max(first, header["since"])
+        elif header["since"] > first:
+            self.run.fail(f"message {headers['id']} loses its place in line as it is put back")
+
+    def begins(self, worker: Any, request: Any) -> None:
+        """The timer has come to it, or it was taken out of that."""
+        copy = self._copies.pop(id(request), None)
+        if copy is None:
+            self.run.fail(f"a copy of message {request.id} begins twice, or is that of a connection that is gone")
+            return
+        if not copy.key:
+            return
+        self._begun[copy.key] += 1
+        if (_number_of(request), request.context.retries or 0) in self.world.bodies.ended:
+            self._in_vain_at[copy.key] = self.run.now
+        if worker.host.clock(self.run.now) >= copy.due:
+            return
+        self.woken += 1
+        ring, at = self._rung.get((copy.process, copy.key), (None, 0.0))
+        self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
+        for other in self._of_line(copy.key):
+            if other.process is copy.process and other.since < copy.since and other.at < at:
+                self.run.fail(f"{copy.key}: message {request.id} begins before {other.request.id}, which came first")
+        if ring is not None and ring.passed_on < MAX_PASSED_ON and ring.passed_on != LOOKED:
+            self._is_first(copy, at)
+        self._is_of_use(copy)
+
+    def are_gone(self, process: Process) -> None:
+        """The broker gives them to others."""
+        self._copies = {it: copy for it, copy in self._copies.items() if copy.process is not process}
+
+    def has_left(self, process: Process, line: Any) -> None:
+        """A worker that ends has left its lines."""
+        name, now = line._bells._name.encode(), self.run.now
+        if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
+            return
+        for server in self.world.servers:
+            for key, value, _ in server.living():
+                if key.endswith(":waiting") and name in value:
+                    self.run.fail(f"{process.name} ends, and stays in line: {key}")
+
+    def look(self) -> None:
+        """As the time is about to go on."""
+        if self.run.now < self._next_look:
+            return
+        self._next_look = self.run.now + OFTEN
+        self._copies = {it: copy for it, copy in self._copies.items() if copy.process.alive}
+        keys = dict.fromkeys(copy.key for copy in self._copies.values() if copy.is_in_line and copy.key)
+        free = {}
+        for key in keys:
+            copies = [copy for copy in self._of_line(key) if copy.process.runs and not copy.worker.is_ending]
+            if not copies or self._is_held(key, copies[0].limit):
+                continue
+            for copy in copies:
+                if self._has_room(copy.worker):
+                    free[key, copy.process.name, self._begun[key], self._held[key]] = copy
+        self._free_since = {it: self._free_since.get(it, self.run.now) for it in free}
+        for it, since in self._free_since.items():
+            begins = max(since, free[it].at)
+            if self.run.now - begins > self._bound(it[0]):
+                self.run.fail(
+                    f"for {self.run.now - begins:.1f} s: {it[0]} is free, and message {free[it].request.id} waits in "
+                    f"{it[1]}, which has room"
+                )
+
+    def _bound(self, key: str) -> float:
+        latency = SOME * self.world.plan.latency
+        now = self.run.now
+        if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
+            return AFTERMATH + FOUND + latency
+        # What it wakes may come before it is known to have begun.
+        if now - max(self._ended_at.get(key, -HELD), self._in_vain_at.get(key, -HELD)) < 2 * FOUND:
+            return FOUND + latency
+        return AT_ONCE + latency
+
+    def _is_held(self, key: str, limit: int) -> bool:
+        """Whether nobody else could have it; notes how that changes."""
+        now, values = self.run.now, holds.on_most(self.world.servers)
+        held = {run: values[run] for slot in range(limit) if (run := keyspace.run_key(key, slot)) in values}
+        stems = frozenset(map(holds.stem, held.values()))
+        last, _ = self._held.get(key, (None, 0.0))
+        if last != stems:
+            self._held[key] = stems, now
+            if last is not None and last - stems and self._ends.get(key, 0.0) < now + 2 * OFTEN:
+                self._ended_at[key] = now
+        (server,) = self.world.servers
+        ends = [end for name, _, end in server.living() if name in held and end is not None]
+        self._ends[key] = min(ends, default=0.0) / 1000 - server.clock() + now
+        return len(held) >= limit
+
+    def _of_line(self, key: str) -> Iterator[Copy]:
+        return (copy for copy in self._copies.values() if copy.key == key and copy.is_in_line and copy.process.alive)
+
+    def _is_first(self, copy: Copy, rung_at: float) -> None:
+        """No other process that is well has an older copy."""
+        if trouble.was_there(self.world, rung_at - AFTERMATH, but=HARMLESS):
+            return
+        (server,) = self.world.servers
+        places = next((value for key, value, _ in server.living() if key == keyspace.waiting_key(copy.key)), {})
+        for other in self._of_line(copy.key):
+            if other.process is copy.process or not other.process.runs or other.at > rung_at - AT_ONCE:
+                continue
+            score = places.get(self._lines[other.process]._bells._name.encode(), 0.0)
+            if 0 < score < int(ms(copy.since)) and other.since < copy.since:
+                self.run.fail(
+                    f"{copy.key}: message {copy.request.id} is begun by {copy.process.name} before "
+                    f"{other.request.id}, which has waited for longer in {other.process.name}"
+                )
+
+    def _is_of_use(self, copy: Copy) -> None:
+        """Something was freed, or may have been."""
+        now = self.run.now
+        is_held = self._is_held(copy.key, copy.limit)
+        _, since = self._held[copy.key]
+        long = WAKE_TTL + AT_ONCE + SOME * self.world.plan.latency
+        if is_held and now - max(since, 0.0) > long and not trouble.was_there(self.world, now - AFTERMATH):
+            self.run.fail(
+                f"{copy.key}: message {copy.request.id} begins, and nothing was freed for {now - since:.1f} s"
+            )
+
+    def _has_room(self, worker: Any) -> bool:
+        return bool(worker.process.package("worker.bootstep").has_free_slot(worker))
+
+
+def _number_of(request: Any) -> int | str:
+    """Of the message; a tick of beat's has none."""
+    number = request.id.removeprefix("m")
+    return int(number) if number.isdigit() else str(request.id)
+
+
+def _place_of(request: Any) -> tuple[str, float, int]:
+    """The lock that a copy waits for, its place, and how many may hold it; as its message says."""
+    headers = request.message.headers
+    header = headers.get(PUT_BACK_HEADER) or {}
+    if header.get("retries") != headers.get("retries") or not header.get("waits"):
+        return "", 0.0, 1
+    key, limit = header["waits"]
+    return key, header["since"], limit

@@ -1,0 +1,81 @@
+"""A replica of a lock server, which takes its place; Sentinels have clients find it under the same name."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.simulation.scheduler import Simulation
+
+#: Seconds that a write takes to get to the replica, and its answer to get back.
+DELAY = (0.0002, 0.003)
+
+#: Seconds after which a server has a replica again.
+JOINS = (0.05, 0.5)
+
+
+class Replica:
+    """Has what has arrived of a server's writes.
+
+    Args:
+        server: which has it from now on.
+    """
+
+    def __init__(self, run: Simulation, server: Any) -> None:
+        self.run, self.server = run, server
+        self._data: Any = None
+        self._last = 0.0
+        self._is_cut = False
+        #: What waits until the way is open again.
+        self._held_up: deque[Callable[[], None]] = deque()
+        server.on_start.append(self._joins)
+        self._follow(server.model)
+
+    def cut(self, seconds: float) -> None:
+        """Nothing arrives for a while."""
+        self._is_cut = True
+        self.run.after(seconds, self._open)
+
+    def take_over(self, seconds: float) -> None:
+        """The server is gone, and in some seconds this one is the server."""
+        self.server.crash()
+        data = self._data
+        self.run.after(seconds, lambda: self.server.start(data.copy()) if self.server.model is None else None)
+
+    def _joins(self, model: Any) -> None:
+        self.run.after(self.run.rng.uniform(*JOINS), lambda: self._follow(model))
+
+    def _follow(self, model: Any) -> None:
+        if self.server.model is model:
+            self._data = model.copy_dataset()
+            self._held_up.clear()
+            model.on_write = lambda offset, changes: self._written(model, offset, changes)
+            self._acknowledge(model, model.offset)
+
+    def _written(self, model: Any, offset: int, changes: Sequence[Any]) -> None:
+        self._last = max(self._last, self.run.now + self.run.rng.uniform(*DELAY))
+        self.run.at(self._last, lambda: self._arrive(model, offset, changes))
+
+    def _arrive(self, model: Any, offset: int, changes: Sequence[Any]) -> None:
+        if self.server.model is not model:
+            return
+        if self._is_cut:
+            self._held_up.append(lambda: self._arrive(model, offset, changes))
+            return
+        for change in changes:
+            self._data.apply(change)
+        self._acknowledge(model, offset)
+
+    def _acknowledge(self, model: Any, offset: int) -> None:
+        def heard() -> None:
+            if self.server.model is model:
+                self.server.do(lambda: model.replica_has("replica", offset))
+
+        self.run.after(self.run.rng.uniform(*DELAY), heard)
+
+    def _open(self) -> None:
+        self._is_cut = False
+        held_up, self._held_up = self._held_up, deque()
+        for arrive in held_up:
+            arrive()
