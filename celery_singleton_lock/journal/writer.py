@@ -40,6 +40,9 @@ MOST = 500
 #: Counts up to which each label has one of its own.
 MOST_COUNTS = 5000
 
+#: Counts of one entry, at most.
+MOST_OF_ENTRY = 10
+
 #: Entries that are written at once: the server is blocked meanwhile.
 BATCH = 100
 
@@ -86,8 +89,9 @@ class JournalWriter:
         if self._journal is None:
             return
         with self._mutex:
+            has_room = len(self._counts) < MOST_COUNTS - MOST_OF_ENTRY
             for count, by in metrics.of(entry):
-                self._counts[self._bounded(count)] += by
+                self._counts[count if has_room else self._bounded(count)] += by
             self._entries.append(entry)
         if at_once:
             self.write()

@@ -104,8 +104,10 @@ def named(task: TaskLike) -> str:
 
 def record_started(task: TaskLike) -> None:
     """Store STARTED if the task wants that; Celery's own way would do it before the lock is asked for."""
+    if not task.tracks_started:
+        return
     request = task.request
-    if not task.tracks_started or request.is_eager or request.id is None or ignores_result(task, request):
+    if request.is_eager or request.id is None or ignores_result(task, request):
         return
     meta = {"pid": os.getpid(), "hostname": request.hostname}
     task.backend.store_result(request.id, meta, states.STARTED, request=request)

@@ -95,7 +95,8 @@ def is_by_time(held: Held) -> bool:
 
 def lock_of(task: TaskLike, request: RequestLike) -> QueueLock | None:
     """The lock that the message of a request has; None where it has none, or somebody else wrote that."""
-    return lock_in(cleaned.headers(request), task.app, task.name, request.id)
+    headers = cleaned.headers(request)
+    return lock_in(headers, task.app, task.name, request.id) if QUEUED_HEADER in headers else None
 
 
 def lock_in(headers: Any, app: Any, task: str, task_id: object) -> QueueLock | None:

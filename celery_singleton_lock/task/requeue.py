@@ -195,6 +195,8 @@ def _header(request: RequestLike, reason: Reason, waits: Waits | None) -> dict[s
 def _header_of(request: RequestLike) -> dict[str, Any]:
     """The header, if it is of this attempt; what others wrote counts as none."""
     header = cleaned.headers(request).get(PUT_BACK_HEADER)
+    if header is None:  # As of most.
+        return {}
     if not isinstance(header, dict) or _count(header.get("retries")) != (request.retries or 0):
         return {}
     return header

@@ -63,6 +63,7 @@ class _Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.pidfd = _open(pid)
+        self._end = _poller([] if self.pidfd is None else [self.pidfd])
         self._delivery: weakref.ref[Delivery] | None = None
         self._hold: Hold | None = None
         self._renewed_at = 0.0
@@ -76,7 +77,7 @@ class _Child:
     @property
     def is_over(self) -> bool:
         """Whether the process has ended, as far as this platform says that."""
-        return self.pidfd is not None and bool(_poll([self.pidfd], 0.0))
+        return bool(self._end.poll(0))
 
     def is_at(self, delivery: Delivery) -> bool:
         return self._delivery is not None and self._delivery() is delivery
@@ -292,9 +293,14 @@ def _open(pid: int) -> int | None:
 
 def _poll(descriptors: list[int], seconds: float | None) -> list[int]:
     """Those that are readable, or become so within so many seconds."""
+    # Rounded up: a thread that wakes just before something is due would look again and again. Who only looks waits for
+    # nothing.
+    ready = _poller(descriptors).poll(None if seconds is None else math.ceil(seconds * 1000))
+    return [descriptor for descriptor, _ in ready]
+
+
+def _poller(descriptors: list[int]) -> select.poll:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    # Rounded up: a thread that wakes just before something is due would look again and again. Who only looks waits for
-    # nothing: the worker's consumer does so at each delivery.
-    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else math.ceil(seconds * 1000))]
+    return poll

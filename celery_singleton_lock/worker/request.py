@@ -32,7 +32,7 @@ from celery_singleton_lock.task import delivery, key_report, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_of
 from celery_singleton_lock.worker.background import Aside
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import line_of
@@ -211,6 +211,9 @@ class SingletonRequest(WorkerRequest):
 
     def _confirmed(self) -> QueueLock | None:
         """What the message brought with it; who sent it may have died before it said that the broker has it."""
+        request = self.request_dict
+        if QUEUED_HEADER not in request and QUEUED_HEADER not in request.get("headers", ()):
+            return None  # As most. To make the context takes as long as all else here.
         try:
             brought = lock_of(self.task, self.context)
             if brought is not None and brought.ends_at_end:
