@@ -11,7 +11,6 @@ import encodings.idna  # noqa: F401 - or the first look-up of a host does it, ma
 import os
 import re
 import socket
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -35,15 +34,13 @@ from redis.exceptions import (
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.redis._redis_py import socket_of
 from celery_singleton_lock.stores.redis.script import Call, Command, Ready, Sent
+from celery_singleton_lock.stores.redis.wire import Wire
 
 _NOTHING = object()
 
 _ASKING: Sequence[Command] = (("ASKING",),)
 
 _READ = 65_536
-
-#: Linger for no time: closing resets the connection.
-_AT_ONCE = struct.pack("ii", 1, 0)
 
 _WITHIN_SCRIPT = re.compile(r"^ERR Error running script .*: -([A-Z]+ .*)", re.DOTALL)
 
@@ -93,8 +90,7 @@ class Connection:
     def __init__(self, undialed: RedisPyConnection) -> None:
         undialed.connect()  # type: ignore[no-untyped-call]
         self._dialed = undialed
-        self._socket = socket_of(undialed)
-        self._timeout = self._socket.gettimeout()
+        self._wire = Wire(socket_of(undialed))
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
@@ -104,7 +100,7 @@ class Connection:
         self._unsent = bytearray()
 
     def fileno(self) -> int:
-        return int(self._socket.fileno())
+        return self._wire.fileno()
 
     def send(self, *commands: Sent) -> None:
         """Send some commands at once; `read` gives the answer to each, after those to what was sent before."""
@@ -115,7 +111,7 @@ class Connection:
         # answered to this for an answer to something else.
         self.unanswered += len(commands)
         try:
-            self._socket.sendall(wire)
+            self._wire.send_all(wire)
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
 
@@ -128,7 +124,7 @@ class Connection:
         """Send of what was pushed as much as the socket takes."""
         while self._unsent:
             try:
-                sent = self._socket.send(self._unsent)
+                sent = self._wire.send(self._unsent)
             except OSError as error:
                 said = _as_redis_py_says(error, "sending")
                 if isinstance(said, TimeoutError):
@@ -264,9 +260,7 @@ class Connection:
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step of sending or reading may take from now on; 0: no step waits."""
-        if seconds != self._timeout:
-            self._timeout = seconds
-            self._socket.settimeout(seconds)
+        self._wire.wait_at_most(seconds)
 
     @property
     def is_between(self) -> bool:
@@ -279,7 +273,7 @@ class Connection:
 
     def forsake(self) -> None:
         """In the child of a fork: close it here alone, so that it ends with the parent."""
-        os.close(self._socket.detach())
+        os.close(self._wire.detach())
 
     def drop(self) -> None:
         """End it, and have the kernel forget what it has not got through to the server yet.
@@ -287,12 +281,12 @@ class Connection:
         Else it would go on trying for minutes: what was given up would be carried out when the network is back.
         """
         with suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            self._wire.reset_at_end()
         self.close()
 
     def _receive(self) -> None:
         try:
-            received = self._socket.recv(_READ)
+            received = self._wire.receive(_READ)
         except OSError as error:
             raise _as_redis_py_says(error, "reading") from error
         if not received:
