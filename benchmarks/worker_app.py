@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from celery import Celery
+from redis import Redis
 
 from benchmarks.tasks import WAYS, settings
 
@@ -41,12 +42,25 @@ def _task(name: str, way: str, **options: Any) -> Any:
     return app.task(name=name, **WAYS[way](TTL), **options)(body)
 
 
+@lru_cache(maxsize=1)
+def _client(pid: int) -> Redis:
+    return Redis.from_url(_BROKER)
+
+
+@app.task(name="trips")
+def _trips(number: int) -> None:
+    _client(os.getpid()).ping()
+    os.write(_file(os.getpid()), struct.pack("d", time.monotonic()))
+    _client(os.getpid()).ping()
+
+
 TASKS: Mapping[str, Any] = {
     "plain Task": _task("plain", "plain `Task`"),
     "ours: SingletonTask": _task("ours", "ours"),
     "plain Task, acks_late": _task("plain_late", "plain `Task`", acks_late=True),
     "ours: SingletonTask, acks_late": _task("ours_late", "ours", acks_late=True),
     "ours: until_executed": _task("ours_sent", "ours", lock_scope="until_executed"),
+    "two PINGs in the task": _trips,
     "redis-py Lock in the task": _task("locked", "`redis.lock` in the task"),
     "celery-singleton": _task("singleton", "celery-singleton, `lock_expiry`"),
     "celery-once": _task("once", "celery-once"),
