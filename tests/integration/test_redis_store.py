@@ -191,8 +191,8 @@ class TestServer:
     def test_waiter_that_leaves_throws_no_wake_up_of_others_away(self, store: RedisStore, client: Redis) -> None:
         """Of a semaphore several are there at once; the one that came for it goes back."""
         with ExitStack() as exits:
-            bell = exits.push(store._bell(KEY))
-            bell.wait(0.01)
+            wake_up = exits.push(store._wake_up(KEY))
+            wake_up.wait(0.01)
             client.rpush(keyspace.wake_key(KEY), 1, 1, 1)
             assert client.llen(keyspace.wake_key(KEY)) == 2, "it was woken"
         assert client.llen(keyspace.wake_key(KEY)) == 3
