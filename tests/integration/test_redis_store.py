@@ -184,6 +184,17 @@ class TestServer:
             client.flushall()
         assert fences == sorted(set(fences))
 
+    def test_repeated_acquire_has_a_fence_when_the_highest_is_not_known_any_more(
+        self, store: RedisStore, client: Redis
+    ) -> None:
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+        first = store.acquire(request)
+        client.delete(keyspace.shared_fence_key(keyspace.shared(KEY)))
+        again = store.acquire(request)
+        assert isinstance(first, Lease)
+        assert isinstance(again, Lease)
+        assert again.fence == first.fence
+
     def test_fence_is_exact_beyond_what_lua_prints(self, store: RedisStore, client: Redis) -> None:
         client.set(keyspace.shared_fence_key(keyspace.shared(KEY)), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
