@@ -57,6 +57,7 @@ class Claim:
         ends_at: when its hold ends, as it was seen last; 0 where it was not.
         begun: when its body began, and where.
         is_void: whether the lock is none of its any more, for a reason that is known.
+        taken_at: since when its lock may be its.
         gone_at: when it was seen to be gone.
         least: seconds that it lasts once it is confirmed, at the least.
     """
@@ -78,6 +79,7 @@ class Claim:
     begun_in: Process | None = None
     died_at: float | None = None
     is_void: bool = False
+    taken_at: float = 0.0
     gone_at: float | None = None
     least: float = 0.0
 
@@ -247,12 +249,24 @@ class Queued:
         if claim is None:
             claim = Claim(task_id, task, f"{key}:run", owner[:28], seconds, scope, list(header), process, self.run.now)
             self.claims[owner[:28]] = claim
+            claim.taken_at = call.began if is_first else self.run.now
+            self._counts_its_countdown(claim, call.message, is_first)
             self._is_only_one(claim, call.began if is_first else self.run.now)
         claim.sent_at, claim.seconds = self.run.now, max(seconds, claim.seconds)
         # A copy of an earlier attempt has it last for what that says.
         claim.least = min(seconds, claim.least or seconds)
         # What a worker sends is sure as soon as the broker has it.
         claim.is_sure = claim.is_sure or not is_first
+
+    def _counts_its_countdown(self, claim: Claim, message: Message, is_first: bool) -> None:
+        """A bound that is set counts from when the message is due."""
+        longest, words = self.world.plan.queue_ttl, dict(word.partition("=")[::2] for word in message.sent.split())
+        if not is_first or longest is None or claim.scope == "until_expired":
+            return
+        if abs(claim.seconds - longest - float(words.get("countdown", 0))) > NEARLY:
+            self.run.fail(
+                f"the lock of {claim.task_id} is to last for {claim.seconds:g} s: {message.sent or 'at once'}"
+            )
 
     def _is_only_one(self, claim: Claim, began: float) -> None:
         """The lock is its, as the broker gets the message; and so no other one waits."""
@@ -321,10 +335,11 @@ class Queued:
             else:
                 self._lasts_as_long(claim, ends_at)
         for claim in self.claims.values():
-            if claim.scope == "until_expired":
-                continue
             stem, ends_at, _ = found.get(claim.key, ("", 0.0, b""))
-            self._look_at(claim, ends_at if stem == claim.stem else None)
+            if claim.scope == "until_expired":
+                self._lasts_for_its_time(claim, stem)
+            else:
+                self._look_at(claim, ends_at if stem == claim.stem else None)
         self._are_confirmed(found)
 
     def _look_at(self, claim: Claim, ends_at: float | None) -> None:
@@ -349,6 +364,11 @@ class Queued:
     def _lasts_as_long(self, claim: Claim, ends_at: float) -> None:
         if ends_at - self.run.now > claim.seconds + NEARLY:
             self.run.fail(f"the lock of {claim.task_id} lasts for {ends_at - self.run.now:.1f} s, of {claim.seconds:g}")
+
+    def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
+        is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
+        if is_open and stem != claim.stem and not self._forgot(claim.taken_at):
+            self.run.fail(f"the lock of {claim.task_id} is gone, which was to last for {claim.seconds:g} s")
 
     def _is_provisional(self, key: str, stem: str, ends_at: float, value: bytes) -> None:
         """The lock of a message that was never sent: it ends soon, at once where its sender knows that."""

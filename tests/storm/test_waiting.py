@@ -68,7 +68,13 @@ def test_an_attempt_between_two_keeps_the_lock() -> None:
 
 def test_one_that_nobody_has_heard_of_for_long_may_have_lost_its_lock() -> None:
     later = 1 + SURELY + 1
-    assert twice(judge(click("a", 1), click("b", later), runs("a", later + 3, later + 4), runs("b", 50, 51))) == []
+    assert twice(judge(click("a", 1), click("b", later), runs("a", later + 3, later + 4), runs("b", 90, 91))) == []
+
+
+def test_what_has_ended_is_not_taken_again_by_a_worker() -> None:
+    later = 1 + SURELY + 1
+    lines = click("a", 1), taken("a", later), click("b", later + 1), runs("a", later + 3, later + 4)
+    assert twice(judge(*lines, runs("b", later + 5, later + 6))) == []
 
 
 def test_one_whose_sender_got_an_error_has_no_lock() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tests.storm.story import Attempt, Story
 
 #: Seconds for which the lock of a message lasts that nobody hears of, beyond its countdown; and most of that.
-QUEUE_TTL, SURELY = 20.0, 15.0
+QUEUE_TTL, SURELY = 40.0, 30.0
 
 #: Seconds for which one that lasts for its time keeps the others out, counted from before it is sent.
 KEEPS_OUT = 4.0
@@ -30,6 +30,7 @@ class Waiting:
     """A message that was sent with a lock.
 
     Attributes:
+        taken_at: when its sender took the lock, or sooner.
         heard: when the broker or a worker got it.
         over: when its lock was free at the latest, for all that is seen; None if that is not seen.
     """
@@ -37,6 +38,7 @@ class Waiting:
     message: str
     task: str
     owner: str
+    taken_at: float
     heard: list[float] = field(default_factory=list)
     over: float | None = None
 
@@ -47,10 +49,15 @@ class Waiting:
     def waits(self, at: float) -> bool:
         """Whether it surely has its lock at this time."""
         if self.task == "each":  # For its time, whatever becomes of it.
-            return self.begin < at <= self.begin + KEEPS_OUT - BEGINS
+            return self.begin < at <= self.taken_at + KEEPS_OUT - BEGINS
         if not self.begin < at or (self.over is not None and at >= self.over - BEGINS):
             return False
-        return any(one <= at <= one + SURELY for one in self.heard)
+        until = self.begin
+        for heard in sorted(self.heard):
+            if heard > until + SURELY:
+                break  # It may have ended before: that is not taken again.
+            until = heard
+        return at <= until + SURELY
 
 
 def sent_twice(story: Story) -> Iterator[tuple[str, float, str, str]]:
@@ -81,7 +88,7 @@ def _by_job(story: Story) -> dict[str, list[Waiting]]:
         if clicked is None or not line.get("owner"):
             continue
         name = line["message"], line["owner"]
-        waiting = found.setdefault(name, Waiting(line["message"], clicked["task"], line["owner"]))
+        waiting = found.setdefault(name, Waiting(line["message"], clicked["task"], line["owner"], clicked["at"]))
         waiting.heard.append(line["at"])
     jobs: dict[str, list[Waiting]] = defaultdict(list)
     for waiting in found.values():
@@ -112,7 +119,7 @@ def _attempts(story: Story, message: str) -> Sequence[Attempt]:
 def _excuse(story: Story, first: Waiting, second: Waiting) -> str:
     from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN
 
-    if story.forgot(first.begin, second.begin) is not None:
+    if story.forgot(first.taken_at, second.begin) is not None:
         return FORGOT
     # Its lock is freed just before its body begins: who died, or stood still, in between leaves a message without one.
     takers = [line for line in story.taken if line["message"] == first.message and line["at"] <= second.begin]

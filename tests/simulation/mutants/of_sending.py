@@ -42,6 +42,7 @@ MUTANTS = (
         old="                self._runtime.confirmations.add(hold)\n",
         new="                pass\n",
         breaks="it stays between two attempts",
+        unseen="the worker that gets the next attempt confirms it as well",
     ),
     _queued(
         "who was acknowledged keeps the lock for a day",
@@ -53,8 +54,7 @@ MUTANTS = (
         "nobody renews the lock of a body that runs",
         old="        self._runtime.heartbeat.start(self._lease, self._when_lost)\n",
         new="",
-        breaks="none is sent while one runs",
-        unseen="a day is longer than a body",
+        breaks="the lock of a message that is lost with its worker ends with that",
     ),
     _lock(
         "the lock is freed as any body begins",
@@ -152,7 +152,6 @@ MUTANTS = (
         old="        return min(delay + options.queue_ttl, MAX_QUEUE_TTL)\n",
         new="        return min(options.queue_ttl, MAX_QUEUE_TTL)\n",
         breaks="lock_queue_ttl counts from when it is due",
-        unseen="what a message says of its lock is believed",
     ),
     _request(
         "a worker confirms nothing",
@@ -177,5 +176,6 @@ MUTANTS = (
         old="                return RETRY_AFTER\n",
         new="                self._holds.clear()\n                return None\n",
         breaks="it lasts for as long as its message may wait",
+        unseen="the worker that gets the message confirms it as well",
     ),
 )
