@@ -198,7 +198,8 @@ class Bodies:
         self.ended[number, mine.attempt] = mine, run.now
         process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
-            if task.lock_retain_on_retry and lease.held:
+            # For one that was carried out already, as this attempt has run twice, nothing is kept.
+            if task.lock_retain_on_retry and lease.held and (number, mine.attempt + 1) not in self.ended:
                 self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
             raise task.retry(countdown=float(words.get("countdown", "0.5")))
         if task.lock_options(task.request).at_least_for and lease.held:
@@ -213,7 +214,7 @@ class Bodies:
         run = self.world.run
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
-        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine)
+        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine) or self._is_just_told(mine)
         if self.succeeded[mine.number] and not is_unknown:
             run.fail(f"message {mine.number} runs again after its success")
         others = [other for other in self.running[mine.key] if not self._is_excused(other)]
@@ -284,6 +285,11 @@ class Bodies:
         stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
         silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
         return any(until > at + ended.lease.ttl / 2 for until in silent_until)
+
+    def _is_just_told(self, mine: Running) -> bool:
+        """Whether the attempt ended a moment ago under a lease that was over: that may be recorded behind the grant."""
+        ended, at = self.ended.get((mine.number, mine.attempt), (mine, 0.0))
+        return ended.lease.trusted_until < ended.process.host.clock(at) and self.world.run.now < at + NOTICES
 
     def _is_told_right(self, mine: Running) -> None:
         """`check()` has said that the lease is held."""
