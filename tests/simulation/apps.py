@@ -11,7 +11,7 @@ import billiard.einfo
 from celery import Celery
 from celery.app import trace as celery_trace
 from celery.beat import ScheduleEntry
-from celery.worker import strategy
+from celery.worker import request, strategy
 
 from tests.simulation import loading
 from tests.simulation.scheduler import active, simulation
@@ -41,6 +41,26 @@ TASKS: dict[str, dict[str, Any]] = {
     "shop.keeps_early": {"on_conflict": "retry", "max_retries": 2, "lock_retain_on_retry": True},
 }
 
+#: Of those that lock as they are sent: how they come back, and how long one keeps the others out (`until_expired`).
+_LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
+_ONCE, _BEHIND = {"lock_scope": "until_executed"}, {"lock_scope": "until_and_while_executing"}
+KEEPS_OUT = 8.0
+
+SENT: dict[str, dict[str, Any]] = {
+    "shop.once": {**_ONCE, "on_conflict": "retry", **_LATE},
+    "shop.once_early": {**_ONCE, "on_conflict": "retry", "on_duplicate": "raise"},
+    "shop.strict": {**_ONCE, "on_conflict": "retry", "on_send_unavailable": "raise", **_LATE},
+    "shop.waits": {"lock_scope": "until_executing", **_LATE},
+    "shop.waits_early": {"lock_scope": "until_executing", "on_duplicate": "skip"},
+    "shop.behind": {**_BEHIND, "on_conflict": "retry", **_LATE},
+    "shop.behind_early": {**_BEHIND, "on_conflict": "skip", "on_duplicate": "raise"},
+    "shop.each": {"lock_scope": "until_expired", "lock_queue_ttl": KEEPS_OUT, **_LATE},
+}
+TASKS |= SENT
+
+#: Scopes of which several messages may run at once.
+OF_EACH_MESSAGE = ("until_executing", "until_expired")
+
 #: Of the task that beats send.
 TICK: dict[str, Any] = {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True}
 
@@ -60,6 +80,14 @@ def _now() -> datetime:
     return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=wall)
 
 
+class _Datetime:
+    """In the place of the class, for whoever only asks the time."""
+
+    @staticmethod
+    def now(zone: Any = None) -> datetime:
+        return _now().astimezone(zone)
+
+
 class _Traceback:
     """In the place of billiard's copies, which take as long as all the rest."""
 
@@ -74,6 +102,7 @@ def patch_celery() -> None:
     billiard.einfo.traceback = SimpleNamespace(format_exception=lambda *_: [""])
     celery_trace.traceback_clear = lambda _error=None: None
     celery_trace._does_info = False
+    request.datetime = _Datetime  # Of what expires.
     strategy.to_timestamp = lambda eta, *_: eta.timestamp()  # Celery's looks at the clock that nobody simulates.
     ScheduleEntry.__lt__ = lambda self, other: self.name < other.name  # Celery's goes by where they are in memory.
     logging.getLogger("celery").setLevel(logging.CRITICAL)

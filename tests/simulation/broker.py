@@ -106,6 +106,8 @@ class Broker:
         self.put_as: Counter[str] = Counter()
         self.tables: dict[str, list[tuple[str, str, str]]] = {}
         self.refuses = False
+        #: Between a program that sends a message and the broker: given the queue and the message, puts it there.
+        self.entrance: Callable[[str, dict[str, Any]], None] | None = None
         #: Called with each message that is sent, and whether it is taken: for the checker.
         self.on_put: list[Callable[[dict[str, Any], bool], None]] = []
 
@@ -151,6 +153,21 @@ class Broker:
         for delivery in reversed(unacked.values()):
             self._queue(delivery.queue).appendleft((delivery.message, True))
         self.look_again()
+
+    def lose(self, number: int | None = None) -> list[dict[str, Any]]:
+        """Lose what waits in the queues, or one of these messages; what is lost."""
+        places = [(queue, at) for queue in self.queues.values() for at in range(len(queue))]
+        chosen = places if number is None else places[number % len(places) :][:1] if places else []
+        lost = [queue[at][0] for queue, at in chosen]
+        for queue, at in reversed(chosen):
+            del queue[at]
+        return lost
+
+    def ids(self) -> set[str]:
+        """Of the messages that are anywhere."""
+        held = [it.message for consumer in (*self.consumers, *self._leaving) for it in consumer.unacked.values()]
+        waiting = [message for queue in self.queues.values() for message, _ in queue]
+        return {str(message["headers"].get("id")) for message in (*held, *waiting)}
 
     def is_empty(self) -> bool:
         """Whether no message is anywhere."""
@@ -212,6 +229,9 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         broker: Broker = simulation().broker  # type: ignore[attr-defined]
+        if broker.entrance is not None:
+            broker.entrance(queue, message)
+            return
         is_heard = broker.run.now >= broker.deaf_until or not _is_put_back(message.get("headers") or {})
         if is_heard or broker.run.rng.random() < 0.5:
             broker.put(queue, message)

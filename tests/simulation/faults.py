@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from tests.simulation import ways
+from tests.simulation import senders, ways
 from tests.simulation.network import Link
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process
@@ -17,7 +17,7 @@ from tests.simulation.world import look_at_the_last
 def befall(world: Any, fault: Fault) -> None:
     """Have a fault happen now."""
     world.run.note("FAULT", f"{fault.kind} #{fault.target} for {fault.seconds:.3f} s", by="nemesis")
-    (_BY_KIND | ways.BY_KIND)[fault.kind](world, fault)
+    (_BY_KIND | ways.BY_KIND | senders.BY_KIND)[fault.kind](world, fault)
 
 
 def _worker(world: Any, fault: Fault) -> Worker:

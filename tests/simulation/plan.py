@@ -12,7 +12,7 @@ from functools import wraps
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A call of a task, at a time in seconds; `words` says what its body does."""
+    """A call of a task, at a time in seconds; `words` says what its body does, `sent` how it is sent."""
 
     at: float
     task: str
@@ -20,6 +20,7 @@ class Message:
     number: int
     words: str
     chained: bool = False
+    sent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Plan:
 
     Attributes:
         kind: what there is: "tasks" with workers, "locks" in programs of their own, "nodes" of a Redlock that disagree
-            about such, or "beats".
+            about such, "beats", or "sent": tasks that lock as they are sent.
         limits: of the locks outside of tasks: how many may hold each.
         entries: of the beats' schedule: names, and seconds between two ticks.
         mode: of the beats.
@@ -67,6 +68,7 @@ class Plan:
         latency: seconds that a message to or from a lock server takes at most, where that is more than usual.
         on_one_host: whether all workers are.
         replicas: how many must have a lock; None: the server has none.
+        queue_ttl: how long a message may keep others out as it waits; None: a day.
     """
 
     seed: int
@@ -89,6 +91,7 @@ class Plan:
     latency: float = 0.0
     on_one_host: bool = False
     replicas: int | None = None
+    queue_ttl: float | None = None
 
     @property
     def calm_at(self) -> float:
@@ -117,6 +120,9 @@ class Plan:
 #: Redlock whose nodes disagree (`disagreements.py`).
 PLANS = {"tasks": 47, "lines": 13, "replicas": 6, "locks": 26, "beats": 8}
 OF_NODES = 0.15
+
+#: Of all, how many send messages with locks (`sendings.py`).
+OF_SENT = 0.15
 
 #: Draws the plan of a seed, with so many servers, or with as many as it likes.
 Drawing = Callable[[int, "int | None"], Plan]
@@ -170,13 +176,16 @@ NOT_OF_PROGRAMS = frozenset(
 def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Plan:
     """The plan of a seed; of this kind, where one is given."""
     from tests.simulation.disagreements import draw_nodes
+    from tests.simulation.sendings import draw_sent
 
     if kind is None:
         is_of_nodes = nodes != 1 and random.Random(f"nodes of {seed}").random() < OF_NODES
         kind = random.Random(f"kind of {seed}").choices(list(PLANS), list(PLANS.values()))[0]
         kind = "nodes" if is_of_nodes else kind
+        if nodes is None and random.Random(f"sent of {seed}").random() < OF_SENT:
+            kind = "sent"
     draws = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks, "beats": _beats}
-    return (draws | {"nodes": draw_nodes})[kind](seed, nodes)
+    return (draws | {"nodes": draw_nodes, "sent": draw_sent})[kind](seed, nodes)
 
 
 def _may_be_shaped(draws: Drawing) -> Drawing:

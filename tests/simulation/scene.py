@@ -34,7 +34,7 @@ def left(*seeds: str) -> list[int]:
     counts = []
     for _ in range(2):
         for seed in seeds:
-            simulate(draw(int(seed), kind=["tasks", "locks", "beats", "nodes"][int(seed) % 4]))
+            simulate(draw(int(seed), kind=["tasks", "locks", "beats", "nodes", "sent"][int(seed) % 5]))
         gc.collect()
         counts.append(sum(isinstance(it, Simulation) for it in gc.get_objects()))
     return counts

@@ -116,6 +116,16 @@ class Server:
             self.empty_since, self._seen = self.run.now, None
             self.run.note("is flushed", by=self.host.name)
 
+    def clear(self, part: str) -> None:
+        """Forget the keys with this in their names, as where somebody has deleted them."""
+        if self.model is not None:
+            database = self.model.dataset.database(0)
+            for key in [key for key in database.values if part.encode() in key]:
+                del database.values[key]
+                database.ends_at.pop(key, None)
+            self._seen = None
+            self.run.note("clears", part, by=self.host.name)
+
     def evict(self) -> None:
         """Forget a key, as a server does whose memory is full."""
         if self.model is not None and (values := self.model.dataset.database(0).values):
@@ -194,8 +204,8 @@ class Server:
         return self._seen.values
 
     def held(self, names: frozenset[str] = frozenset()) -> str | None:
-        """A lock that is held; those outside of tasks have these names."""
-        keys = (key for key, _, _ in self.living())
+        """A lock that is held, but for those of messages that wait; those outside of tasks have these names."""
+        keys = (key for key, _, _ in self.living() if ":queue:" not in key)
         return next((key for key in keys if key.endswith(":run") or ":run:" in key or key in names), None)
 
     def do(self, action: Callable[[], None]) -> None:

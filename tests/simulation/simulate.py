@@ -13,9 +13,10 @@ from typing import Any
 from celery import states
 from celery.worker import state as worker_state
 
-from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, servers
+from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
+from tests.simulation.queued import Queued
 from tests.simulation.replicas import Replica
 from tests.simulation.scheduler import Simulation, begin
 from tests.simulation.worker import Worker
@@ -76,6 +77,7 @@ def simulate(plan: Plan) -> Result:
     loading.give_back_all()
     for requests in (worker_state.active_requests, worker_state.reserved_requests, worker_state.requests):
         requests.clear()
+    worker_state.revoked.clear()
     run = Simulation(plan.seed, interval=plan.interval)
     begin(run)
     settings = {"singleton_lock_ttl": plan.ttl, "singleton_lock_journal": 0}
@@ -87,9 +89,9 @@ def simulate(plan: Plan) -> Result:
             server.replica = Replica(run, server)
     if plan.beyond:
         beyond.take_away(world)
-    checker = {"tasks": _begin_tasks, "locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}[plan.kind](
-        world
-    )
+    begins: dict[str, Any] = {"tasks": _begin_tasks, "sent": _begin_sent}
+    begins |= {"locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}
+    checker = begins[plan.kind](world)
     for fault in plan.faults:
         run.at(fault.at, partial(faults.befall, world, fault))
     run.watch.append(checker.look)
@@ -106,15 +108,30 @@ def simulate(plan: Plan) -> Result:
 
 def _begin_tasks(world: World) -> Checker:
     """Start workers, and a program that sends them messages; what must hold then."""
+    _start_workers(world)
+    client = world.process(world.host("web"), "web")
+    world.run.start(client, partial(_send, world, client))
+    return Checker(world)
+
+
+def _begin_sent(world: World) -> Checker:
+    """Start workers, and programs that send messages with their locks; what must hold then."""
+    if world.plan.queue_ttl is not None:
+        world.settings["singleton_lock_queue_ttl"] = world.plan.queue_ttl
+    _start_workers(world)
+    checker = Checker(world)
+    checker.queued = Queued(world)
+    senders.begin(world, checker.queued)
+    return checker
+
+
+def _start_workers(world: World) -> None:
     plan = world.plan
     for number in range(plan.workers):
         host = world.workers[0].host if plan.on_one_host and number else world.host(f"host{number}")
         worker = Worker(world, host, number, pool=plan.pool, concurrency=plan.concurrency)
         world.workers.append(worker)
         worker.start()
-    client = world.process(world.host("web"), "web")
-    world.run.start(client, partial(_send, world, client))
-    return Checker(world)
 
 
 class Checker:
@@ -123,6 +140,8 @@ class Checker:
     def __init__(self, world: World) -> None:
         self.world, self.run = world, world.run
         self.invariants = Invariants(world)
+        #: What must hold of messages that have a lock as they wait, where there are such.
+        self.queued: Queued | None = None
         self._calm_at = world.plan.calm_at
         self._nothing_left_since: float | None = None
         world.run.on_result = [self._stored]  # type: ignore[attr-defined]
@@ -133,6 +152,8 @@ class Checker:
             if isinstance(result, dict) and result.get("exc_type") == "ResultLost":
                 self.run.fail(f"{task_id} ends with ResultLost, and each value is short enough to be kept")
             self.invariants.note_end(task_id, state, result)
+            if self.queued is not None:
+                self.queued.has_ended(task_id)
 
     def look(self) -> None:
         """As the time is about to go on."""
@@ -145,13 +166,20 @@ class Checker:
                     self._is_told(body)
         self.invariants.look()
         world.parked.look()
+        if self.queued is not None:
+            self.queued.look()
         left = run.now < self._calm_at or not world.broker.is_empty() or any(world.bodies.running.values())
         if left:
             self._nothing_left_since = None
         elif self._nothing_left_since is None:
             self._nothing_left_since = run.now
-        elif run.now > self._nothing_left_since + AFTERWARDS + world.plan.ttl:
+        elif run.now > self._nothing_left_since + AFTERWARDS + world.plan.ttl and not self._awaits_an_end:
             run.is_finished = True
+
+    @property
+    def _awaits_an_end(self) -> bool:
+        """Whether there is a lock of a message that ends by itself soon."""
+        return self.queued is not None and self.queued.awaits_an_end()
 
     def _is_told(self, body: Any) -> None:
         """A body whose lease is nearly over has been stopped, but where its process could not."""
@@ -187,9 +215,13 @@ class Checker:
                 run.fail(f"message {number} has ended well, and what follows on it was not sent")
 
         self.invariants.look_at_the_end()
+        if self.queued is not None:
+            self.queued.look_at_the_end()
 
     def _may_be_lost(self, message: Any) -> bool:
-        """Acknowledged as it came: Celery loses it with its process."""
+        """Acknowledged as it came, so that Celery loses it with its process; or lost by the broker."""
+        if self.queued is not None and f"m{message.number}" in self.queued.lost:
+            return True
         late = apps.TASKS[message.task].get("acks_late")
         return not late and any("killed" in fault.kind for fault in self.world.plan.faults)
 

@@ -234,6 +234,8 @@ class Worker:
         if delivery.redelivered:
             payload["properties"]["delivery_info"]["redelivered"] = True
         message = virtual.Message(payload, channel=channel)
+        for at_received in self.world.at_received:
+            at_received(self.process, message.headers)
         strategies[message.headers["task"]](
             message,
             None,

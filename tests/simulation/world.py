@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.task.execution import holder_of
-from tests.simulation import holds, loading, trouble
+from tests.simulation import apps, holds, loading, trouble
 from tests.simulation.broker import Broker
 from tests.simulation.network import Network
 from tests.simulation.parked import Parked
@@ -77,6 +77,9 @@ class World:
         self.doomed_beats: list[float] = []
         #: What befalls the process that gets a lock next.
         self.at_holds: list[Callable[[Process], None]] = []
+        #: Programs that send messages, and what is called as a worker's main process gets one.
+        self.senders: list[Any] = []
+        self.at_received: list[Callable[[Process, Any], None]] = []
         self._pids = 100
 
     def host(self, name: str) -> Host:
@@ -149,6 +152,8 @@ class Bodies:
     #: The bodies of messages' attempts that have ended last, and when.
     ended: dict[tuple[int | str, int], tuple[Running, float]] = field(default_factory=dict)
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    #: Called as a body begins, and as one has come to its last line; with its request.
+    watched: list[tuple[Callable[[Running, Any], None], Callable[[Running, Any], None]]] = field(default_factory=list)
     #: Whether who was frozen could not know that its lease was over.
     excuses: bool = True
 
@@ -157,7 +162,8 @@ class Bodies:
         run, lease = self.world.run, task.lock
         process = run.current.process  # type: ignore[union-attr]
         words = dict(word.partition("=")[::2] for word in plan.split())
-        lock = f"{name}:{key}"
+        is_shared = apps.TASKS.get(name, {}).get("lock_scope") not in apps.OF_EACH_MESSAGE
+        lock = f"{name}:{key}" if is_shared else f"{name}:{key}:{number}"
         ended_name = keyspace.ended_name(lease.key, holder_of(task, task.request).message)
         mine = Running(
             name,
@@ -172,6 +178,8 @@ class Bodies:
             ended_name,
         )
         self._begins(mine)
+        for begins, _ in self.watched:
+            begins(mine, task.request)
         leave = self._ends_with(mine)
         try:
             left = float(words.get("takes", "0.5"))
@@ -185,6 +193,8 @@ class Bodies:
         finally:
             leave()
             self._ends(process, lease)
+        for _, ends in self.watched:
+            ends(mine, task.request)
         self.ended[number, mine.attempt] = mine, run.now
         process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
@@ -272,7 +282,9 @@ class Bodies:
         knows = self._has_record(ended) and not any(now - NOTICES < way.troubled_until for way in ways)
         if ended is mine or knows:
             return False
-        return any(way.troubled_until > at + ended.lease.ttl / 2 for way in ways)
+        stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
+        silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
+        return any(until > at + ended.lease.ttl / 2 for until in silent_until)
 
     def _is_just_told(self, mine: Running) -> bool:
         """Whether the attempt ended a moment ago under a lease that was over: that may be recorded behind the grant."""

@@ -20,12 +20,21 @@ from redis import Redis
 
 from celery_singleton_lock import LockConflict
 from tests.storm import history, mutants
+from tests.storm.waiting import KEEPS_OUT
 
 #: Seconds between two lines of a body.
 BEAT = 0.1
 
 #: Names the mutant of the package that a worker runs, and the package by which its tasks lock.
 MUTANT, PACKAGE = "STORM_MUTANT", "STORM_PACKAGE"
+
+#: Tasks that are locked as they are sent, and how.
+SCOPED: Mapping[str, Mapping[str, Any]] = {
+    "once": {"lock_scope": "until_executed", "on_conflict": "retry"},
+    "behind": {"lock_scope": "until_and_while_executing", "on_conflict": "retry"},
+    "waiting": {"lock_scope": "until_executing"},
+    "each": {"lock_scope": "until_expired", "lock_queue_ttl": KEEPS_OUT},
+}
 
 #: What makes a message come back, whoever dies: without it Celery itself would lose some.
 SURE = {"bind": True, "shared": False, "acks_late": True, "reject_on_worker_lost": True}
@@ -42,6 +51,8 @@ def make(conf: Mapping[str, Any], package: str = "") -> Celery:
 
         _add_tasks(app, {"base": SingletonTask, "lock_key": ["key"], "lock_name": "storm"})
         _add_exclusive(app, {"base": SingletonTask, "lock_key": ["key"], "lock_name": "storm"})
+        for name in SCOPED:
+            _add_scoped(app, name, {"base": SingletonTask, "lock_key": ["key"]})
     return app
 
 
@@ -97,6 +108,20 @@ def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
     def tick(self: Any, key: str) -> None:
         with _attempt(self, key, due=(self.request.headers or {}).get("singleton_lock_due")):
             pass
+
+
+def _add_scoped(app: Celery, name: str, way: Mapping[str, Any]) -> None:
+    """One of those that are locked as they are sent."""
+    is_exclusive = "on_conflict" in SCOPED[name]
+
+    @app.task(name=name, max_retries=2, **SURE, **way, **SCOPED[name])
+    def scoped(self: Any, key: str, seconds: float) -> str:
+        retries = key == "j1" and self.request.retries == 0
+        job = f"{name}:{key}" if is_exclusive else f"{name}:{key}:{self.request.id}"
+        _work(self, job, seconds, last=not retries)
+        if retries:
+            raise self.retry(countdown=0.5)
+        return key
 
 
 def _decide(task: Any, conflict: LockConflict) -> str:
@@ -170,7 +195,9 @@ def _report_records() -> None:
 
 
 def _note(event: str, headers: Mapping[str, Any]) -> None:
-    history.write(event, message=headers.get("id"), retries=headers.get("retries", 0))
+    queued = headers.get("singleton_lock_queued")
+    owner = {"owner": queued[3]} if queued and queued[0] == headers.get("id") else {}
+    history.write(event, message=headers.get("id"), retries=headers.get("retries", 0), **owner)
 
 
 @worker_ready.connect

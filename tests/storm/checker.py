@@ -14,13 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tests.storm import waiting
 from tests.storm.excuses import LOST_BY_BROKER, Excuses
 from tests.storm.story import Attempt, Fault, Line, Story
 
 #: What a finding is about: two bodies at once; a body after the message's end; a fence that did not grow; an end that
-#: changed; a message that is nowhere; one that waits; a key without a time to live, or a lock that nobody holds.
-Broken = Literal["overlap", "again", "fence", "told twice", "lost", "stuck", "left"]
-BROKEN: Sequence[Broken] = ("overlap", "again", "fence", "told twice", "lost", "stuck", "left")
+#: changed; a message that is nowhere; one that waits; a key without a time to live, or a lock that nobody holds; two
+#: messages of one job that wait, where one may.
+Broken = Literal["overlap", "again", "fence", "told twice", "lost", "stuck", "left", "sent twice"]
+BROKEN: Sequence[Broken] = ("overlap", "again", "fence", "told twice", "lost", "stuck", "left", "sent twice")
 
 #: Share of the ttl after which a server that answers again is heard.
 HEARD = 0.25
@@ -46,6 +48,9 @@ class Verdict:
     bodies: int = 0
     #: Messages whose sender got an error.
     unsure: int = 0
+    #: How often somebody sent a job that is locked as it is sent, and how often it was not sent for another one.
+    clicks: int = 0
+    duplicates: int = 0
     #: From the first fault to the last one.
     seconds: float = 0.0
 
@@ -89,6 +94,11 @@ class Checker:
         verdict.findings += _again(story, excuses)
         verdict.findings += _ticks(story, excuses)
         verdict.findings += _told_twice(story, excuses)
+        for job, at, text, excuse in waiting.sent_twice(story):
+            verdict.findings.append(Finding("sent twice", job, at, text, excuse))
+        for message, at, text in waiting.answers(story):
+            verdict.findings.append(Finding("left", message, at, text))
+        verdict.clicks, verdict.duplicates = len(story.clicked), len(story.duplicates)
         if is_over:
             verdict.findings += _missing(story)
         for line in story.left:
@@ -166,10 +176,10 @@ def _told_twice(story: Story, excuses: Excuses) -> Iterator[Finding]:
 
 def _missing(story: Story) -> Iterator[Finding]:
     """Messages that have no end: those that followed on a failure are not expected to."""
-    waiting = {line["name"] for line in story.left if line["what"] == "message"}
+    stuck = {line["name"] for line in story.left if line["what"] == "message"}
     lost: set[str] = set()
     for message, line in story.sent.items():
-        if message in story.told or message in story.unsure or message in waiting:
+        if message in story.told or message in story.unsure or message in stuck:
             continue
         if any(not _goes_on(story, one) or one in lost for one in line.get("after", ())):
             continue

@@ -356,6 +356,17 @@ def stop_beat(nemesis: Nemesis) -> Struck | None:
     return Struck(pids, "frozen")
 
 
+@kind(PROCESSES, "sender: SIGKILL")
+def kill_sender(nemesis: Nemesis) -> Struck | None:
+    host = nemesis.host
+    if host.sender is None:
+        return None
+    pids = group_of(host.sender.process.pid)
+    host.sender.kill()
+    host.sender = nemesis.scene.start_sender(host)
+    return Struck(pids, "killed")
+
+
 # Lock servers, and the ways to them
 
 

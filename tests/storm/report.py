@@ -45,6 +45,7 @@ def summary(verdict: Verdict) -> str:
     lines = [
         f"{len(verdict.faults)} faults in {minutes:.1f} min ({len(verdict.faults) / minutes:.0f} a minute), "
         f"{verdict.messages} messages, {verdict.bodies} bodies, {verdict.unsure} refused as they were sent",
+        f"{verdict.clicks} clicks at jobs that are locked as they are sent, {verdict.duplicates} of them duplicates",
         "broken promises: " + ", ".join(f"{counts[broken]} {broken}" for broken in BROKEN),
     ]
     lines += [f"- {one.broken} of {one.subject} at {one.at:.2f}: {one.text}" for one in verdict.broken]
@@ -58,6 +59,7 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
         whole.findings += one.findings
         whole.faults += one.faults
         whole.messages, whole.bodies = whole.messages + one.messages, whole.bodies + one.bodies
+        whole.clicks, whole.duplicates = whole.clicks + one.clicks, whole.duplicates + one.duplicates
         whole.unsure, whole.seconds = whole.unsure + one.unsure, whole.seconds + one.seconds
         for kind, seconds in one.recovery.items():
             whole.recovery[kind] += seconds

@@ -10,12 +10,15 @@ from pathlib import Path
 from celery import states
 from redis import Redis
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import DuplicateResult, clock
 from tests.storm import history
+from tests.storm.app import SCOPED
 from tests.storm.checker import Checker, Verdict
+from tests.storm.clicks import JOBS
 from tests.storm.load import HOT, Load, length_of
 from tests.storm.nemesis import Nemesis, nemeses
 from tests.storm.scene import TTL, Scene, scene
+from tests.storm.waiting import QUEUE_TTL
 
 #: Seconds in which everything ends when the faults have: copies wait for leases, and are put back for some seconds.
 CALM = 120.0
@@ -25,6 +28,9 @@ UNSEEN = 5.0
 
 #: Seconds after which a lock that is held by nobody has to be gone.
 FREE = 2 * TTL
+
+#: The same of the lock of a message that is lost: its countdown and its ttl, and as long as a program takes to send.
+FREE_OF_MESSAGE = QUEUE_TTL + 10.0
 
 
 def storm(
@@ -82,6 +88,12 @@ def _going_on(load: Load, angry: list[Nemesis]) -> Iterator[None]:
 
 def _calm(made: Scene, load: Load) -> None:
     """Wait for all that is to end, and write down what does not."""
+    for host in made.hosts.values():
+        if host.sender is not None:
+            host.sender.kill()
+            host.sender = None
+    clicked = {line["message"] for line in history.read(made.history) if line["event"] == "sent"}
+    load.pending |= {message: [] for message in clicked if message not in load.pending}
     deadline, seen_at = clock.now() + CALM, clock.now()
     while (pending := load.look()) and clock.now() < min(deadline, seen_at + UNSEEN):
         for host in made.hosts.values():
@@ -99,6 +111,8 @@ def _calm(made: Scene, load: Load) -> None:
                     _left(made, "key", key, "has no time to live")
     _wait_for_locks(made)
     _try_keys(made)
+    if "once" in made.app.tasks:
+        _try_jobs(made)
 
 
 def _ask_backend(made: Scene, pending: set[str]) -> None:
@@ -117,7 +131,7 @@ def _ask_backend(made: Scene, pending: set[str]) -> None:
 
 def _wait_for_locks(made: Scene) -> None:
     """Until nobody holds any but for beat, which goes on."""
-    deadline = clock.now() + FREE
+    deadline = clock.now() + (FREE_OF_MESSAGE if "once" in made.app.tasks else FREE)
     while held := _held(made):
         if clock.now() > deadline:
             for key in held:
@@ -139,6 +153,22 @@ def _try_keys(made: Scene) -> None:
         stuck -= {line["key"] for line in history.read(made.history) if line["event"] == "start" and line["at"] > began}
     for key in stuck:
         _left(made, "lock", key, "cannot be had, and no message is under way")
+
+
+def _try_jobs(made: Scene) -> None:
+    """Whether each job can be sent, with its lock, and runs."""
+    sent = {(task, key): made.app.tasks[task].apply_async((key, 0.0)) for task in SCOPED for key in JOBS}
+    deadline = clock.now() + FREE
+    while clock.now() < deadline:
+        told = {line["message"] for line in history.read(made.history) if line["event"] == "told"}
+        if all(not isinstance(it, DuplicateResult) and it.id in told for it in sent.values()):
+            return
+        clock.sleep(0.5)
+    for (task, key), result in sent.items():
+        if isinstance(result, DuplicateResult):
+            _left(made, "lock", f"{task}:{key}", f"cannot be sent, for {result.id} that is over")
+        elif result.id not in told:
+            _left(made, "message", result.id, "was sent when all was calm, and has no end")
 
 
 def _held(made: Scene) -> list[str]:

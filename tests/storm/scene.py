@@ -17,11 +17,13 @@ from celery import Celery
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests import programs
 from tests.integration.workers import Process, Worker
 from tests.proxy import LossyProxy
 from tests.storm import app as tasks
 from tests.storm import history
 from tests.storm.places import AT, PLACES, Durable, Place
+from tests.storm.waiting import QUEUE_TTL
 
 #: Seconds of each lock.
 TTL = 4.0
@@ -56,6 +58,17 @@ class Host:
         #: Settings by which a pool's workers differ, since they were deployed anew.
         self.deployed: dict[str, Mapping[str, Any]] = {}
         self.beat: Process | None = None
+        #: What sends jobs that are locked as they are sent.
+        self.sender: Sender | None = None
+
+
+class Sender(Process):
+    """A program that sends, which is killed now and then."""
+
+    def __init__(self, name: str, *, directory: Path, environment: Mapping[str, str]) -> None:
+        self.name, self._log = name, directory / f"{name}.log"
+        self._log.touch()
+        self.process = programs.start("tests.storm.clicks", [], environment=environment, output=self._log)
 
 
 class Scene:
@@ -88,7 +101,7 @@ class Scene:
             for pool, _ in WORKERS[host.name]:
                 host.workers[pool] = self.worker(host, pool)
             if not self._package:
-                host.beat = self.start_beat(host)
+                host.beat, host.sender = self.start_beat(host), self.start_sender(host)
         for host in self.hosts.values():
             for worker in host.workers.values():
                 worker.wait_until_ready()
@@ -126,6 +139,9 @@ class Scene:
         if host.beat and host.beat.process.poll() is not None:
             ended.append(("beat", [host.beat.process.pid]))
             host.beat = self.start_beat(host)
+        if host.sender and host.sender.process.poll() is not None:
+            ended.append(("sender", [host.sender.process.pid]))
+            host.sender = self.start_sender(host)
         return ended
 
     def start_beat(self, host: Host) -> Process:
@@ -136,6 +152,13 @@ class Scene:
         beat = Process(name, "tests.storm.app", command, directory=self._directory, environment=environment)
         self._note(beat)
         return beat
+
+    def start_sender(self, host: Host) -> Sender:
+        self._starts += 1
+        name = f"{host.name}-sender-{self._starts}"
+        sender = Sender(name, directory=self._directory, environment=self._environment(host))
+        self._note(sender)
+        return sender
 
     def _note(self, process: Process) -> None:
         # Those that are over are forgotten: in an hour their ids are those of others.
@@ -171,7 +194,8 @@ class Scene:
 
             return {**conf, **settings(at["singleton_lock_backend"], round(TTL))}
         # A record outlives the storm.
-        return {**conf, **at, "singleton_lock_ttl": TTL, "singleton_lock_beat_ttl": TTL}
+        own = {"singleton_lock_ttl": TTL, "singleton_lock_beat_ttl": TTL, "singleton_lock_queue_ttl": QUEUE_TTL}
+        return {**conf, **at, **own}
 
 
 @contextmanager

@@ -91,6 +91,11 @@ class Story:
         self.sent: dict[str, Line] = {}
         #: Perhaps sent: its sender got an error; or taken for another one by the package.
         self.unsure: set[str] = set()
+        #: What is locked as it is sent: what somebody was about to send, what was a duplicate, what went where.
+        self.clicked: dict[str, Line] = {}
+        self.duplicates: list[Line] = []
+        self.queued: list[Line] = []
+        self.taken: list[Line] = []
         #: By message and attempt: what was last heard of it from the broker.
         self.broker: dict[tuple[str, int], str] = {}
         self.faults: list[Fault] = []
@@ -167,9 +172,29 @@ class Story:
 
     def _queued(self, line: Line) -> None:
         self.broker[line["message"], line.get("retries", 0)] = "queued"
+        if line["message"] in self.clicked:
+            self.queued.append(line)
 
     def _taken(self, line: Line) -> None:
         self.broker[line["message"], line.get("retries", 0)] = "taken"
+        if line["message"] in self.clicked:
+            self.queued.append(line)  # It is confirmed, and lasts anew.
+            self.taken.append(line)
+
+    def _clicked(self, line: Line) -> None:
+        self.clicked[line["message"]] = line
+
+    def _duplicate(self, line: Line) -> None:
+        self.duplicates.append(line)
+
+    @property
+    def unheard(self) -> set[str]:
+        """What was clicked at, and its sender did not come to say what came of it."""
+        return self.clicked.keys() - self.sent.keys()
+
+    def group(self, pid: int) -> frozenset[int]:
+        """Processes that faults have struck together with this one."""
+        return frozenset().union(*(fault.pids for fault in self.faults if pid in fault.pids))
 
     def _left(self, line: Line) -> None:
         self.left.append(line)

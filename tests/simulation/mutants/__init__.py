@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import of_beat, of_line, of_lock, of_protocol, of_redlock, of_scripts
+from tests.simulation.mutants import of_beat, of_line, of_lock, of_protocol, of_redlock, of_scripts, of_sending
 from tests.simulation.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -12,4 +12,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_lock.MUTANTS,
     *of_line.MUTANTS,
     *of_beat.MUTANTS,
+    *of_sending.MUTANTS,
 )

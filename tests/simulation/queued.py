@@ -1,0 +1,505 @@
+"""Messages that have a lock as they wait, and what must hold: no other one is sent meanwhile, and it ends with them.
+
+The lock of each is followed on the server by its owner, which the message names.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import states
+
+from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
+from celery_singleton_lock.task.queued import SOON
+from tests.simulation import apps, holds, trouble
+from tests.simulation.plan import Message
+from tests.simulation.scheduler import Process
+from tests.simulation.world import Running
+
+#: Seconds of the simulation between two looks.
+OFTEN = 0.05
+
+#: Seconds within which the lock of a message that is over is free, and that of one that was sent is confirmed.
+AT_ONCE, CONFIRMED = 1.5, 2.5
+
+#: Seconds from when a lock is freed to when the checker hears why.
+SOON_SAID = 0.5
+
+#: Seconds by which an end may be off: clocks differ, and the program has asked before we look.
+NEARLY = 0.6
+
+#: Seconds after which a message that was acknowledged as it came ends with its process.
+BEGUN = SOON + 0.6
+
+#: Messages to a lock server and back that this takes, where they are slow.
+SOME = 10
+
+#: What delays nobody who sends, confirms or frees.
+HARMLESS = (*trouble.BRIEF, "sending refused", "sending unheard", "sending slow", "queue purged", "message lost")
+HARMLESS = (*HARMLESS, "revoked", "sender dies", "sender dies before it sends", "sender dies as it has sent")
+HARMLESS = (*HARMLESS, "child killed at a start", "worker killed at a start")
+
+
+@dataclass(eq=False)
+class Claim:
+    """A message that has a lock.
+
+    Attributes:
+        key: of the hold on the server.
+        stem: how its owner begins, whichever attempt took it.
+        sender: the process that sent it first.
+        sent_at: when the broker had it, for the last time.
+        is_sure: whether whoever sent it knows that it was sent, or does not know anything any more.
+        is_over: since when it does not need its lock; and whether it may have freed it by now.
+        ends_at: when its hold ends, as it was seen last; 0 where it was not.
+        begun: when its body began, and where.
+        is_void: whether the lock is none of its any more, for a reason that is known.
+        taken_at: since when its lock may be its.
+        gone_at: when it was seen to be gone.
+        least: seconds that it lasts once it is confirmed, at the least.
+    """
+
+    task_id: str
+    task: str
+    key: str
+    stem: str
+    seconds: float
+    scope: str
+    header: list[Any]
+    sender: Process
+    sent_at: float
+    is_sure: bool = False
+    over_at: float | None = None
+    is_ending: bool = False
+    ends_at: float = 0.0
+    begun_at: float | None = None
+    begun_in: Process | None = None
+    died_at: float | None = None
+    is_void: bool = False
+    taken_at: float = 0.0
+    gone_at: float | None = None
+    least: float = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        return bool(apps.TASKS[self.task].get("acks_late"))
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that sends a message."""
+
+    message: Message
+    process: Process
+    began: float
+    #: Those that were over by then for so long that nobody meets them.
+    over: frozenset[str]
+    is_sent: bool = False
+    failed_at: float | None = None
+
+    @property
+    def task_id(self) -> str:
+        return f"m{self.message.number}"
+
+
+@dataclass(eq=False)
+class Queued:
+    """All of them."""
+
+    world: Any
+    entrance: Any = None
+    #: By the beginning of its owner.
+    claims: dict[str, Claim] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
+    #: Ids of messages that the broker has lost.
+    lost: set[str] = field(default_factory=set)
+    #: What befalls the processes in which the next bodies begin: which, and after how many seconds.
+    doomed: list[tuple[str, float]] = field(default_factory=list)
+    #: What is to be confirmed: when that is looked at, since when, for how long, by whom, and what.
+    _confirmed: list[tuple[float, float, float, Process, Claim]] = field(default_factory=list)
+    #: When holds were first seen of which no message was sent.
+    _unsent: dict[tuple[str, str], float] = field(default_factory=dict)
+    _next_look: float = 0.0
+    _forgot_at: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.run = self.world.run
+        self.world.senders_queue = self
+        self._more = SOME * self.world.plan.latency
+        self.world.broker.on_put.append(self._put)
+        self.world.at_received.append(self._received)
+        self.world.bodies.watched.append((self._body_begins, self._body_ends))
+
+    # What the senders say
+
+    def begins(self, message: Message, process: Process) -> Call:
+        """Somebody calls a task."""
+        since = self.run.now - AT_ONCE - self._more
+        open_ = {it.task_id for it in self.claims.values() if it.over_at is None or it.over_at > since}
+        over = {it.task_id for it in self.claims.values()} - open_
+        call = Call(message, process, self.run.now, frozenset(over))
+        self.calls[call.task_id] = call
+        return call
+
+    def is_foreign(self, message: Message) -> None:
+        """It is sent by its name, with the header of another one."""
+        self.calls[f"m{message.number}"] = call = Call(message, self.run.current.process, self.run.now, frozenset())
+        call.is_sent = True
+
+    def header_of(self, task_id: str) -> list[Any] | None:
+        """The header of a message that was sent."""
+        return next((claim.header for claim in self.claims.values() if claim.task_id == task_id), None)
+
+    def returns(self, call: Call) -> None:
+        """The message was sent, as far as its sender knows."""
+        if not call.is_sent:
+            self.run.fail(f"message {call.message.number} is sent, as its caller is told, and the broker has nothing")
+        claim = self._claim_of(call.task_id)
+        if claim is not None:
+            claim.is_sure = True
+            if claim.scope != "until_expired":
+                self._to_confirm(call.process, claim)
+        elif not call.message.chained and not self._is_excused(call.began):
+            self.run.fail(f"message {call.message.number} is sent without a lock")
+
+    def fails(self, call: Call, error: Exception) -> None:
+        """Nothing was sent, as far as the caller knows."""
+        self.run.note("is not sent", f"{call.task_id}: {error!r}")
+        call.failed_at = self.run.now
+        if call.message.task != "shop.strict" and type(error).__name__ == "LockUnavailable":
+            self.run.fail(f"message {call.message.number} is not sent, and its task says to send it")
+        if (claim := self._claim_of(call.task_id)) is not None:
+            claim.over_at = claim.over_at or self.run.now
+
+    def is_skipped(self, call: Call, result: Any) -> None:
+        """A duplicate, whose result is its own."""
+        self.run.note("is a duplicate", call.task_id)
+        if result.state != states.REVOKED:
+            self.run.fail(f"message {call.message.number} is skipped, and its result is {result.state}")
+        self._is_not_sent(call)
+        if not any(it.task == call.message.task for it in self._others(call)):
+            self.run.fail(f"message {call.message.number} is skipped, and no other one waits or runs")
+
+    def is_duplicate(self, call: Call, task_id: str, since: float) -> None:
+        """A duplicate of the message of this id."""
+        self.run.note("is a duplicate", f"{call.task_id} of {task_id}")
+        self._is_not_sent(call)
+        other = self.calls.get(task_id)
+        number = call.message.number
+        if other is None or other is call:
+            self.run.fail(f"message {number} is a duplicate of {task_id}, which nobody has sent")
+        elif (other.message.task, other.message.key) != (call.message.task, call.message.key):
+            self.run.fail(f"message {number} is a duplicate of {task_id}, which has another key")
+        elif task_id in call.over and not self._is_excused(call.began - AT_ONCE):
+            self.run.fail(f"message {number} is a duplicate of {task_id}, which is over")
+        elif other.failed_at is not None and self._is_late(other.failed_at, call.began):
+            self.run.fail(f"message {number} is a duplicate of {task_id}, whose caller was told that it is not sent")
+
+    def _is_not_sent(self, call: Call) -> None:
+        if call.is_sent:
+            self.run.fail(f"message {call.message.number} is a duplicate, and is sent")
+        if call.message.chained:
+            self.run.fail(f"message {call.message.number} is not sent, and something follows on it")
+
+    def _others(self, call: Call) -> list[Message]:
+        """Calls with the same key that may have the lock."""
+        return [
+            it.message
+            for task_id, it in self.calls.items()
+            if it is not call and it.message.key == call.message.key and task_id not in call.over
+        ]
+
+    # What the world sees
+
+    def is_lost(self, task_id: str) -> None:
+        """The broker has lost a copy of this message."""
+        self.run.note("is lost", task_id, by="broker")
+        if task_id not in self.world.broker.ids() and not self._runs(task_id):
+            self.lost.add(task_id)
+            for claim in self._claims_of(task_id):
+                claim.is_void = True
+
+    def forget(self) -> None:
+        """The server has forgotten the locks of all messages."""
+        for claim in self.claims.values():
+            claim.is_void = True
+        self._forgot_at = self.run.now
+
+    def has_ended(self, task_id: str) -> None:
+        """The message has an end."""
+        for claim in self._claims_of(task_id):
+            claim.over_at = claim.over_at or self.run.now
+
+    def _put(self, message: dict[str, Any], is_taken: bool) -> None:
+        headers = message.get("headers") or {}
+        task_id, header, call = headers.get("id"), headers.get(QUEUED_HEADER), self.calls.get(headers.get("id", ""))
+        if not is_taken or call is None:
+            return
+        process = self.run.current.process
+        is_first = process is call.process and not call.is_sent
+        call.is_sent = True
+        self.world.sent[call.message.number] = (task_id, call.message)
+        if header is None or (header[0], header[1]) != (task_id, headers.get("task")):
+            return
+        _, task, key, owner, seconds, _, scope = header
+        claim = self.claims.get(owner[:28])
+        if claim is None:
+            claim = Claim(task_id, task, f"{key}:run", owner[:28], seconds, scope, list(header), process, self.run.now)
+            self.claims[owner[:28]] = claim
+            claim.taken_at = call.began if is_first else self.run.now
+            self._counts_its_countdown(claim, call.message, is_first)
+            self._is_only_one(claim, call.began if is_first else self.run.now)
+        claim.sent_at, claim.seconds = self.run.now, max(seconds, claim.seconds)
+        # A copy of an earlier attempt has it last for what that says.
+        claim.least = min(seconds, claim.least or seconds)
+        # What a worker sends is sure as soon as the broker has it.
+        claim.is_sure = claim.is_sure or not is_first
+
+    def _counts_its_countdown(self, claim: Claim, message: Message, is_first: bool) -> None:
+        """A bound that is set counts from when the message is due."""
+        longest, words = self.world.plan.queue_ttl, dict(word.partition("=")[::2] for word in message.sent.split())
+        if not is_first or longest is None or claim.scope == "until_expired":
+            return
+        if abs(claim.seconds - longest - float(words.get("countdown", 0))) > NEARLY:
+            self.run.fail(
+                f"the lock of {claim.task_id} is to last for {claim.seconds:g} s: {message.sent or 'at once'}"
+            )
+
+    def _is_only_one(self, claim: Claim, began: float) -> None:
+        """The lock is its, as the broker gets the message; and so no other one waits."""
+        stem, _ = self._hold(claim.key)
+        is_in_time = self.run.now - began < min(PROVISIONAL, claim.seconds) - NEARLY
+        if stem != claim.stem and is_in_time and not self._forgot(began):
+            self.run.fail(f"message {claim.task_id} is sent, and its lock is not its")
+        for other in self.claims.values():
+            if other is not claim and other.key == claim.key and other.stem == stem and self._waits(other):
+                self.run.fail(f"message {claim.task_id} is sent, while {other.task_id} waits")
+
+    def _received(self, process: Process, headers: Any) -> None:
+        header = headers.get(QUEUED_HEADER)
+        claim = self.claims.get(header[3][:28]) if header is not None else None
+        if claim is not None and claim.task_id == headers.get("id") and claim.scope != "until_expired":
+            self._to_confirm(process, claim)
+
+    def _body_begins(self, body: Running, request: Any) -> None:
+        claim = self._brought_by(request)
+        if self.doomed:
+            of, seconds = self.doomed.pop(0)
+            self.run.after(seconds, lambda: self._kill(body.process, of))
+        if claim is None:
+            return
+        claim.begun_at, claim.begun_in, claim.is_ending = self.run.now, body.process, False
+        body.process.at_end.append(lambda: self._dies(claim, body.process))
+        if claim.scope in ("until_executing", "until_and_while_executing"):
+            claim.over_at = claim.over_at or self.run.now
+
+    def _body_ends(self, body: Running, request: Any) -> None:
+        claim = self._brought_by(request)
+        _, message = self.world.sent[body.number]
+        retries = dict(word.partition("=")[::2] for word in message.words.split()).get("retries", "0")
+        if claim is not None and body.attempt >= int(retries):
+            claim.is_ending = True
+
+    def _kill(self, process: Process, of: str) -> None:
+        worker = next(it for it in self.world.workers if it.process in (process, process.parent))
+        if of == "child" and process.parent is not None:
+            self.run.kill(process)
+            return
+        for child in worker.living:
+            self.run.kill(child.process)
+        worker.kill()
+        self.run.after(1.0, worker.start)
+
+    def _dies(self, claim: Claim, process: Process) -> None:
+        if claim.begun_in is process and claim.died_at is None and not claim.is_ending:
+            claim.died_at = self.run.now
+
+    # What must hold
+
+    def look(self) -> None:
+        """As the time is about to go on."""
+        if self.run.now < self._next_look:
+            return
+        self._next_look = self.run.now + OFTEN
+        (server,) = self.world.servers
+        if server.model is None:
+            return
+        found = self._found()
+        for key, (stem, ends_at, value) in found.items():
+            claim = self.claims.get(stem)
+            if claim is None:
+                self._is_provisional(key, stem, ends_at, value)
+            else:
+                self._lasts_as_long(claim, ends_at)
+        for claim in self.claims.values():
+            stem, ends_at, _ = found.get(claim.key, ("", 0.0, b""))
+            if claim.scope == "until_expired":
+                self._lasts_for_its_time(claim, stem)
+            else:
+                self._look_at(claim, ends_at if stem == claim.stem else None)
+        self._are_confirmed(found)
+
+    def _look_at(self, claim: Claim, ends_at: float | None) -> None:
+        now, was = self.run.now, claim.ends_at
+        if ends_at is not None:
+            claim.ends_at = ends_at
+            over = claim.over_at
+            if over is not None and self._is_late(over, now) and not self._goes_on(claim):
+                self.run.fail(f"for {now - over:.1f} s: the lock of {claim.task_id} is held, which is over")
+            self._ends_with_its_process(claim, ends_at)
+            return
+        claim.ends_at = 0.0
+        if not self._waits(claim):
+            claim.gone_at = None
+        elif was and now < was - NEARLY:
+            claim.gone_at = now
+        if claim.gone_at is not None and now - claim.gone_at > SOON_SAID + self._more and not self._may_be(claim):
+            self.run.fail(f"for {now - claim.gone_at:.1f} s: the lock of {claim.task_id} is gone; the message is not")
+        if was and now >= was - NEARLY and self._is_kept(claim):
+            self.run.fail(f"the lock of {claim.task_id} has ended, and its body runs")
+
+    def _lasts_as_long(self, claim: Claim, ends_at: float) -> None:
+        if ends_at - self.run.now > claim.seconds + NEARLY:
+            self.run.fail(f"the lock of {claim.task_id} lasts for {ends_at - self.run.now:.1f} s, of {claim.seconds:g}")
+
+    def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
+        is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
+        if is_open and stem != claim.stem and not self._forgot(claim.taken_at):
+            self.run.fail(f"the lock of {claim.task_id} is gone, which was to last for {claim.seconds:g} s")
+
+    def _is_provisional(self, key: str, stem: str, ends_at: float, value: bytes) -> None:
+        """The lock of a message that was never sent: it ends soon, at once where its sender knows that."""
+        task_id = json.loads(value[32:])[1] if value[32:].startswith(b"[") else ""
+        if (key, stem) not in self._unsent:
+            self._unsent[key, stem] = self.run.now
+            self.run.at(ends_at + NEARLY, lambda: None)  # It is looked at then.
+        call, since = self.calls.get(str(task_id)), self._unsent[key, stem]
+        # Who is not answered asks again.
+        longest = PROVISIONAL + (trouble.GIVEN_UP if self._is_excused(since - 1.0) else 0.0)
+        if ends_at > since + longest + NEARLY:
+            self.run.fail(f"{key} is held for {ends_at - since:.1f} s for {task_id}, which was never sent")
+        if call is not None and call.failed_at is not None and self._is_late(call.failed_at, self.run.now):
+            self.run.fail(f"{key} is held for {task_id}, whose caller was told that it is not sent")
+
+    def _ends_with_its_process(self, claim: Claim, ends_at: float) -> None:
+        """One that was acknowledged early, whose process died in its body: nobody else renews its lock."""
+        if claim.is_late or claim.died_at is None or claim.begun_at is None or claim.task_id in self.world.broker.ids():
+            return
+        ttl = self.world.plan.ttl
+        is_known = claim.died_at - claim.begun_at > BEGUN + self._more and not self._is_excused(claim.begun_at)
+        if is_known and ends_at > claim.died_at + ttl + NEARLY:
+            self.run.fail(f"the lock of {claim.task_id} outlives its process by {ends_at - claim.died_at:.1f} s")
+
+    def _is_kept(self, claim: Claim) -> bool:
+        """Whether a body runs for it in a process that is well and could renew."""
+        if claim.scope != "until_executed" or claim.is_void or claim.is_ending or claim.over_at is not None:
+            return False
+        running = [body for bodies in self.world.bodies.running.values() for body in bodies]
+        bodies = [body for body in running if f"m{body.number}" == claim.task_id]
+        well = [body for body in bodies if body.process.alive and body.process.runs]
+        return any(self.run.now - body.began > AT_ONCE and not self._is_excused(body.began - 1.0) for body in well)
+
+    def _are_confirmed(self, found: dict[str, tuple[str, float, bytes]]) -> None:
+        due = [it for it in self._confirmed if it[0] <= self.run.now]
+        self._confirmed = [it for it in self._confirmed if it[0] > self.run.now]
+        for _, since, seconds, process, claim in due:
+            stem, ends_at, _ = found.get(claim.key, ("", 0.0, b""))
+            is_well = process.alive and process.runs and not self._is_excused(since - 1.0)
+            waits = claim.task_id in self.world.broker.ids() and self._waits(claim)
+            if not (is_well and waits) or self._forgot(claim.sent_at) or self._is_begun(claim):
+                continue
+            if stem == claim.stem and ends_at < since + seconds - NEARLY - 1.0:
+                left = ends_at - self.run.now
+                self.run.fail(f"the lock of {claim.task_id} is not confirmed by {process.name}: {left:.1f} s left")
+
+    def _to_confirm(self, process: Process, claim: Claim) -> None:
+        due = self.run.now + CONFIRMED + self._more
+        self._confirmed.append((due, self.run.now, claim.least, process, claim))
+        self.run.at(due, lambda: None)
+
+    def _is_begun(self, claim: Claim) -> bool:
+        """Whether a process may have made a lease of the hold."""
+        return not claim.is_late and (claim.begun_at is not None or claim.task_id not in self.world.broker.ids())
+
+    def _waits(self, claim: Claim) -> bool:
+        """Whether it needs its lock, for sure."""
+        is_open = claim.over_at is None and not (claim.is_ending or claim.is_void)
+        is_sent = claim.is_sure or (not claim.sender.alive and claim.task_id not in self.entrance.unheard)
+        has_place = claim.task_id in self.world.broker.ids() or self._runs(claim.task_id)
+        return is_open and is_sent and has_place and not self._may_have_ended(claim)
+
+    def _may_have_ended(self, claim: Claim) -> bool:
+        """Celery ends what is acknowledged early and was sent on as a retry, when its process is lost."""
+        return not claim.is_late and claim.died_at is not None
+
+    def _goes_on(self, claim: Claim) -> bool:
+        """Whether it has begun once more since, with the same lock: an attempt, a copy."""
+        return claim.over_at is not None and claim.sent_at > claim.over_at and claim.scope == "until_executed"
+
+    def _may_be(self, claim: Claim) -> bool:
+        """Whether it may be gone: the server forgot it, or who freed it as the body was to begin died before that."""
+        kills = any("killed" in fault.kind for fault in self.world.plan.faults)
+        is_at_start = claim.scope in ("until_executing", "until_and_while_executing")
+        return self._forgot(claim.gone_at or 0.0) or (kills and is_at_start)
+
+    def _runs(self, task_id: str) -> bool:
+        running = (body for bodies in self.world.bodies.running.values() for body in bodies)
+        return any(f"m{body.number}" == task_id for body in running)
+
+    def awaits_an_end(self) -> bool:
+        """Whether a lock of no message ends by itself within half a minute."""
+        return any(ends_at - self.run.now < PROVISIONAL + NEARLY for _, ends_at, _ in self._found().values())
+
+    def look_at_the_end(self) -> None:
+        """When everything is over: what is still held stands for a message that is lost."""
+        for key, (stem, ends_at, _) in self._found().items():
+            claim = self.claims.get(stem)
+            if claim is None:
+                self.run.fail(f"{key} is held for {ends_at - self.run.now:.1f} s, and was never sent")
+            elif not (claim.scope == "until_expired" or self._is_nowhere(claim)):
+                self.run.fail(f"the lock of {claim.task_id} is held for {ends_at - self.run.now:.1f} s, which is over")
+
+    def _is_nowhere(self, claim: Claim) -> bool:
+        """Whether nobody could know that the message is over: the broker lost it, or its worker died with it."""
+        died = any("killed" in fault.kind for fault in self.world.plan.faults) and not claim.is_late
+        return claim.task_id in self.lost or (died and states.SUCCESS not in self.world.ends[claim.task_id])
+
+    # Where things are
+
+    def _found(self) -> dict[str, tuple[str, float, bytes]]:
+        """Of each key: whose it is, when it ends, and what it says."""
+        (server,) = self.world.servers
+        late = self.run.now - server.clock()
+        return {
+            key: (holds.stem(value), ends_at / 1000 + late, value)
+            for key, value, ends_at in server.living()
+            if ":queue:run" in key and ends_at is not None
+        }
+
+    def _hold(self, key: str) -> tuple[str, float]:
+        stem, ends_at, _ = self._found().get(key, ("", 0.0, b""))
+        return stem, ends_at
+
+    def _brought_by(self, request: Any) -> Claim | None:
+        header = (request.headers or {}).get(QUEUED_HEADER)
+        claim = self.claims.get(header[3][:28]) if header is not None else None
+        return claim if claim is not None and claim.task_id == request.id else None
+
+    def _claims_of(self, task_id: str) -> list[Claim]:
+        return [claim for claim in self.claims.values() if claim.task_id == task_id and claim.scope != "until_expired"]
+
+    def _claim_of(self, task_id: str) -> Claim | None:
+        return next((claim for claim in self.claims.values() if claim.task_id == task_id), None)
+
+    def _is_late(self, over: float, at: float) -> bool:
+        """Whether what was over then is to be free at this time."""
+        return at - over > AT_ONCE + self._more and not self._is_excused(over - SOON_SAID)
+
+    def _is_excused(self, since: float) -> bool:
+        return trouble.was_there(self.world, since, but=HARMLESS)
+
+    def _forgot(self, since: float) -> bool:
+        return self._forgot_at >= since or self._is_excused(self.run.now - NEARLY)

@@ -1,0 +1,214 @@
+"""Programs that send messages, each with a lock as it waits; what befalls them, their way and what they sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery.worker import state
+from kombu.exceptions import OperationalError
+
+from tests.simulation import apps, fakes
+from tests.simulation.plan import Fault, Message
+from tests.simulation.program import Program
+from tests.simulation.queued import Queued
+from tests.simulation.scheduler import Process
+
+#: Programs that send.
+SENDERS = 2
+
+
+def begin(world: Any, queued: Queued) -> None:
+    """Start them, each on a host of its own."""
+    entrance = world.broker.entrance = Entrance(world)
+    queued.entrance = entrance
+    for number in range(SENDERS):
+        world.senders.append(Program(world, world.host(f"web{number}"), f"web{number}", partial(_live, number, queued)))
+    for sender in world.senders:
+        sender.start()
+
+
+def _live(number: int, queued: Queued, program: Program) -> None:
+    """Send what is to be sent from here, each call in a thread of its own."""
+    run = program.world.run
+    mine = [message for message in program.world.plan.messages if message.number % SENDERS == number]
+    for message in sorted(mine, key=lambda message: message.at):
+        if message.at < run.now or f"m{message.number}" in queued.calls:
+            continue  # By the one before, which is gone.
+        run.park(message.at - run.now)
+        fakes.Thread(target=_call, args=(program, queued, message), name=f"call{message.number}").start()
+
+
+def _call(program: Program, queued: Queued, message: Message) -> None:
+    assert program.process is not None
+    package = program.process.package
+    app = apps.app_of(package, program.world.settings)
+    task, task_id = app.tasks[message.task], f"m{message.number}"
+    args = message.key, message.number, message.words
+    words = dict(word.partition("=")[::2] for word in message.sent.split())
+    if header := queued.header_of(words.pop("copies", "")):
+        # As whoever hands all headers of a message on to another one.
+        queued.is_foreign(message)
+        app.send_task(message.task, args, task_id=task_id, headers={package("task.queue_lock").QUEUED_HEADER: header})
+        return
+    signature = task.si(*args).set(task_id=task_id, **{name: float(value) for name, value in words.items()})
+    if message.chained:
+        signature.link(app.tasks["shop.after"].si(message.number).set(task_id=f"{task_id}-after"))
+    call = queued.begins(message, program.process)
+    try:
+        result = signature.apply_async()
+    except package("errors").DuplicateTask as duplicate:
+        queued.is_duplicate(call, duplicate.task_id, duplicate.since)
+    except (package("errors").LockUnavailable, OperationalError, OSError) as error:
+        queued.fails(call, error)
+    else:
+        if isinstance(result, package("task.sending").DuplicateResult):
+            queued.is_duplicate(call, result.id, result.since)
+        elif result.id == task_id:
+            queued.returns(call)
+        else:
+            queued.is_skipped(call, result)
+
+
+class Entrance:
+    """Of the broker, for programs that send: it may take nothing, take its time, or take a message and not say so.
+
+    Attributes:
+        refuses_until, unheard_until: no answer is a yes; the second may have the message all the same.
+        slow_until, slow_for: until when it takes how many seconds.
+        doomed: of the programs that send next: whether each dies before the broker has its message, or after that; and
+            seconds until it is started again.
+    """
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.run = world, world.run
+        self.refuses_until = self.unheard_until = self.slow_until = self.slow_for = 0.0
+        self.doomed: list[tuple[bool, float]] = []
+        #: Ids of messages that it has, and whoever sent them was told that it has not.
+        self.unheard: set[str] = set()
+
+    def __call__(self, queue: str, message: dict[str, Any]) -> None:
+        broker, run = self.world.broker, self.run
+        process = run.current.process
+        sender = next((it for it in self.world.senders if it.process is process), None)
+        if sender is None:
+            broker.put(queue, message)
+            return
+        is_after, seconds = self.doomed.pop(0) if self.doomed else (None, 0.0)
+        if is_after is False:
+            self._dies(process, sender, seconds)
+        if run.now < self.slow_until:
+            # Before it has the message, or before it says so.
+            before = run.rng.choice((0.0, 1.0))
+            run.park(before * self.slow_for)
+            broker.put(queue, message)
+            run.park((1.0 - before) * self.slow_for)
+        elif run.now < self.refuses_until:
+            raise ConnectionRefusedError("the broker takes nothing")
+        elif run.now < self.unheard_until:
+            if run.rng.random() < 0.7:
+                self.unheard.add(str(message["headers"].get("id")))
+                broker.put(queue, message)
+            raise OSError("the broker does not answer")
+        else:
+            broker.put(queue, message)
+        if is_after:
+            self._dies(process, sender, seconds)
+
+    def _dies(self, process: Process, sender: Program, seconds: float) -> None:
+        self.run.after(seconds + 0.01, sender.start)
+        self.run.kill(process)
+
+
+def _sender(world: Any, fault: Fault) -> Program:
+    sender: Program = world.senders[fault.target % len(world.senders)]
+    return sender
+
+
+def _dies(world: Any, fault: Fault) -> None:
+    sender = _sender(world, fault)
+    sender.kill()
+    world.run.after(fault.seconds, sender.start)
+
+
+def _dies_as_it_sends(is_after: bool) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        world.broker.entrance.doomed.append((is_after, fault.seconds))
+
+    return befalls
+
+
+def _answers_until(name: str) -> Callable[[Any, Fault], None]:
+    def befalls(world: Any, fault: Fault) -> None:
+        setattr(world.broker.entrance, name, world.run.now + fault.seconds)
+
+    return befalls
+
+
+def _broker_slow(world: Any, fault: Fault) -> None:
+    """For a moment in which some are sent; what was sent then takes longer."""
+    entrance = world.broker.entrance
+    entrance.slow_until, entrance.slow_for = world.run.now + 1.0, fault.seconds
+
+
+def _way(world: Any, fault: Fault, **how: Any) -> None:
+    link = world.network.link(_sender(world, fault).host.name, world.servers[0].host.name)
+    link.troubled_until = max(link.troubled_until, world.run.now + fault.seconds)
+    for name, value in how.items():
+        setattr(link, name, value)
+
+    def well() -> None:
+        link.delay = link.usual
+        link.open()
+
+    world.run.after(fault.seconds, well)
+
+
+def _lost(world: Any, fault: Fault, number: int | None) -> None:
+    for message in world.broker.lose(number):
+        world.senders_queue.is_lost(str(message["headers"].get("id")))
+
+
+def _revoked(world: Any, fault: Fault) -> None:
+    """By `app.control.revoke`, of which each worker hears: one that waits, or runs."""
+    if ids := sorted(world.broker.ids()):
+        chosen = ids[fault.target % len(ids)]
+        world.run.note("is revoked", chosen, by="operator")
+        world.revoked.add(chosen)
+        state.revoked.add(chosen)
+
+
+def _forgotten(world: Any, fault: Fault) -> None:
+    """The locks of messages that wait are gone, as where somebody has cleared them."""
+    world.servers[0].clear(":queue:")
+    world.senders_queue.forget()
+
+
+def _killed_at_a_start(of: str) -> Callable[[Any, Fault], None]:
+    """The process in which a body begins next, or its worker with all of it, soon after that."""
+
+    def befalls(world: Any, fault: Fault) -> None:
+        world.senders_queue.doomed.append((of, fault.seconds))
+
+    return befalls
+
+
+BY_KIND: dict[str, Callable[[Any, Fault], None]] = {
+    "sender dies": _dies,
+    "sender dies before it sends": _dies_as_it_sends(False),
+    "sender dies as it has sent": _dies_as_it_sends(True),
+    "sender cut": lambda world, fault: _way(world, fault, cut_there=True, cut_back=True),
+    "sender cut back": lambda world, fault: _way(world, fault, cut_back=True),
+    "sender cut there": lambda world, fault: _way(world, fault, cut_there=True),
+    "sender slow": lambda world, fault: _way(world, fault, delay=(0.0, 2.0 if fault.target % 2 else 0.3)),
+    "sending refused": _answers_until("refuses_until"),
+    "sending unheard": _answers_until("unheard_until"),
+    "sending slow": _broker_slow,
+    "queue purged": lambda world, fault: _lost(world, fault, None),
+    "message lost": lambda world, fault: _lost(world, fault, fault.target),
+    "revoked": _revoked,
+    "locks of messages cleared": _forgotten,
+    "child killed at a start": _killed_at_a_start("child"),
+    "worker killed at a start": _killed_at_a_start("worker"),
+}

@@ -1,0 +1,219 @@
+"""Plans of messages that have a lock as they wait: who sends them, who dies meanwhile, and which are lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tests.simulation.apps import SENT
+from tests.simulation.plan import KINDS, Fault, Message, Plan
+
+#: What befalls messages, their senders and the workers that start them, with weights and the longest in seconds.
+OF_SENDING: dict[str, tuple[float, float]] = {
+    "sender dies": (3, 1.0),
+    "sender dies before it sends": (3, 1.0),
+    "sender dies as it has sent": (4, 1.0),
+    "sender cut": (2, 6.0),
+    "sender cut back": (3, 6.0),
+    "sender cut there": (2, 6.0),
+    "sender slow": (2, 4.0),
+    "sending refused": (3, 2.0),
+    "sending unheard": (3, 2.0),
+    "sending slow": (2, 40.0),
+    "queue purged": (2, 0.0),
+    "message lost": (2, 0.0),
+    "revoked": (3, 0.0),
+    "child killed at a start": (3, 1.5),
+    "worker killed at a start": (4, 1.5),
+    "locks of messages cleared": (1, 0.0),
+}
+
+#: Those of `KINDS` that befall such messages as well.
+OF_WORKERS = ("child killed", "worker killed", "child stopped", "worker stopped", "server stalled", "server restarted")
+OF_WORKERS = (*OF_WORKERS, "cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut")
+
+#: Seconds after everything in which each job is sent once more: what was left by then has ended.
+AGAIN = 32.0
+
+
+def draw_sent(seed: int, _: int | None) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"sent by {seed}")
+    plan = _plan(seed, rng)
+    plan = rng.choice(SHAPES)(plan, rng)
+    return _and_again(plan, rng)
+
+
+def _plan(seed: int, rng: random.Random) -> Plan:
+    ttl = rng.choice((3.0, 6.0))
+    return Plan(
+        seed,
+        rng.choice(("prefork", "prefork", "threads")),
+        1,
+        rng.choice((1, 2, 2)),
+        rng.choice((1, 2)),
+        ttl,
+        rng.choice((2 * ttl, 4 * ttl, 60.0)),
+        rng.choice((15.0, 60.0, 200.0)),
+        (),
+        (),
+        kind="sent",
+    )
+
+
+def anything(plan: Plan, rng: random.Random) -> Plan:
+    """Some jobs, clicked at again and again, whatever befalls them."""
+    tasks = rng.choice([(task,) for task in SENT] + [tuple(SENT)])
+    until = rng.uniform(1.0, 2.5 * plan.ttl)
+    messages = tuple(
+        Message(
+            round(rng.choice((rng.uniform(0.05, until), 0.1)), 3),
+            rng.choice(tasks),
+            rng.choice("aaab"),
+            number,
+            _words(rng, plan.ttl),
+            chained=rng.random() < 0.15,
+            sent=_how(rng),
+        )
+        for number in range(rng.randint(3, 7))
+    )
+    faults = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    of_workers = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
+    faults += [_fault(rng, of_workers, until) for _ in range(rng.choice((0, 0, 1, 2)))]
+    return _with(plan, messages, faults, queue_ttl=rng.choice((None, None, 20.0)))
+
+
+def sender_is_gone(plan: Plan, rng: random.Random) -> Plan:
+    """Nobody but a worker can confirm a lock, or nobody but the sender."""
+    task = rng.choice(("shop.once", "shop.once_early", "shop.waits", "shop.behind"))
+    due = rng.choice(("", "countdown=36"))
+    messages = _at(rng, task, (0.1, 0.4, 3.0, 33.0), f"takes={rng.choice((0.1, 1.0))}", sent=due)
+    if due:
+        faults = [Fault(0.05, "sender dies as it has sent", 0, 0.5)]
+    else:
+        faults = [Fault(0.02, "worker killed", number, 40.0) for number in range(plan.workers)]
+    return _with(plan, messages, faults)
+
+
+def begins_and_dies(plan: Plan, rng: random.Random) -> Plan:
+    """The worker dies soon after a body has begun, or a while later."""
+    task = rng.choice(("shop.once_early", "shop.once_early", "shop.once", "shop.behind_early", "shop.waits_early"))
+    times = (0.1, 0.2, 2.0, 0.1 + 2.0 * plan.ttl, 0.1 + 3.0 * plan.ttl)
+    takes = f"takes={rng.choice((1.0, 3.0, 2 * plan.ttl))}"
+    kind = rng.choice(("worker killed at a start", "worker killed at a start", "child killed at a start"))
+    faults = [Fault(0.05, kind, 0, round(rng.choice((rng.uniform(0.0, 0.3), rng.uniform(0.8, 2.5))), 3))]
+    return _with(plan, _at(rng, task, times, takes), faults)
+
+
+def tries_again(plan: Plan, rng: random.Random) -> Plan:
+    """Attempts follow on each other, while others click."""
+    task = rng.choice(("shop.once", "shop.once_early", "shop.waits", "shop.behind"))
+    countdown = rng.choice((0, 0.5, 1.5 * plan.ttl))
+    words = f"takes={rng.choice((0.1, 0.5))} retries={rng.randint(1, 2)} countdown={countdown}"
+    times = sorted(round(0.1 + rng.uniform(0.0, 2.0 * countdown + 2.0), 3) for _ in range(5))
+    faults = [Fault(round(rng.uniform(0.2, 3.0), 3), "delivered again", rng.randrange(100)) for _ in range(2)]
+    return _with(plan, _at(rng, task, (0.05, *times), words), faults)
+
+
+def waits_for_its_turn(plan: Plan, rng: random.Random) -> Plan:
+    """One that runs keeps those off that wait: without locks, or behind it."""
+    task = rng.choice(("shop.behind", "shop.behind", "shop.behind_early", "shop.once"))
+    times = tuple(round(0.1 + rng.choice((0.1, 0.4, 0.9)) * number, 3) for number in range(6))
+    messages = _at(rng, task, times, f"takes={round(rng.uniform(0.5, 1.5) * plan.ttl, 2):g}", chained=0.4)
+    faults = [
+        Fault(round(rng.uniform(0.2, 3.0), 3), rng.choice(("delivered again", "broker cut")), rng.randrange(9), 0.5)
+    ]
+    return _with(plan, messages, faults[: rng.randint(0, 1)])
+
+
+def ends_without_a_body(plan: Plan, rng: random.Random) -> Plan:
+    """It is revoked, has expired, or is skipped, as it waits behind a long one."""
+    task = rng.choice(("shop.once", "shop.waits", "shop.behind", "shop.once_early", "shop.behind_early"))
+    how = rng.choice(("", "expires=1.5", "countdown=2", "expires=4 countdown=1"))
+    first = Message(0.05, task, "b", 0, f"takes={round(rng.uniform(1.0, 5.0), 2):g}")
+    rest = _at(rng, task, (0.2, 0.5, 3.0, 6.0, 9.0), "takes=0.2", sent=how, first=1)
+    faults = [Fault(round(rng.uniform(0.3, 2.0), 3), "revoked", rng.randrange(100)) for _ in range(rng.randint(0, 2))]
+    return _with(replace(plan, workers=1, concurrency=1), (first, *rest), faults)
+
+
+def not_as_far_as_it_knows(plan: Plan, rng: random.Random) -> Plan:
+    """The broker has a message whose sender was told that it has not; the next sender dies before it sends."""
+    task = rng.choice(("shop.once", "shop.waits", "shop.behind"))
+    messages = _at(rng, task, (0.1, 0.3, 0.6, 4.0), "takes=0.3", sent=rng.choice(("", "countdown=1")))
+    kind = rng.choice(("sending unheard", "sending unheard", "sending refused", "sending slow"))
+    faults = [Fault(0.05, kind, 0, 0.1 if kind != "sending slow" else rng.choice((1.0, 31.0)))]
+    if rng.random() < 0.6:
+        faults.append(Fault(0.2, "sender dies before it sends", 0, 0.3))
+    return _with(plan, messages, faults)
+
+
+def copied_headers(plan: Plan, rng: random.Random) -> Plan:
+    """A message's headers are those of another one, whose lock is none of its."""
+    task = rng.choice(("shop.once", "shop.once", "shop.once_early", "shop.waits"))
+    first = Message(
+        0.1, task, "a", 0, f"takes={round(rng.uniform(1.0, 2 * plan.ttl), 2):g}", sent=rng.choice(("", "countdown=2"))
+    )
+    copy = Message(0.4, task, "b", 1, "takes=0.1", sent="copies=m0")
+    return _with(replace(plan, concurrency=2), (first, copy, *_at(rng, task, (1.0, 2.0), "takes=0.1", first=2)), [])
+
+
+SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
+    *(anything, anything, anything, sender_is_gone, begins_and_dies, tries_again, waits_for_its_turn),
+    *(ends_without_a_body, not_as_far_as_it_knows, copied_headers),
+)
+
+
+def _and_again(plan: Plan, rng: random.Random) -> Plan:
+    """At the end each job is sent once more: that nothing keeps it from being sent is what matters to people."""
+    if rng.random() < 0.5:
+        return plan
+    jobs = sorted({(message.task, message.key) for message in plan.messages})
+    first = max(message.number for message in plan.messages) + 1
+    longest = max(float(_words_of(message.sent).get("countdown", 0)) for message in plan.messages)
+    at = round(plan.calm_at + longest + AGAIN + 2 * plan.ttl, 3)
+    again = tuple(Message(at, task, key, first + place, "takes=0.1") for place, (task, key) in enumerate(jobs))
+    return replace(plan, messages=(*plan.messages, *again))
+
+
+def _words_of(text: str) -> dict[str, str]:
+    return dict(word.partition("=")[::2] for word in text.split())
+
+
+def _at(
+    rng: random.Random, task: str, times: Sequence[float], words: str, *, sent: str = "", chained: float = 0.0,
+    first: int = 0,
+) -> tuple[Message, ...]:  # fmt: skip
+    return tuple(
+        Message(at, task, "a", number, words, chained=rng.random() < chained, sent=sent)
+        for number, at in enumerate(times, first)
+    )
+
+
+def _with(plan: Plan, messages: tuple[Message, ...], faults: Sequence[Fault], queue_ttl: float | None = None) -> Plan:
+    in_order = tuple(sorted(faults, key=lambda fault: fault.at))
+    return replace(plan, messages=messages, faults=in_order, queue_ttl=queue_ttl)
+
+
+def _words(rng: random.Random, ttl: float) -> str:
+    words = [f"takes={round(rng.choice((0.0, 0.1, 0.5, rng.uniform(0, 1.5 * ttl))), 2)}"]
+    if rng.random() < 0.1:
+        words.append("fails=1")
+    if rng.random() < 0.2:
+        words.append(f"retries=1 countdown={rng.choice((0, 0.3, 2))}")
+    return " ".join(words)
+
+
+def _how(rng: random.Random) -> str:
+    words = []
+    if rng.random() < 0.15:
+        words.append(f"countdown={rng.choice((0.5, 3.0))}")
+    if rng.random() < 0.1:
+        words.append(f"expires={rng.choice((0.5, 4.0))}")
+    return " ".join(words)
+
+
+def _fault(rng: random.Random, kinds: dict[str, tuple[float, float]], until: float) -> Fault:
+    kind = rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
+    seconds = rng.uniform(0.0, kinds[kind][1])
+    return Fault(round(rng.uniform(0.05, until), 3), kind, rng.randrange(100), round(seconds, 3))

@@ -1,0 +1,100 @@
+"""Histories of jobs that are locked as they are sent: a second one that waits is found, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.storm.checker import Verdict
+from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN
+from tests.storm.test_checker import body, end_of, fault, found, judge
+from tests.storm.waiting import FREE_AGAIN, KEEPS_OUT, SURELY
+
+PID, OWN = 7, {"host": "east", "pid": 7}
+
+Lines = list[dict[str, Any]]
+
+
+def click(message: str, at: float, *, task: str = "once", owner: str | None = None) -> Lines:
+    """Somebody sends a job, with a lock."""
+    about = {"message": message, "task": task, "key": "j", "host": "east", "pid": 1}
+    queued = {"at": at, "event": "queued", "message": message, "retries": 0, "owner": owner or message, **OWN}
+    return [{**about, "at": at - 0.01, "event": "clicked"}, queued, {**about, "at": at + 0.01, "event": "sent"}]
+
+
+def taken(message: str, at: float) -> dict[str, Any]:
+    return {"at": at, "event": "taken", "message": message, "retries": 0, "owner": message, **OWN}
+
+
+def runs(message: str, start: float, end: float, **fields: Any) -> Lines:
+    return [taken(message, start - 0.1), *body(message, start, end, key=message, told="SUCCESS", pid=PID, **fields)]
+
+
+def twice(verdict: Verdict) -> list[str]:
+    return [excuse for broken, excuse in found(verdict) if broken == "sent twice"]
+
+
+def test_one_after_another_is_well() -> None:
+    assert found(judge(click("a", 1), runs("a", 1.2, 2), click("b", 2.1), runs("b", 2.3, 3))) == []
+
+
+@pytest.mark.parametrize("task", ["once", "behind", "waiting"])
+def test_two_that_wait(task: str) -> None:
+    lines = click("a", 1, task=task), click("b", 3, task=task), runs("a", 5, 6), runs("b", 7, 8)
+    assert twice(judge(*lines)) == [""]
+
+
+@pytest.mark.parametrize(("task", "wrong"), [("once", [""]), ("behind", [])])
+def test_one_behind_one_that_runs(task: str, wrong: list[str]) -> None:
+    lines = click("a", 1, task=task), runs("a", 1.5, 6), click("b", 3, task=task), runs("b", 7, 8)
+    assert twice(judge(*lines)) == wrong
+
+
+@pytest.mark.parametrize(("later", "wrong"), [(2.0, [""]), (KEEPS_OUT, [])])
+def test_one_that_keeps_others_out_for_its_time(later: float, wrong: list[str]) -> None:
+    lines = click("a", 1, task="each"), runs("a", 1.2, 1.5), click("b", 1 + later, task="each"), runs("b", 7, 8)
+    assert twice(judge(*lines)) == wrong
+
+
+def test_other_jobs_do_not_count() -> None:
+    assert twice(judge(click("a", 1), click("b", 2, task="waiting"), runs("a", 5, 6), runs("b", 7, 8))) == []
+
+
+def test_an_attempt_between_two_keeps_the_lock() -> None:
+    first = body("a", 1.5, 2, key="a", pid=PID, last=False, how="raised")
+    assert twice(judge(click("a", 1), first, click("b", 3), runs("a", 5, 6, retries=1), runs("b", 7, 8))) == [""]
+
+
+def test_one_that_nobody_has_heard_of_for_long_may_have_lost_its_lock() -> None:
+    later = 1 + SURELY + 1
+    assert twice(judge(click("a", 1), click("b", later), runs("a", later + 3, later + 4), runs("b", 90, 91))) == []
+
+
+def test_what_has_ended_is_not_taken_again_by_a_worker() -> None:
+    later = 1 + SURELY + 1
+    lines = click("a", 1), taken("a", later), click("b", later + 1), runs("a", later + 3, later + 4)
+    assert twice(judge(*lines, runs("b", later + 5, later + 6))) == []
+
+
+def test_one_whose_sender_got_an_error_has_no_lock() -> None:
+    failed = {"at": 1.2, "event": "unsure", "message": "a", "host": "east", "pid": 1}
+    assert twice(judge(click("a", 1)[:2], failed, click("b", 2), runs("a", 5, 6), runs("b", 7, 8))) == []
+
+
+def test_a_lock_server_that_forgot_is_an_exception() -> None:
+    forgets = fault("lock server: dies, and returns empty", 1.5, 2, forgot="0")
+    assert twice(judge(click("a", 1), forgets, click("b", 3), runs("a", 5, 6), runs("b", 7, 8))) == [FORGOT]
+
+
+@pytest.mark.parametrize(("task", "excuse"), [("waiting", KILLED_AS_IT_BEGAN), ("once", "")])
+def test_who_died_as_the_body_was_to_begin_has_freed_the_lock(task: str, excuse: str) -> None:
+    killed = fault("worker: SIGKILL", 2, 2.2, pids=[PID], fate="killed")
+    lines = click("a", 1, task=task), taken("a", 1.5), killed, click("b", 3, task=task), runs("a", 5, 6)
+    assert twice(judge(*lines, runs("b", 7, 8))) == [excuse]
+
+
+@pytest.mark.parametrize(("seconds", "wrong"), [(5.0, []), (FREE_AGAIN + 1.0, [("left", "")])])
+def test_a_duplicate_of_one_that_is_over(seconds: float, wrong: list[tuple[str, str]]) -> None:
+    late = {"at": 2 + seconds, "event": "duplicate", "message": "b", "of": "a", "host": "east", "pid": 1}
+    assert found(judge(click("a", 1), end_of("a", 2, "REVOKED"), late)) == wrong

@@ -1,0 +1,133 @@
+"""Judges messages that have a lock as they wait: no second one waits, and a lock goes with its message.
+
+A lock is surely its message's from when the broker has that until a body begins, or the last one has ended, and for
+`QUEUE_TTL` at most from whenever it is heard of: then it may have ended by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.storm.story import Attempt, Story
+
+#: Seconds for which the lock of a message lasts that nobody hears of, beyond its countdown; and most of that.
+QUEUE_TTL, SURELY = 40.0, 30.0
+
+#: Seconds for which one that lasts for its time keeps the others out, counted from before it is sent.
+KEEPS_OUT = 4.0
+
+#: Seconds after which what is free again can be sent, whatever has kept it: sending takes three where nobody answers.
+FREE_AGAIN = QUEUE_TTL + 60.0 + 10.0
+
+#: Seconds from when a lock is freed until a body has begun.
+BEGINS = 1.0
+
+
+@dataclass
+class Waiting:
+    """A message that was sent with a lock.
+
+    Attributes:
+        taken_at: when its sender took the lock, or sooner.
+        heard: when the broker or a worker got it.
+        over: when its lock was free at the latest, for all that is seen; None if that is not seen.
+    """
+
+    message: str
+    task: str
+    owner: str
+    taken_at: float
+    heard: list[float] = field(default_factory=list)
+    over: float | None = None
+
+    @property
+    def begin(self) -> float:
+        return self.heard[0]
+
+    def waits(self, at: float) -> bool:
+        """Whether it surely has its lock at this time."""
+        if self.task == "each":  # For its time, whatever becomes of it.
+            return self.begin < at <= self.taken_at + KEEPS_OUT - BEGINS
+        if not self.begin < at or (self.over is not None and at >= self.over - BEGINS):
+            return False
+        until = self.begin
+        for heard in sorted(self.heard):
+            if heard > until + SURELY:
+                break  # It may have ended before: that is not taken again.
+            until = heard
+        return at <= until + SURELY
+
+
+def sent_twice(story: Story) -> Iterator[tuple[str, float, str, str]]:
+    """Messages that were sent with a lock while another one waited: job, time, text, and what is excused of it."""
+    for job, waiting in _by_job(story).items():
+        for place, second in enumerate(waiting):
+            for first in waiting[:place]:
+                if first.owner == second.owner or not first.waits(second.begin):
+                    continue
+                text = f"{second.message[:8]} was sent {second.begin - first.begin:.2f} s after {first.message[:8]}"
+                begun = min((one.start for one in _attempts(story, first.message)), default=None)
+                text += ", which waited" if begun is None else f", which began {begun - second.begin:.2f} s later"
+                yield job, second.begin, text, _excuse(story, first, second)
+
+
+def answers(story: Story) -> Iterator[tuple[str, float, str]]:
+    """Duplicates of messages that have been over for longer than any lock lasts."""
+    for line in story.duplicates:
+        told = story.told.get(line["of"], ())
+        if told and (late := line["at"] - told[0]["at"]) > FREE_AGAIN:
+            yield line["message"], line["at"], f"is a duplicate of {line['of'][:8]}, over for {late:.0f} s"
+
+
+def _by_job(story: Story) -> dict[str, list[Waiting]]:
+    found: dict[tuple[str, str], Waiting] = {}
+    for line in story.queued:
+        clicked = story.clicked.get(line["message"])
+        if clicked is None or not line.get("owner"):
+            continue
+        name = line["message"], line["owner"]
+        waiting = found.setdefault(name, Waiting(line["message"], clicked["task"], line["owner"], clicked["at"]))
+        waiting.heard.append(line["at"])
+    jobs: dict[str, list[Waiting]] = defaultdict(list)
+    for waiting in found.values():
+        if waiting.message not in story.unsure and waiting.message not in story.unheard:
+            clicked = story.clicked[waiting.message]
+            waiting.over = _over(story, waiting)
+            jobs[f"{clicked['task']}:{clicked['key']}"].append(waiting)
+    for ordered in jobs.values():
+        ordered.sort(key=lambda one: one.begin)
+    return jobs
+
+
+def _over(story: Story, waiting: Waiting) -> float | None:
+    """When its lock was free: as its first body began, or its last one ended; or as it was told its end."""
+    told = [line["at"] for line in story.told.get(waiting.message, ())]
+    attempts = _attempts(story, waiting.message)
+    if waiting.task == "once":
+        times = [one.end for one in attempts if one.how == "done" and one.is_last]
+    else:
+        times = [one.start for one in attempts]
+    return min([*times, *told], default=None)
+
+
+def _attempts(story: Story, message: str) -> Sequence[Attempt]:
+    return [one for one in story.attempts.values() if one.message == message]
+
+
+def _excuse(story: Story, first: Waiting, second: Waiting) -> str:
+    from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN
+
+    if story.forgot(first.taken_at, second.begin) is not None:
+        return FORGOT
+    # Its lock is freed just before its body begins: who died, or stood still, in between leaves a message without one.
+    takers = [line for line in story.taken if line["message"] == first.message and line["at"] <= second.begin]
+    is_at_start = first.task != "once"
+    struck = any(
+        fault.begin <= second.begin + BEGINS and fault.end >= line["at"]
+        for line in takers
+        for fault in story.faults
+        if line["pid"] in fault.pids or any(pid in fault.pids for pid in story.group(line["pid"]))
+    )
+    return KILLED_AS_IT_BEGAN if is_at_start and struck else ""
