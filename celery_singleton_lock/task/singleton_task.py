@@ -188,6 +188,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         with nullcontext() if body is None else body.sending():
             return super().retry(*args, **kwargs)
 
+    def on_replace(self, sig: Any) -> Any:
+        """As Celery's: who has joined this task waits for what replaces it."""
+        progress_of(self.request).is_replaced = True
+        return super().on_replace(sig)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""
         request: RequestLike = self.request
