@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from billiard.exceptions import WorkerLostError
 from celery import states
+from celery.exceptions import WorkerLostError
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, cleaned

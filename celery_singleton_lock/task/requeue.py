@@ -200,7 +200,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     copy.set(headers=headers).apply_async()
 
 
-def _header(request: RequestLike, reason: Reason, waits: Waits | None, joins: Joined | None) -> dict[str, Any]:
+def _header(request: RequestLike, reason: Reason, waits: Waits | None, joins: Joined | None = None) -> dict[str, Any]:
     """The header of the next copy."""
     counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
     counts = {other: count for other, count in counts.items() if count or other not in RARE}
