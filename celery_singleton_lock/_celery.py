@@ -369,6 +369,15 @@ def keeps_results(backend: Any) -> bool:
     return not isinstance(backend, DisabledBackend)
 
 
+def may_be_asked(backend: Any) -> bool:
+    """Whether a worker can ask a result backend how another task has ended: rpc:// has that in the caller's queue.
+
+    Promise: as for `keeps_results`; and a copy that has joined another task ends as that does.
+    Touches: celery.backends.base.DisabledBackend, celery.backends.rpc.RPCBackend.as_uri
+    """
+    return keeps_results(backend) and str(backend.as_uri()) != "rpc://"
+
+
 def counts_part_once(backend: Any) -> bool:
     """Whether a part of a chord that is told to the result backend once more is counted no second time.
 

@@ -49,6 +49,7 @@ class Histogram(NamedTuple):
 COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
+    Counter("joined", "", "Executions that ended as the task did that they had joined."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
     Counter("renewals", "", "Times that the lock of an execution was renewed."),
     Counter("losses", "", "Executions that lost their lock while they ran."),
@@ -110,6 +111,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
         return found
     if entry.kind in ("stand-by", "drop", "repeat"):
         return [(("redeliveries", task, entry.kind), 1)]
+    if entry.kind == "joined":
+        return [(("joined", task, ""), 1)]
     if entry.kind == "free":
         return [(("takeovers", task, ""), 1)]
     conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1

@@ -16,8 +16,11 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 
 #: What an execution does that meets a held lock.
-ConflictPolicy = Literal["skip", "raise", "retry", "reject"]
+ConflictPolicy = Literal["skip", "raise", "retry", "reject", "join"]
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
+
+#: The policy of those that need the result of another task.
+JOIN: ConflictPolicy = "join"
 
 #: What becomes of a call that is sent while another one waits, or runs, whose message has the lock.
 DuplicatePolicy = Literal["existing", "raise", "skip"]

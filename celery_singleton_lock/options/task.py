@@ -11,12 +11,14 @@ from types import MethodType
 from typing import Any, Literal
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import may_be_asked
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
     DISABLE,
+    JOIN,
     OPTIONS,
     TEXT,
     UNTIL_AND_WHILE_EXECUTING,
@@ -107,7 +109,27 @@ def _options_of(task: Any, settings: Settings) -> Options:
             f"option lock_scope of task {task.name} is {UNTIL_EXPIRED!r}, which needs lock_queue_ttl: the seconds for "
             "which no other call is sent"
         )
-    return Options(**values)
+    options = Options(**values)
+    if options.on_conflict == JOIN and not task.app.conf.task_always_eager:
+        check_join(task, options, settings)
+    return options
+
+
+def check_join(task: Any, options: Options, settings: Settings) -> None:
+    """Refuse `on_conflict="join"` where nobody could tell how the task that was joined has ended.
+
+    Raises:
+        InvalidOption: there is one reason or another.
+    """
+    where = f"on_conflict of task {task.name} is {JOIN!r}, which "
+    if raw_attribute(task, "ignore_result"):
+        raise InvalidOption(f"{where}needs its results: set ignore_result=False, or another on_conflict")
+    if not may_be_asked(task.backend):
+        raise InvalidOption(f"{where}needs a result backend that workers can read (not rpc://): set result_backend")
+    if settings.done_ttl <= 0:
+        raise InvalidOption(f"{where}needs singleton_lock_done_ttl above 0: for so long it is known how a task ended")
+    if options.limit > 1:
+        raise InvalidOption(f"{where}needs lock_limit=1, found {options.limit}: one task holds the lock, and is joined")
 
 
 def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowed: Sequence[str]) -> Any:

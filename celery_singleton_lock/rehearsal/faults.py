@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.options.rules import JOIN
 from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Run
 from celery_singleton_lock.rehearsal.proxy import can_be_rerouted
 from celery_singleton_lock.rehearsal.scene import Play, Scene, scene
@@ -92,7 +93,7 @@ def _together(it: Scene) -> None:
     let = it.let_end()
     if it.play.options.limit >= len(sent):
         it.note(f"lock_limit is {it.play.options.limit}: {len(sent)} calls do not fill it")
-    if it.play.options.wait or it.play.options.on_conflict == "retry":
+    if it.play.options.wait or it.play.options.on_conflict in ("retry", JOIN):
         it.until(lambda: all(map(it.has_ended, sent)))
         it.recovery = next((run.began.at - let for run in it.runs if run.began.at > let), None)
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-#: A worker is ready; a message came to a process; it was refused; its body began, and ended; it has failed for good.
-What = Literal["ready", "met", "refused", "began", "ended", "failed"]
+#: A worker is ready; a message came to a process; it was refused; its body began, and ended; it has failed for good, or
+#: has a value.
+What = Literal["ready", "met", "refused", "began", "ended", "failed", "succeeded"]
 
 #: How a body ended: by itself, by an exception of its own, by one of ours or of Celery's that stopped it.
 DONE, RAISED, RETRIED, STOPPED = "done", "raised", "retried", "stopped"

@@ -236,7 +236,10 @@ class Scene:
         if any(run.how in (DONE, RAISED, RETRIED, STOPPED) for run in self.of(task_id)):
             return True
         lines = [line for line in self.lines if line.task_id == task_id]
-        return any(line.what == "failed" or (line.what == "refused" and line.about in REFUSALS) for line in lines)
+        return any(
+            line.what in ("failed", "succeeded") or (line.what == "refused" and line.about in REFUSALS)
+            for line in lines
+        )
 
     @contextmanager
     def _keeping_message(self, task_id: str) -> Iterator[None]:

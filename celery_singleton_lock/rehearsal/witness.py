@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from celery.exceptions import Retry
-from celery.signals import task_failure, task_prerun, worker_init, worker_ready
+from celery.signals import task_failure, task_prerun, task_success, worker_init, worker_ready
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockLost
@@ -79,6 +79,7 @@ class Witness:
         worker_ready.connect(self._ready)
         task_prerun.connect(self._met)
         task_failure.connect(self._failed)
+        task_success.connect(self._succeeded)
         lock_conflict.connect(self._refused)
 
     def _begin(self, sender: Any, **_: Any) -> None:
@@ -141,6 +142,11 @@ class Witness:
     def _failed(self, sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
         if sender.name == self._orders.task:
             self._note("failed", task_id, about=type(exception).__name__)
+
+    def _succeeded(self, sender: Any, **_: Any) -> None:
+        """Also without a run: as the task that it had joined."""
+        if sender.name == self._orders.task:
+            self._note("succeeded", sender.request.id)
 
     def _refused(self, sender: Any, task_id: str, policy: str, **_: Any) -> None:
         if sender.name == self._orders.task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from celery_singleton_lock.stores.base import LockStore
+from celery_singleton_lock.stores.base import LockStore, Record
 from celery_singleton_lock.stores.inspector import Inspector
 from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.stores.ledger import Ledger
@@ -13,6 +13,18 @@ from celery_singleton_lock.stores.wake_ups import WakeUps
 
 class Store(LockStore, Inspector, Protocol):
     """Keeps locks, shows them, and keeps what beat and the journal write."""
+
+    def recorded(self, key: str, message: str) -> Record | None:
+        """What is remembered of a message (see `Holder.message`), whoever asks; None for nothing.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
+
+    def wake(self, key: str) -> None:
+        """Wake one that waits for the lock, as if it was freed, whether it is or not. Never raises: who is not woken
+        looks by itself.
+        """
 
     def ledger(self, key: str) -> Ledger:
         """What beat has sent, under keys that begin with `key`."""

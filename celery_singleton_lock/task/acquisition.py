@@ -38,6 +38,8 @@ class Acquisition:
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
         self.given_up = requeue.given_up(execution.request)
+        #: Seconds that it waits in its slot; a copy that has joined another task only looks.
+        self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
         #: Since when it waits for the lock; an item of a map, which stays here, does not count its server's silence.
         self._asks_since = execution.began
         self._report()
@@ -99,7 +101,7 @@ class Acquisition:
     def _ask_until_free(self) -> Lease | Held | Record:
         """Ask for the lock; where it is held, wait as long as `lock_wait` says, and for an own earlier attempt."""
         it = self.execution
-        may_wait = it.options.wait > 0 or it.holder.attempt > FIRST
+        may_wait = self._wait > 0 or it.holder.attempt > FIRST
         request = self._request(waiting=may_wait)
         found = self._store.acquire(request)
         if not isinstance(found, Held):
@@ -107,7 +109,7 @@ class Acquisition:
         with self._store.waiter(request) as waiter:
             while isinstance(found, Held) and found.owner not in this_thread.owners:
                 if not self._free_left_behind(found):
-                    patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait
+                    patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._wait
                     left = self._asks_since + patience - clock.now()
                     if left <= 0:
                         break

@@ -13,7 +13,7 @@ from typing import Any
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import redelivery, refusal, requeue
+from celery_singleton_lock.task import joining, redelivery, refusal, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.run import Run
@@ -32,7 +32,7 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
         return refusal.fail_lost(acquisition, LockLost(execution.key, "it could not be renewed in time"))
     run: Run | None = None
     try:
-        found = acquisition.found()
+        found = joining.found(acquisition)
         if requeue.was_untold(execution.request) and not _is_known(execution, found):
             acquisition.abandon()  # The body has run.
             found = redelivery.forgotten(execution)
@@ -52,6 +52,6 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
     return refusal.end(acquisition, found)
 
 
-def _is_known(execution: Execution, found: Lease | Held | Record | None) -> bool:
+def _is_known(execution: Execution, found: object) -> bool:
     """Whether the lock server knows of the message: how it ended, or that a copy of it runs."""
     return isinstance(found, Record) or (isinstance(found, Held) and execution.is_copy_of(found))

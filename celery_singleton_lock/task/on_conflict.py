@@ -23,6 +23,7 @@ from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import named
+from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.outcome import ignores_result
 
 logger = get_logger(__name__)
@@ -54,8 +55,10 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     return policy
 
 
-def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, options: Options) -> NoReturn:
-    """End the execution that lost to another task."""
+def end(
+    task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, options: Options, joins: Joined | None = None
+) -> NoReturn:
+    """End the execution that lost to another task, which it `joins`, maybe."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
@@ -69,6 +72,8 @@ def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, options:
         # Who waits in line is held for long, and is asked less often than a bound on the number of tries is meant for.
         waits = requeue.Waits(conflict.key, options.limit) if options.conflict_retries is None else None
         requeue.put_back(task, reason="conflict", waits=waits)
+    elif policy == "join":
+        requeue.put_back(task, reason="conflict", waits=requeue.Waits(conflict.key, options.limit), joins=joins)
     elif policy == "raise":
         fail(task, conflict, conflict)
     elif policy == "reject":

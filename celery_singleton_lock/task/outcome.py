@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock._celery import keeps_results
+from celery_singleton_lock._celery import keeps_results, may_be_asked
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import ConflictPolicy
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import FORGOTTEN, Record
 from celery_singleton_lock.task import value_codec
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.running import progress_of
+
+logger = get_logger(__name__)
 
 #: Bytes of a return value or an exception that are kept at most (see `value_codec`).
 MAX_CONTENT = 4096
@@ -34,6 +38,16 @@ OF_USE = 60.0
 #: Parts of a record's first line.
 _FIELDS = 4
 
+#: In the place of a content, where a body ended with `Ignore`: another task has its id now, and will end.
+REPLACED = b"replaced"
+
+
+class End(NamedTuple):
+    """An execution returns `value`, or raises `error`."""
+
+    value: Any = None
+    error: Exception | None = None
+
 
 class Outcome(NamedTuple):
     """How a message ended.
@@ -42,11 +56,13 @@ class Outcome(NamedTuple):
         state: Celery's.
         content: the return value or exception (see `value_codec`); None when that is not kept.
         settled: whether all was sent: callbacks, chain, result.
+        mark: tells records of one message apart that are otherwise the same; '' where that does not matter.
     """
 
     state: str
     content: bytes | None = None
     settled: bool = False
+    mark: str = ""
 
     def record_of(self, holder: Holder, seconds: float, *, is_over: bool = False) -> Record:
         """The record that is left of the holder's message for `seconds`.
@@ -56,7 +72,8 @@ class Outcome(NamedTuple):
             seconds: how long it is to be known that this has ended.
             is_over: whether nothing follows on it that may have to be sent again.
         """
-        head = _head(self.state, seconds, self.content is not None, self.settled)
+        of_all = self.state, seconds, self.content is not None, self.settled
+        head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
         content_for = OF_USE if (is_over or self.settled) and seconds > OF_USE else None
         return Record(holder.message, head + (self.content or b""), seconds, content_for)
 
@@ -67,7 +84,11 @@ class Outcome(NamedTuple):
 
 @lru_cache(maxsize=100)
 def _head(state: str, seconds: float, has_content: bool, settled: bool) -> bytes:
-    return json.dumps([state, seconds, has_content, settled]).encode() + b"\n"
+    return _line([state, seconds, has_content, settled])
+
+
+def _line(fields: list[Any]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
 
 
 def read(record: Record) -> tuple[Outcome, float]:
@@ -82,6 +103,19 @@ def read(record: Record) -> tuple[Outcome, float]:
     state, seconds, has_content, settled = fields[:_FIELDS]
     outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True)
     return outcome, max(cleaned.seconds(seconds) - record.seconds, 0.0)
+
+
+def end_of(outcome: Outcome) -> End | None:
+    """The recorded end; None where nothing was kept (see `value_codec`), or it cannot be read."""
+    if outcome.content is None:
+        return None
+    try:
+        if outcome.state == states.SUCCESS:
+            return End(value_codec.loads(outcome.content))
+        return End(error=value_codec.loads_error(outcome.content))
+    except Exception:
+        logger.exception("the recorded end of a task cannot be read")
+        return None
 
 
 def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
@@ -105,7 +139,7 @@ def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outc
     A rejected message is given back: to its queue, or to a dead-letter exchange that may well send it again on purpose.
     """
     if isinstance(error, Ignore):
-        return Outcome(states.IGNORED)
+        return Outcome(states.IGNORED, REPLACED if progress_of(request).is_replaced else None)
     if isinstance(error, Retry):
         return Outcome(states.RETRY)
     if isinstance(error, Exception) and not isinstance(error, Reject) and not _rejects_failed(task):
@@ -121,8 +155,8 @@ def is_awaited(task: TaskLike, request: RequestLike) -> bool:
 
 
 def backend_knows(task: TaskLike, request: RequestLike) -> bool:
-    """Whether the result backend knows what becomes of a task. The results of rpc:// are in the caller's queue."""
-    return _is_stored(task, request) and str(task.backend.as_uri()) != "rpc://"
+    """Whether the result backend knows what becomes of a task."""
+    return not ignores_result(task, request) and may_be_asked(task.backend)
 
 
 def ignores_result(task: TaskLike, request: RequestLike) -> bool:

@@ -6,21 +6,19 @@ Protocol: `docs/protocol.md`, section 8.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from celery import states
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
-from celery.utils.time import maybe_iso8601
 
-from celery_singleton_lock import clock
 from celery_singleton_lock._celery import counts_part_once
 from celery_singleton_lock.errors import ResultLost
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling, value_codec
+from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling, stored_end
 from celery_singleton_lock.task.celery_types import TaskLike
 from celery_singleton_lock.task.execution import Execution, named
-from celery_singleton_lock.task.outcome import MAX_CONTENT, Outcome
+from celery_singleton_lock.task.outcome import MAX_CONTENT, End, Outcome
 
 logger = get_logger(__name__)
 
@@ -30,18 +28,8 @@ SETTLING = 10.0
 #: Seconds after the end of a lease at which the put-back copy of a running message is due.
 AFTER_LEASE = 1.0
 
-#: Seconds by which the clocks of two workers may differ, where a stored result is taken for an older one.
-CLOCKS_DIFFER = 60.0
-
 #: States of a message that has nothing more to tell anybody.
 _SILENT = (states.RETRY, states.IGNORED)
-
-
-class End(NamedTuple):
-    """An execution returns `value`, or raises `error`."""
-
-    value: Any = None
-    error: Exception | None = None
 
 
 def end(execution: Execution, found: Held | Record) -> Any:
@@ -134,13 +122,8 @@ def _stored_end(task: TaskLike, stored: Mapping[str, Any]) -> End:
 
 def _recorded_end(task: TaskLike, recorded: Outcome) -> End:
     """The end as it was recorded; `ResultLost` where nothing was kept (see `value_codec`)."""
-    if recorded.content is not None:
-        try:
-            if recorded.state == states.SUCCESS:
-                return End(value_codec.loads(recorded.content))
-            return End(error=value_codec.loads_error(recorded.content))
-        except Exception:
-            logger.exception("%s: the recorded end cannot be read", named(task))
+    if (kept := outcome.end_of(recorded)) is not None:
+        return kept
     return End(error=ResultLost(task.name, task.request.id, MAX_CONTENT))
 
 
@@ -152,27 +135,9 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
     if not outcome.backend_knows(task, task.request):
         return None
     try:
-        if task.backend.get_state(task.request.id) not in states.READY_STATES:
-            return None
-        # What was there a moment ago may be forgotten by now.
-        stored: Mapping[str, Any] = task.backend.get_task_meta(task.request.id)
-        stored_at = _moment(stored.get("date_done"))
-        is_of_this = stored_at is None or stored_at > clock.wall() - age - CLOCKS_DIFFER
-        return stored if stored["status"] in states.READY_STATES and is_of_this else None
+        return stored_end.of(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be asked: %r", named(task), error)
         if requeue.was_untold(task.request):
             settling.have_copy_send(task, error)
         requeue.put_back(task, reason="copy", delay=SETTLING)
-
-
-def _moment(date: Any) -> float | None:
-    """Seconds since the epoch, of a date as a result backend gives it; None if it gives none, or one of no zone.
-
-    Some are UTC then, some local: Django's, say, with `USE_TZ = False`.
-    """
-    try:
-        found = maybe_iso8601(date)
-        return None if found is None or found.tzinfo is None else float(found.timestamp())
-    except Exception:  # noqa: BLE001 - every backend has its own
-        return None

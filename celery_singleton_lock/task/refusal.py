@@ -12,40 +12,80 @@ from typing import Any
 
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.log import get_logger
 
 from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.rules import ConflictPolicy
+from celery_singleton_lock.options.rules import JOIN, ConflictPolicy
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import delivery, journal_entries, on_conflict, outcome, redelivery, settling
+from celery_singleton_lock.task import (
+    delivery,
+    joining,
+    journal_entries,
+    on_conflict,
+    outcome,
+    redelivery,
+    requeue,
+    settling,
+)
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution
-from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.outcome import End, Outcome
+
+logger = get_logger(__name__)
 
 #: Seconds for which it is known of a message that it was refused, where no broker can deliver it again later.
 BRIEFLY = 60.0
 
 
-def end(acquisition: Acquisition, found: Held | Record) -> Any:
-    """End as a copy of a message that is, or was, carried out; or as one that another task refuses."""
+def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
+    """End as a copy of a message that is, or was, carried out; or as one that another task refuses, or has ended."""
     it = acquisition.execution
+    if isinstance(found, End):
+        return _end_as_joined(acquisition, found)
     if isinstance(found, Held) and not it.is_copy_of(found):
         met = found.conflict(it.key)
         try:
             policy = on_conflict.policy_for(it.task, met, it.options)
+            joins = joining.joinable(it, found) if policy == JOIN else None
+            if policy == JOIN and joins is None:
+                policy = "raise"
+            ended = None if joins is None else joining.end_by_now(acquisition, joins)
         except Exception as error:  # noqa: BLE001 - it is the user's
             return fail(acquisition, error, met)
+        if ended is not None:
+            return _end_as_joined(acquisition, ended)
         try:
             copy = _record(acquisition, policy, met)
             if copy is None:
                 journal_entries.did_not_run(it, policy, found.holder)
-                on_conflict.end(it.task, met, policy, it.options)
+                on_conflict.end(it.task, met, policy, it.options, joins)
         except LockConflict:
             raise
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
             return fail(acquisition, error, met)
         found = copy
     return redelivery.end(it, found)
+
+
+def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
+    """End as the task has that this one had joined, unless a copy of this one does."""
+    it = acquisition.execution
+    try:
+        copy = _record_end(acquisition, _outcome_of(it, ended))
+        if copy is None:
+            logger.info("%s ends as the task that it had joined", it)
+            journal_entries.did_not_run(it, "joined", None)
+            if requeue.is_in_line(it.request):
+                it.runtime.store.wake(it.key)  # What woke this one is for all that have joined.
+    except Exception as error:  # noqa: BLE001 - a soft time limit, say
+        return fail(acquisition, error)
+    if copy is not None:
+        return redelivery.end(it, copy)
+    if ended.error is not None:
+        raise ended.error
+    return ended.value
 
 
 def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = None) -> Any:
@@ -67,7 +107,8 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
     ended by itself.
     """
     try:
-        copy = _record_at_store(acquisition, "raise", lost)
+        it = acquisition.execution
+        copy = _record_at_store(acquisition, outcome.ended_by(it.task, it.request, lost))
     except LockUnavailable as silent:
         if isinstance(lost, LockLost) and _may_have_copies(acquisition.execution):
             acquisition.put_back(silent, reason="lost")
@@ -89,17 +130,22 @@ def drop_if_expired(execution: Execution, lease: Lease) -> None:
 
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
     """Record that this message will never be carried out; what another copy of it does or did, if there is one."""
-    if policy in ("retry", "reject"):
+    if policy in ("retry", "reject", JOIN):
         return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
+    it = acquisition.execution
+    return _record_end(acquisition, outcome.refused(it.task, it.request, policy, error))
+
+
+def _record_end(acquisition: Acquisition, ended: Outcome | None) -> Held | Record | None:
+    """Record an end without a run; what another copy of the message does or did, if there is one."""
     try:
-        return _record_at_store(acquisition, policy, error)
+        return _record_at_store(acquisition, ended)
     except LockUnavailable as silent:
         acquisition.put_back(silent)
 
 
-def _record_at_store(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
+def _record_at_store(acquisition: Acquisition, ended: Outcome | None) -> Held | Record | None:
     it, store = acquisition.execution, acquisition.execution.runtime.store
-    ended = outcome.refused(it.task, it.request, policy, error) if it.is_remembered else None
     record = it.record(ended, _seconds(it))
     if ended is None or record is None:
         return None
@@ -123,3 +169,10 @@ def _seconds(execution: Execution) -> float:
 def _may_have_copies(execution: Execution) -> bool:
     request = execution.request
     return bool(execution.task.acks_late or delivery.is_redelivered(request) or request.eta)
+
+
+def _outcome_of(execution: Execution, ended: End) -> Outcome | None:
+    """To be recorded by one copy alone: what follows on a value is sent by whoever could record it."""
+    task, request, error = execution.task, execution.request, ended.error
+    found = outcome.succeeded(task, request, ended.value) if error is None else outcome.ended_by(task, request, error)
+    return None if found is None else found._replace(mark=new_owner())

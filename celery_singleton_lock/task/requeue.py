@@ -25,6 +25,7 @@ from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.execution import named
+from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.task.running import progress_of
@@ -66,7 +67,14 @@ class Waits(NamedTuple):
     limit: int
 
 
-def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, waits: Waits | None = None) -> NoReturn:
+def put_back(
+    task: TaskLike,
+    *,
+    reason: Reason,
+    delay: float | None = None,
+    waits: Waits | None = None,
+    joins: Joined | None = None,
+) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
     While the broker does not take it, the message is kept here and sent again.
@@ -76,18 +84,26 @@ def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, wait
         reason: why. What was begun, here or elsewhere, does not expire any more.
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
         waits: for this lock; the worker that gets the copy may begin it sooner.
+        joins: the task as which it is to end; by default the one that it has joined before.
 
     Raises:
         GoesOn: it was sent.
     """
     failures = 0
     while True:
-        try_to_put_back(task, reason=reason, delay=delay, waits=waits)
+        try_to_put_back(task, reason=reason, delay=delay, waits=waits, joins=joins)
         clock.sleep(back_off(failures))
         failures += 1
 
 
-def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, waits: Waits | None = None) -> None:
+def try_to_put_back(
+    task: TaskLike,
+    *,
+    reason: Reason,
+    delay: float | None = None,
+    waits: Waits | None = None,
+    joins: Joined | None = None,
+) -> None:
     """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
 
     The copy may be on its way. It takes for free what the owner holds that the progress gives up, so this delivery must
@@ -100,7 +116,7 @@ def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = Non
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
     try:
-        _send(task, reason, delay, _header(request, reason, waits))
+        _send(task, reason, delay, _header(request, reason, waits, joins or joined_by(request)))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
@@ -128,6 +144,12 @@ def was_lost(request: RequestLike) -> bool:
 def is_in_line(request: RequestLike) -> bool:
     """Whether this is a copy that waits for a lock, and may have been woken for it."""
     return "waits" in _header_of(request)
+
+
+def joined_by(request: RequestLike) -> Joined | None:
+    """The task that this copy has joined; None where it has joined none."""
+    header = _header_of(request)
+    return Joined.read(header["joins"]) if "joins" in header else None
 
 
 def was_untold(request: RequestLike) -> bool:
@@ -178,7 +200,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     copy.set(headers=headers).apply_async()
 
 
-def _header(request: RequestLike, reason: Reason, waits: Waits | None) -> dict[str, Any]:
+def _header(request: RequestLike, reason: Reason, waits: Waits | None, joins: Joined | None = None) -> dict[str, Any]:
     """The header of the next copy."""
     counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
     counts = {other: count for other, count in counts.items() if count or other not in RARE}
@@ -187,6 +209,8 @@ def _header(request: RequestLike, reason: Reason, waits: Waits | None) -> dict[s
     header = {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}
     if waits is not None:
         header["waits"] = list(waits)
+    if joins is not None:
+        header["joins"] = list(joins)
     if waits is not None or "since" in _header_of(request):
         header["since"] = _since(_header_of(request))
     return header

@@ -27,6 +27,7 @@ class Progress:
         gives_up: the owner that a copy of the message names as given up: under it was asked for the lock without an
             answer, or in a queue, where what was asked may still be carried out for a moment.
         is_begun: whether the lock that this message brought with it has ended as its body began.
+        is_replaced: whether another task has got its id.
         passes_on: that lock, as the message's next attempt has it that was sent.
         settle: has the record say that all was sent; None where nothing is to be said.
     """
@@ -36,6 +37,7 @@ class Progress:
     in_body: bool = False
     gives_up: str | None = None
     is_begun: bool = False
+    is_replaced: bool = False
     passes_on: Hold | None = None
     settle: Callable[[], None] | None = None
 

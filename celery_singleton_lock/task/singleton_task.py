@@ -91,8 +91,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     #: What to do when another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
     #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
-    #: dead-letter queue may take if it is acknowledged late; or a callable of (task, conflict) that returns one of
-    #: them.
+    #: dead-letter queue may take if it is acknowledged late; "join": wait, and end as that execution ends, without
+    #: a run; or a callable of (task, conflict) that returns one of them.
     on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
 
     #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without bound.
@@ -187,6 +187,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         body = progress_of(self.request).body
         with nullcontext() if body is None else body.sending():
             return super().retry(*args, **kwargs)
+
+    def on_replace(self, sig: Any) -> Any:
+        """As Celery's: who has joined this task waits for what replaces it."""
+        progress_of(self.request).is_replaced = True
+        return super().on_replace(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""

@@ -205,7 +205,8 @@ class SingletonRequest(WorkerRequest):
         line, waits = line_of.get(self.app), requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)
         if line is not None and waits is not None:
             self._waits_for, place = waits
-            if line.park(self, self._waits_for, place):
+            # One that has joined a task looks now and then: that may have ended, and another one may have the lock.
+            if line.park(self, self._waits_for, place) and requeue.joined_by(self.context) is None:
                 longest = min(HELD, longest_delay(self.app.conf))
                 self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
         if self.expires is not None and self.eta - self.expires > EXPIRED:

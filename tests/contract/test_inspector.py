@@ -8,7 +8,7 @@ from dataclasses import replace
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import FORGOTTEN, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.testing.store_contract.asking import KEY, ME, TTL, taken, until_free
@@ -122,3 +122,38 @@ def test_replaced_records_are_shown(store: Store) -> None:
     (found,) = store.inspect(KEY).records
     assert found.content == b"short"
     assert 0 < found.seconds <= 60
+
+
+class TestRecorded:
+    """What is remembered of a message, for another one."""
+
+    def test_nothing(self, store: Store) -> None:
+        assert store.recorded(KEY, ME.message) is None
+        lease = taken(store, holder=ME)
+        assert store.recorded(KEY, ME.message) is None
+        store.free(lease)
+        assert store.recorded(KEY, ME.message) is None
+
+    def test_end_that_was_left_as_the_lock_was_freed(self, store: Store) -> None:
+        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0))
+        found = store.recorded(KEY, ME.message)
+        assert found is not None
+        assert (found.message, found.content) == (ME.message, b"record")
+        assert 0 < found.seconds <= 60
+        assert store.recorded(KEY, "another") is None
+
+    def test_end_of_which_no_more_is_known(self, store: Store) -> None:
+        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0, content_for=0.2))
+        clock.sleep(0.4)
+        found = store.recorded(KEY, ME.message)
+        assert found is not None
+        assert found.content in (FORGOTTEN, b"record")
+        assert 0 < found.seconds <= 62
+
+    def test_waking_harms_nobody(self, store: Store) -> None:
+        store.wake(KEY)
+        lease = taken(store, holder=ME)
+        store.wake(KEY)
+        assert isinstance(store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("other"))), Held)
+        store.free(lease)
+        store.free(taken(store, holder=ME))

@@ -17,6 +17,7 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import Ignore, Reject
+from celery.result import allow_join_result
 from celery.signals import task_postrun, task_success
 from kombu import Queue
 from kombu.common import Broadcast
@@ -284,6 +285,57 @@ def ending(self: Any, job: str, how: str) -> str:
     if how == "call itself":
         return str(self(job, "return"))
     return job
+
+
+@app.task(bind=True, base=Exclusive)
+def failing_when_told(self: Any, job: str, seconds: float) -> None:
+    _work(self, job, seconds)
+    raise ValueError("as told")
+
+
+@app.task(bind=True, base=Exclusive)
+def large_when_told(self: Any, job: str, seconds: float, size: int) -> str:
+    _work(self, job, seconds)
+    return "x" * size
+
+
+@app.task(bind=True, base=Exclusive)
+def retrying_when_told(self: Any, job: str, seconds: float, countdown: float) -> str:
+    _work(self, job, seconds)
+    if not self.request.retries:
+        raise self.retry(countdown=countdown)
+    return job
+
+
+@app.task(bind=True, base=Exclusive)
+def replaced_when_told(self: Any, job: str, seconds: float, longer: float) -> None:
+    _work(self, job, seconds)
+    raise self.replace(plain.s("after", longer))
+
+
+@app.task(bind=True, base=Exclusive, acks_late=True)
+def ending_when_told(self: Any, job: str, seconds: float, how: str) -> str:
+    _work(self, job, seconds)
+    if how == "ignore":
+        raise Ignore
+    if how == "reject":
+        raise Reject("as told", requeue=False)
+    if how == "exit":
+        os._exit(1)
+    return job
+
+
+@app.task(bind=True, base=Exclusive)
+def exclusive_again(self: Any, job: str, seconds: float = 0.05) -> str:
+    """Under the same lock, for as long as another job."""
+    _work(self, "again", seconds)
+    return job
+
+
+@app.task(bind=True, base=Exclusive)
+def joins_its_own_copy(self: Any, job: str) -> Any:
+    with recording.run(job, self.request.id), allow_join_result():
+        return self.apply_async((job,), singleton_lock={"on_conflict": "join"}).get(timeout=LIMIT)
 
 
 @app.task(bind=True, base=Exclusive)

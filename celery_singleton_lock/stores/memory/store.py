@@ -164,6 +164,14 @@ class MemoryStore:
                 tuple(self._held_now(key)), max(fences, default=None), waiters, tuple(records[:MOST_RECORDS])
             )
 
+    def recorded(self, key: str, message: str) -> Record | None:
+        with self._mutex.lock:
+            return self._record(key, message)
+
+    def wake(self, key: str) -> None:
+        with self._mutex.lock:
+            self._wake(key)
+
     def ledger(self, key: str) -> MemoryLedger:
         return self._ledgers.setdefault(key, MemoryLedger())
 

@@ -133,6 +133,14 @@ def refused(answer: Sequence[Any], message: str) -> Held | Record | None:
     return None if answer[0] == Answer.GRANTED else _in_the_way(answer, message)
 
 
+def recorded(answer: Sequence[Any], message: str) -> Record | None:
+    """What a `recorded` was answered."""
+    if answer[0] != Answer.RECORD:
+        return None
+    _, content, pttl = answer
+    return Record(message, content, max(pttl, 0) / 1000)
+
+
 def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
     kind, *rest = answer
     if kind == Answer.MORE_SLOTS:

@@ -48,6 +48,7 @@ ACQUIRE = Script(*ASKED, "lock/plain", *LOOKING, "lock/acquire", answers=answers
 HAND_OVER = Script(*ASKED, *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
 FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
+RECORDED = Script("now", "lock/answers", "lock/ended", "lock/recorded", answers=answers_refusal)
 RENEW = Script("lock/renew", answers=are_whole, each=lambda call: len(call.keys))
 REPLACE = Script(
     "now", "lock/ended", "lock/replace_records", answers=are_whole, each=lambda call: len(call.args) // _OF_RECORD
@@ -277,6 +278,13 @@ def refuse(key: str, holder: Holder, record: Record, *, slots: int, named: Calla
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     copies = named(_reserved_as(holder)), _beginning_of_copies(holder), holder.retries, holder.replaced
     return Call(REFUSE, keys, [record.content, _record_ms(record), *copies, ended_name, _ended_ms(record)])
+
+
+def recorded(key: str, message: str) -> Call:
+    """See `Store.recorded`."""
+    shared, ended_name = keyspace.shared(key), keyspace.ended_name(key, message)
+    keys = [keyspace.done_key(key, message), *keyspace.ended_keys(shared, ended_name), keyspace.aside_key(shared)]
+    return Call(RECORDED, keys, [ended_name])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:

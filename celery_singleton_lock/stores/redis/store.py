@@ -215,6 +215,16 @@ class RedisStore:
 
         return self._patiently(attempt)
 
+    def recorded(self, key: str, message: str) -> Record | None:
+        call = lock_commands.recorded(key, message)
+        return self._patiently(lambda: lock_answers.recorded(self._servers.run(call), message))
+
+    def wake(self, key: str) -> None:
+        try:
+            self._servers.run(lock_commands.wake(key, limit=1))
+        except (RedisError, OSError) as error:
+            logger.debug("%s: nobody was woken for %s: %s", self.server, key, words_of(error))
+
     def ledger(self, key: str) -> RedisLedger:
         def ask(call: Call) -> list[Any]:
             return [self._patiently(lambda: self._servers.run(call))]

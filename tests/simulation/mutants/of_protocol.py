@@ -250,8 +250,8 @@ MUTANTS = (
     ),
     _acquisition(
         "a retry does not wait for its own attempt",
-        old="patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait",
-        new="patience = it.options.wait",
+        old="patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._wait",
+        new="patience = self._wait",
         breaks="a retry goes on when its attempt has ended",
         unseen="it stands by and comes later",
     ),
@@ -331,7 +331,7 @@ MUTANTS = (
     ),
     _refusal(
         "failed without a look",
-        old='        copy = _record_at_store(acquisition, "raise", lost)\n',
+        old="        copy = _record_at_store(acquisition, outcome.ended_by(it.task, it.request, lost))\n",
         new="        copy = None\n",
         breaks="what failed without its lock has the end of its copy",
     ),

@@ -176,6 +176,15 @@ class RedlockStore:
         quorum = self._nodes.quorum
         return merged(self._nodes.read(lambda server: inspect.inspect(server, [server], key), at_least=quorum), quorum)
 
+    def recorded(self, key: str, message: str) -> Record | None:
+        """See `Store.recorded`. What one node remembers has happened, as for an acquire."""
+        call = lock_commands.recorded(key, message)
+        each = self._nodes.read(lambda it: lock_answers.recorded(it.run(call), message), at_least=self._nodes.quorum)
+        return next((found for found in each if found is not None), None)
+
+    def wake(self, key: str) -> None:
+        """Nobody waits but in its slot, and who does looks by itself."""
+
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[bytes]:
             return [entry for found in self._nodes.read(lambda it: [*inspect.entries(it, key)]) for entry in found]

@@ -1,0 +1,65 @@
+"""The task that a copy has joined, as the header of the copy names it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.holder import NOBODY, Holder
+from celery_singleton_lock.task import message_identity
+
+
+class Joined(NamedTuple):
+    """The attempt of a task whose end is awaited.
+
+    Attributes:
+        task_id: its id.
+        sending: the name of its sending.
+        replaced, retries: which of the messages of that sending.
+        since: when it got the lock, which tells its deliveries apart; 0 where that is not known.
+        goes_on: whether it follows on one that has ended: it may run later, while others have the lock.
+    """
+
+    task_id: str
+    sending: str
+    replaced: int
+    retries: int
+    since: float
+    goes_on: bool = False
+
+    @classmethod
+    def of(cls, holder: Holder) -> Joined | None:
+        """The holder of a lock; None if that is no task, or nobody can tell which."""
+        if holder.task_id is None or not holder.sending or holder.replaced == NOBODY:
+            return None
+        return cls(holder.task_id, holder.sending, holder.replaced, holder.retries, holder.since)
+
+    @classmethod
+    def read(cls, value: object) -> Joined | None:
+        """As it stands in a header; None for what others wrote."""
+        if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
+            return None
+        task_id, sending, replaced, retries, since, goes_on = value[: len(cls._fields)]
+        if not (isinstance(task_id, str) and isinstance(sending, str) and task_id and sending):
+            return None
+        return cls(
+            cleaned.text(task_id),
+            cleaned.text(sending),
+            cleaned.count(replaced),
+            cleaned.count(retries),
+            cleaned.seconds(since),
+            goes_on is True,
+        )
+
+    def message(self, task_name: str) -> str:
+        """The name of its message (see `Holder.message`), if it is of the task of this name."""
+        record = message_identity.record_name(task_name, self.task_id, self.sending)
+        return Holder(
+            self.task_id, retries=self.retries, replaced=self.replaced, sending=self.sending, record=record
+        ).message
+
+    def next_attempt(self) -> Joined:
+        return self._replace(retries=self.retries + 1, since=0.0, goes_on=True)
+
+    def attempt_before(self) -> Joined:
+        return self._replace(retries=max(self.retries - 1, 0))

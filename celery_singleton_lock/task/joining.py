@@ -1,0 +1,240 @@
+"""A copy that ends as another task does: the one that had its lock (`on_conflict="join"`).
+
+It waits in the line of the lock, in no slot, and looks when it is begun: has that task ended? The record beside the
+lock says so, which is there as soon as the lock is free; the value is in it, or in the result backend. A task that
+died has left nothing: then this copy runs itself, as soon as it has the lock, and the others that waited end as it
+does. They find it by a record of its own, the *heir* of that task.
+
+Nobody waits in a circle: who waits holds no lock, and whoever is joined held it then. A task that sent this one may
+wait for it, and is not joined.
+
+Protocol: `docs/protocol.md`, section 13.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
+
+from celery import states
+from celery.exceptions import WorkerLostError
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import chance, cleaned
+from celery_singleton_lock.errors import LockLost, LockUnavailable
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.options.task import check_join
+from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record
+from celery_singleton_lock.task import outcome, requeue, stored_end
+from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.joined import Joined
+from celery_singleton_lock.task.outcome import REPLACED, End, Outcome
+
+logger = get_logger(__name__)
+
+#: Seconds after the end of a body in which its process may still be storing the result.
+SETTLING = 10.0
+
+#: Seconds between two looks at the result backend meanwhile, about.
+SOON = 1.0
+
+#: How many heirs are looked for, one behind the other: as many as have died.
+MOST_HEIRS = 20
+
+#: In the place of a state, in the record that names an heir.
+HEIR = "JOINED"
+
+#: Ends that are none of the work: whoever has joined runs.
+_DIED = (WorkerLostError, LockLost)
+
+
+class Later(NamedTuple):
+    """It is not known yet: the copy looks again.
+
+    Attributes:
+        joined: whose end it waits for by now.
+        delay: seconds; None: the longer, the more often it has looked.
+        in_line: whether it is woken as the lock gets free.
+    """
+
+    joined: Joined
+    delay: float | None
+    in_line: bool = False
+
+
+def joinable(execution: Execution, found: Held) -> Joined | None:
+    """The task that has the lock; None where this one must not wait for it, or could not.
+
+    Raises:
+        InvalidOption: nobody could tell how it has ended.
+    """
+    check_join(execution.task, execution.options, execution.runtime.settings)
+    request = execution.request
+    if request.is_eager or found.holder is None or (joined := Joined.of(found.holder)) is None:
+        return None
+    # Those may be waiting for this one.
+    ancestors = [cleaned.text_or_none(each) for each in (request.root_id, request.parent_id)]
+    return None if joined.task_id in ancestors else joined
+
+
+def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
+    """As `Acquisition.found`; for a copy that has joined another task, how that has ended, if it has."""
+    request = acquisition.execution.request
+    joined = requeue.joined_by(request)
+    if joined is None or requeue.was_untold(request):  # What is only to be told ends as it is recorded.
+        return acquisition.found()
+    joining = Joining(acquisition, joined)
+    if (ended := joining.before_lock()) is not None:
+        return ended
+    found = acquisition.found()
+    return (joining.with_lock() or found) if isinstance(found, Lease) else found
+
+
+def end_by_now(acquisition: Acquisition, joined: Joined) -> End | None:
+    """How the task has ended that has the lock: it is kept for a while after that, see `lock_at_least_for`."""
+    with suppress(LockUnavailable):  # It is looked at later.
+        found = Joining(acquisition, joined).look()
+        return found if isinstance(found, End) else None
+    return None
+
+
+class Joining:
+    """A copy that has joined a task.
+
+    Args:
+        acquisition: of the copy.
+        joined: the task.
+    """
+
+    def __init__(self, acquisition: Acquisition, joined: Joined) -> None:
+        self._acquisition = acquisition
+        self._execution = acquisition.execution
+        self._joined = joined
+
+    def before_lock(self) -> End | None:
+        """How the task has ended; None if the lock is to be asked for.
+
+        Raises:
+            GoesOn: it goes on; this copy was put back.
+        """
+        try:
+            found = self.look()
+        except LockUnavailable:  # As it will turn out when that is asked for.
+            return None
+        if isinstance(found, Later):
+            self._put_back(found)
+        return found
+
+    def with_lock(self) -> End | None:
+        """The same, for a copy that has got the lock meanwhile; None if it is to run. Then all that wait can tell.
+
+        Raises:
+            GoesOn: nobody knows yet; this copy was put back.
+        """
+        try:
+            found = self.look()
+        except LockUnavailable as silent:
+            self._acquisition.put_back(silent)
+        # What goes on is not waited for now: it may have met this copy's hold, and wait for this.
+        if isinstance(found, End) or (found is not None and found.delay is not None):
+            self._acquisition.abandon()
+        if isinstance(found, End):
+            return found
+        if found is not None and found.delay is not None:
+            self._put_back(found)
+        self._take_over()
+        return None
+
+    def look(self) -> End | Later | None:
+        """How the task has ended, or that it goes on; None where it runs, has died, or ended without an end.
+
+        Raises:
+            LockUnavailable: the lock server does not answer.
+        """
+        looked_at: list[Joined] = []
+        while len(looked_at) < MOST_HEIRS:
+            looked_at.append(self._joined)
+            if (found := self._look()) is not None:
+                return found
+            heir = self._heir()
+            if heir is None or heir in looked_at:
+                return None
+            self._joined = heir
+        return None
+
+    def _take_over(self) -> None:
+        it = self._execution
+        logger.info("%s runs: task %s, which it had joined, has not ended", it, self._joined.task_id)
+        seconds = it.runtime.settings.done_ttl
+        head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
+        own = json.dumps(Joined.of(it.holder))
+        it.runtime.store.remember(it.key, Record(self._heirs_name, head + own.encode(), seconds))
+
+    def _put_back(self, later: Later) -> NoReturn:
+        it = self._execution
+        waits = requeue.Waits(it.key, it.options.limit) if later.in_line else None
+        requeue.put_back(it.task, reason="conflict", delay=later.delay, waits=waits, joins=later.joined)
+
+    def _look(self) -> End | Later | None:
+        it = self._execution
+        while (record := self._recorded(self._joined)) is not None:
+            recorded, age = outcome.read(record)
+            if recorded.state == states.RETRY:
+                self._joined = self._joined.next_attempt()
+                continue
+            if recorded.content == REPLACED:
+                self._joined = self._joined._replace(goes_on=True)
+            return self._end(record, recorded, age)
+        # As long as it is known of the attempt before how that ended, this one is expected.
+        if self._joined.goes_on and self._recorded(self._joined.attempt_before()) is not None:
+            is_held = bool(it.runtime.store.held(it.key, limit=it.options.limit))
+            return Later(self._joined, None, in_line=is_held)
+        return None
+
+    def _end(self, record: Record, recorded: Outcome, age: float) -> End | Later | None:
+        """The end of a message of which it is known that it is over."""
+        if recorded.state not in (states.SUCCESS, states.FAILURE, states.IGNORED):
+            return None
+        if record.content == FORGOTTEN:
+            age = max(self._execution.runtime.settings.done_ttl - record.seconds, age)
+        elif recorded.state != states.IGNORED and (kept := outcome.end_of(recorded)) is not None:
+            return None if isinstance(kept.error, _DIED) else kept
+        try:
+            stored = stored_end.of(self._execution.task, self._joined.task_id, age)
+        except Exception as error:  # noqa: BLE001 - every backend has its own
+            logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
+            return Later(self._joined, SETTLING)
+        if stored is not None:
+            return _as_end(stored)
+        if self._joined.goes_on and (record.content == FORGOTTEN or recorded.content == REPLACED):
+            return Later(self._joined, None)
+        is_settling = recorded.state != states.IGNORED and age < SETTLING
+        return Later(self._joined, chance.spread(SOON)) if is_settling else None
+
+    def _heir(self) -> Joined | None:
+        """Whoever ran in the place of the task; None if that was nobody, or this copy."""
+        record = self._execution.runtime.store.recorded(self._execution.key, self._heirs_name)
+        fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
+        heir = Joined.read(fields)
+        return None if heir is None or heir.sending == self._execution.holder.sending else heir
+
+    @property
+    def _heirs_name(self) -> str:
+        return f"heir:{self._joined.message(self._execution.task.name)}:{self._joined.since:.6f}"
+
+    def _recorded(self, joined: Joined) -> Record | None:
+        it = self._execution
+        return it.runtime.store.recorded(it.key, joined.message(it.task.name))
+
+
+def _as_end(stored: Mapping[str, Any]) -> End | None:
+    """The end as a result backend has it; None where it is none of the work."""
+    status, result = stored["status"], stored["result"]
+    if status == states.SUCCESS:
+        return End(result)
+    if status == states.FAILURE and isinstance(result, Exception) and not isinstance(result, _DIED):
+        return End(error=result)
+    return None

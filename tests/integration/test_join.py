@@ -1,0 +1,285 @@
+"""A copy that joins the task which has its lock ends as that ends, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult
+
+from celery_singleton_lock import LockConflict, clock
+from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
+from tests.patience import LIMIT
+from tests.recording import overlaps
+
+JOIN = {"singleton_lock": {"on_conflict": "join"}}
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    return shop_on(redis_server, singleton_lock_ttl=60.0)
+
+
+def join(shop: Shop, task: str, *args: Any, **options: Any) -> AsyncResult:
+    return shop.send(task, *args, headers=JOIN, **options)
+
+
+def signed(shop: Shop, task: str, *args: Any) -> Any:
+    return shop.sign(task, *args, immutable=True).set(headers=JOIN)
+
+
+def holder(shop: Shop, task: str = "exclusive", *args: Any, **options: Any) -> AsyncResult:
+    """A task that has the lock of "report" until the test lets it end."""
+    result = shop.send(task, "report", *(args or (LONG,)), headers=JOIN, **options)
+    shop.record.wait_for(starts=1, job="report")
+    return result
+
+
+def until_joined(shop: Shop, copies: int) -> None:
+    until(lambda: shop.log.count("on_conflict=join") >= copies)
+
+
+class TestHolderEnds:
+    def test_all_end_as_it_does(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop)
+        copies = [join(shop, "exclusive", "report") for _ in range(20)]
+        until_joined(shop, 20)
+        # In no slot: another task is run meanwhile.
+        assert shop.send("exclusive", "other").get(timeout=LIMIT) == "other"
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 21
+        assert len(shop.record.runs("report")) == 1
+        assert {copy.state for copy in copies} == {"SUCCESS"}
+
+    def test_with_an_exception(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop, "failing_when_told", LONG)
+        copies = [join(shop, "failing_when_told", "report", LONG) for _ in range(3)]
+        until_joined(shop, 3)
+        shop.record.let_end("report")
+        for copy in [first, *copies]:
+            with pytest.raises(ValueError, match="as told"):
+                copy.get(timeout=LIMIT)
+            assert copy.state == "FAILURE"
+        assert len(shop.record.runs("report")) == 1
+
+    def test_with_a_value_that_only_the_result_backend_has(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop, "large_when_told", LONG, 100_000)
+        copies = [join(shop, "large_when_told", "report", LONG, 100_000) for _ in range(3)]
+        until_joined(shop, 3)
+        shop.record.let_end("report")
+        assert [len(copy.get(timeout=LIMIT)) for copy in [first, *copies]] == [100_000] * 4
+        assert len(shop.record.runs("report")) == 1
+
+    def test_and_retries_first(self, shop: Shop) -> None:
+        """It is waited for until its last attempt, though the lock is free between two."""
+        shop.start("one", "two")
+        first = holder(shop, "retrying_when_told", LONG, 1.0)
+        copies = [join(shop, "retrying_when_told", "report", LONG, 1.0) for _ in range(3)]
+        until_joined(shop, 3)
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 4
+        runs = shop.record.runs("report")
+        assert {run.task_id for run in runs} == {first.id}
+        assert len(runs) == 2
+
+    def test_and_is_replaced_first(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop, "replaced_when_told", LONG, 1.0)
+        copies = [join(shop, "replaced_when_told", "report", LONG, 1.0) for _ in range(3)]
+        until_joined(shop, 3)
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["after"] * 4
+        assert len(shop.record.runs("report")) == 1
+        assert len(shop.record.runs("after")) == 1
+
+    def test_while_another_one_takes_the_lock(self, shop: Shop) -> None:
+        """They have their end, and do not wait for that one."""
+        shop.start("one", "two", concurrency=2)
+        first = holder(shop)
+        copies = [join(shop, "exclusive", "report") for _ in range(5)]
+        until_joined(shop, 5)
+        next_one = shop.send("exclusive_again", "report", LONG, singleton_lock={"wait": 300})
+        until(lambda: any(":waiting" in key for key in shop.keys()))  # noqa: SIM118 - no dictionary
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 6
+        shop.record.wait_for(starts=1, job="again")
+        assert not next_one.ready()
+        shop.record.let_end("again")
+        assert next_one.get(timeout=LIMIT) == "report"
+
+    def test_and_its_lock_is_kept_for_a_while(self, shop: Shop) -> None:
+        """`lock_at_least_for`: what comes meanwhile has the end at once."""
+        shop.start("one", "two")
+        call = {"at_least_for": 300.0, "on_conflict": "join"}
+        assert shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT) == "report"
+        assert shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 1
+
+
+class TestHolderDies:
+    @pytest.mark.parametrize("task", ["exclusive", "rejected_when_lost"])
+    def test_one_of_them_runs(self, shop: Shop, task: str) -> None:
+        shop.start("one", "two")
+        first = holder(shop, task)
+        copies = [join(shop, "exclusive", "report", 0.5) for _ in range(5)]
+        until_joined(shop, 5)
+        (run,) = shop.record.runs("report")
+        killed_at = kill_child(run)
+        assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 5
+        if task == "rejected_when_lost":
+            assert first.get(timeout=LIMIT) == "report"
+        runs = shop.record.runs("report", killed_at=killed_at)
+        assert overlaps(runs) == []
+        assert len([run for run in runs if run.outcome == "done" and run.task_id != first.id]) == 1
+
+    def test_host_that_is_gone(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+        shop = shop_on(redis_server, singleton_lock_ttl=2.0)
+        one, two = shop.start("one", "two", concurrency=2)
+        holder(shop)
+        copies = [join(shop, "exclusive", "report", 0.05) for _ in range(8)]
+        until_joined(shop, 8)
+        (run,) = shop.record.runs("report")
+        victim = one if os.getpgid(run.pid) == one.process.pid else two
+        killed_at = clock.now()
+        victim.kill()
+        # What the dead worker held, no broker gives back within the time of a test.
+        until(lambda: any(copy.ready() for copy in copies))
+        assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
+
+    def test_revoked(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop)
+        copies = [join(shop, "exclusive", "report", 0.5) for _ in range(3)]
+        until_joined(shop, 3)
+        shop.app.control.revoke(first.id, terminate=True, signal="SIGKILL")
+        assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
+        assert len([run for run in shop.record.runs("report") if run.outcome == "done"]) == 1
+
+    def test_time_limit_is_an_end(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop, "limited_hard")
+        copies = [join(shop, "limited_hard", "report", LONG) for _ in range(3)]
+        for copy in [first, *copies]:
+            with pytest.raises(Exception, match="TimeLimitExceeded"):
+                copy.get(timeout=LIMIT)
+        assert len({run.task_id for run in shop.record.runs("report")}) == 1
+
+    @pytest.mark.parametrize("how", ["ignore", "reject", "exit"])
+    def test_end_that_is_none(self, shop: Shop, how: str) -> None:
+        shop.start("one", "two")
+        holder(shop, "ending_when_told", LONG, how)
+        copies = [join(shop, "ending_when_told", "report", 0.0, "return") for _ in range(3)]
+        until_joined(shop, 3)
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
+        runs = shop.record.runs("report")
+        assert len({run.task_id for run in runs}) == 2
+        assert overlaps([run for run in runs if run.outcome != "open"]) == []
+
+
+class TestJoinedCopy:
+    def test_chain_and_callbacks_go_on(self, shop: Shop) -> None:
+        shop.start("one", "two", concurrency=3)
+        first = holder(shop)
+        result = chain(
+            shop.sign("echo", 1), signed(shop, "exclusive", "report"), shop.sign("echo"), app=shop.app
+        ).apply_async(link=shop.sign("mark"))
+        until_joined(shop, 1)
+        shop.record.let_end("report")
+        assert result.get(timeout=LIMIT) == first.get(timeout=LIMIT) == "report"
+        shop.record.wait_for(starts=1, job="mark")
+        assert len(shop.record.runs("report")) == 1
+
+    def test_chord_with_equal_parts(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        header = group([signed(shop, "exclusive", "report", LONG) for _ in range(4)], app=shop.app)
+        result = chord(header, shop.sign("echo"), app=shop.app)()
+        until_joined(shop, 3)
+        shop.record.let_end("report")
+        assert result.get(timeout=LIMIT) == ["report"] * 4
+        assert len(shop.record.runs("report")) == 1
+
+    def test_chord_whose_part_fails(self, shop: Shop) -> None:
+        shop.start("one", "two", concurrency=3)
+        holder(shop, "failing_when_told", LONG)
+        header = group([signed(shop, "failing_when_told", "report", LONG), shop.sign("echo", 1)], app=shop.app)
+        result = chord(header, shop.sign("echo"), app=shop.app)()
+        until_joined(shop, 1)
+        shop.record.let_end("report")
+        with pytest.raises(Exception, match="as told"):
+            result.get(timeout=LIMIT)
+
+    def test_is_delivered_again(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+        """Its copies end as one: what follows on it is sent once."""
+        shop = shop_on(redis_server, singleton_lock_ttl=60.0, broker_transport_options=FORGETFUL)
+        with redelivering(shop):
+            shop.start("one", "two", concurrency=3)
+            holder(shop, "late")
+            copy = join(shop, "late", "report", link=shop.sign("mark"))
+            until_joined(shop, 1)
+            # The same message again, as by a broker that has lost the acknowledgement.
+            for _ in range(3):
+                join(shop, "late", "report", link=shop.sign("mark"), task_id=copy.id, root_id=copy.id)
+            until_joined(shop, 4)
+            shop.record.let_end("report")
+            assert copy.get(timeout=LIMIT) == "report"
+            shop.record.wait_for(starts=1, job="mark")
+            clock.sleep(FORGETFUL["visibility_timeout"] + 2)
+        assert len(shop.record.runs("report")) == 1
+        assert len(shop.record.runs("mark")) == 1
+
+    def test_expires(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop)
+        copy = join(shop, "exclusive", "report", expires=1.0)
+        until(lambda: copy.state == "REVOKED")
+        shop.record.let_end("report")
+        assert first.get(timeout=LIMIT) == "report"
+
+    def test_is_revoked(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = holder(shop)
+        copy, other = join(shop, "exclusive", "report"), join(shop, "exclusive", "report")
+        until_joined(shop, 2)
+        shop.app.control.revoke(copy.id)
+        shop.record.let_end("report")
+        assert first.get(timeout=LIMIT) == other.get(timeout=LIMIT) == "report"
+        until(lambda: copy.state == "REVOKED")
+
+    def test_its_worker_is_shut_down(self, shop: Shop) -> None:
+        """Another one gets it from the broker."""
+        shop.start("one", "two")
+        first = holder(shop)
+        copies = [join(shop, "exclusive", "report") for _ in range(5)]
+        until_joined(shop, 5)
+        (run,) = shop.record.runs("report")
+        idle = next(worker for worker in shop.workers if worker.process.pid != os.getpgid(run.pid))
+        shop.start("three")
+        idle.terminate()
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in [first, *copies]] == ["report"] * 6
+        assert len(shop.record.runs("report")) == 1
+
+
+class TestNotJoined:
+    def test_task_that_its_own_body_sends(self, shop: Shop) -> None:
+        """It may be waited for there, and would wait for its sender."""
+        shop.start("one", "two")
+        result = shop.send("joins_its_own_copy", "report")
+        with pytest.raises(LockConflict):
+            result.get(timeout=LIMIT)
+
+    def test_without_results(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+        shop = shop_on(redis_server, task_ignore_result=True)
+        shop.start("one", "two")
+        holder(shop)
+        join(shop, "exclusive", "report")
+        until(lambda: "ignore_result=False" in shop.log)
+        shop.record.let_end("report")

@@ -1,0 +1,384 @@
+"""A copy that has joined a task ends as that has ended, runs in its place, or waits: never two of them, nor none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.task import options_for
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest, Record
+from celery_singleton_lock.task import joining, message_identity, requeue
+from celery_singleton_lock.task.joined import Joined
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.outcome import Outcome
+from tests.unit.deliveries import deliver, make
+
+pytestmark = pytest.mark.usefixtures("settled_at_once")
+
+
+class Sent(list[dict[str, Any]]):
+    """The headers of what was put back, and when it is due."""
+
+    delay: float | None = None
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    found = Sent()
+
+    def send(task: Any, reason: str, delay: float, header: dict[str, Any]) -> None:
+        found.append(header)
+        found.delay = delay
+
+    monkeypatch.setattr(requeue, "_send", send)
+    return found
+
+
+class Pair:
+    """A task whose first execution is met by copies."""
+
+    def __init__(self, app: Celery, sent: Sent, end: Callable[[], Any], copies: int = 1, **options: Any) -> None:
+        self.app, self.sent = app, sent
+        self.headers: list[dict[str, Any]] = []
+
+        def body() -> Any:
+            if len(self.runs) > 1:
+                return "ran"
+            for number in range(copies):
+                with pytest.raises(requeue.GoesOn):
+                    deliver(self.task, id=f"copy-{number}-{app.main}")
+                self.headers.append(sent[-1])
+            return end()
+
+        self.task, self.runs = make(app, body, on_conflict="join", **options)
+        self.first = f"first-{app.main}"
+
+    def run_first(self) -> None:
+        with suppress(Exception):
+            deliver(self.task, id=self.first)
+
+    def copy(self, number: int = 0, **request: Any) -> Any:
+        headers = {PUT_BACK_HEADER: request.pop("header", None) or self.headers[number]}
+        return deliver(self.task, id=f"copy-{number}-{self.app.main}", headers=headers, **request)
+
+    @property
+    def store(self) -> Any:
+        return Runtime.of(self.app).store
+
+
+def one() -> int:
+    return 1
+
+
+def fail(error: BaseException) -> Callable[[], Any]:
+    def end() -> None:
+        raise error
+
+    return end
+
+
+class TestEnded:
+    def test_copy_names_whom_it_has_joined(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, lambda: 1)
+        pair.run_first()
+        (header,) = pair.headers
+        joined = Joined.read(header["joins"])
+        assert joined is not None
+        assert (joined.task_id, joined.retries, joined.goes_on) == (pair.first, 0, False)
+        assert header["waits"] == [pair.task.lock_key_of(), 1]
+
+    @pytest.mark.parametrize("value", [None, 0, "text", {"a": [1]}])
+    def test_with_a_value(self, app: Celery, sent: Sent, value: object) -> None:
+        pair = Pair(app, sent, lambda: value)
+        pair.run_first()
+        assert pair.copy() == value
+        assert pair.runs == [pair.first]
+
+    def test_with_an_error(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(KeyError("as told")))
+        pair.run_first()
+        with pytest.raises(KeyError, match="as told"):
+            pair.copy()
+        assert pair.runs == [pair.first]
+
+    def test_second_copy_of_the_same_message_ends_in_silence(self, app: Celery, sent: Sent) -> None:
+        """What follows is sent by the first."""
+        pair = Pair(app, sent, lambda: 1)
+        pair.run_first()
+        assert pair.copy() == 1
+        pair.app.backend.store_result(f"copy-0-{app.main}", 1, "SUCCESS")
+        with pytest.raises(Ignore):
+            pair.copy()
+        assert pair.runs == [pair.first]
+
+    def test_value_that_is_stored_later(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, lambda: "x" * 10_000)
+        pair.run_first()
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        assert "waits" not in sent[-1], "its lock is free: it would be begun at once, again and again"
+        app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
+        assert pair.copy(header=sent[-1]) == "x" * 10_000
+        assert pair.runs == [pair.first]
+
+    def test_value_that_is_never_stored(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+        pair = Pair(app, sent, lambda: "x" * 10_000)
+        pair.run_first()
+        monkeypatch.setattr(joining, "SETTLING", 0.0)
+        assert pair.copy() == "ran"
+
+    def test_whose_record_is_only_a_note(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, lambda: 1)
+        pair.run_first()
+        app.backend.store_result(pair.first, 1, "SUCCESS")
+        joined = Joined.read(pair.headers[0]["joins"])
+        assert joined is not None
+        key, message = pair.task.lock_key_of(), joined.message(pair.task.name)
+        pair.store.remember(key, Record(message, b"over", 3000.0))
+        assert pair.copy() == 1
+        assert pair.runs == [pair.first]
+
+    def test_result_of_an_earlier_task_with_this_id_is_not_its_own(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, lambda: "x" * 10_000)
+        app.backend.store_result(pair.first, "old", "SUCCESS")
+        stored = app.backend.get_task_meta(pair.first)
+        assert stored["date_done"]
+        old = {**stored, "date_done": "2001-01-01T00:00:00+00:00"}
+        app.backend.get_task_meta = lambda *_, **__: old
+        pair.run_first()
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+
+    def test_result_backend_that_does_not_answer(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pair = Pair(app, sent, lambda: "x" * 10_000)
+        pair.run_first()
+        monkeypatch.setattr(app.backend, "get_state", lambda *_: 1 / 0)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        assert sent[-1]["joins"] == pair.headers[0]["joins"]
+        assert pair.runs == [pair.first]
+
+
+class TestDied:
+    @pytest.mark.parametrize("end", [SystemExit(), Reject("as told"), Ignore()])
+    def test_one_runs_and_the_others_end_as_it_does(self, app: Celery, sent: Sent, end: BaseException) -> None:
+        pair = Pair(app, sent, fail(end), copies=3)
+        with suppress(BaseException):
+            deliver(pair.task, id=pair.first)
+        assert [pair.copy(number) for number in range(3)] == ["ran"] * 3
+        assert len(pair.runs) == 2
+
+    def test_heir_that_died_as_well_has_an_heir(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(SystemExit()), copies=3)
+        ends = iter([fail(SystemExit()), lambda: "third"])
+        run = pair.task.run
+
+        def body(*args: Any) -> Any:
+            run(*args) if not pair.runs else pair.runs.append("again")
+            return next(ends)()
+
+        with pytest.raises(SystemExit):
+            deliver(pair.task, id=pair.first)
+        pair.task.run = body
+        with pytest.raises(SystemExit):
+            pair.copy(0)
+        assert pair.copy(1) == "third"
+        assert pair.copy(2) == "third"
+        assert len(pair.runs) == 3
+
+    def test_copy_that_ran_and_died_runs_when_it_comes_again(self, app: Celery, sent: Sent) -> None:
+        """It is its own heir."""
+        pair = Pair(app, sent, fail(SystemExit()))
+        with pytest.raises(SystemExit):
+            deliver(pair.task, id=pair.first)
+        run, pair.task.run = pair.task.run, fail(SystemExit())
+        with pytest.raises(SystemExit):
+            pair.copy()
+        pair.task.run = run
+        assert pair.copy() == "ran"
+
+    def test_heir_of_an_earlier_delivery_is_none_of_this_one(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(SystemExit()))
+        with pytest.raises(SystemExit):
+            deliver(pair.task, id=pair.first)
+        assert pair.copy() == "ran"
+        joined = Joined.read(pair.headers[0]["joins"])
+        assert joined is not None
+        later = {**pair.headers[0], "joins": list(joined._replace(since=joined.since + 1))}
+        assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: later}) == "ran"
+        assert len(pair.runs) == 3
+
+    def test_circle_of_heirs_ends(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(SystemExit()))
+        with pytest.raises(SystemExit):
+            deliver(pair.task, id=pair.first)
+        joined = Joined.read(pair.headers[0]["joins"])
+        assert joined is not None
+        other = joined._replace(task_id="other", sending="other")
+        for one, heir in ((joined, other), (other, joined)):
+            name = f"heir:{one.message(pair.task.name)}:{one.since:.6f}"
+            head = Outcome("JOINED").record_of(Holder("x"), 60.0).content
+            content = head + str(list(heir)).replace("'", '"').replace("False", "false").encode()
+            pair.store.remember(pair.task.lock_key_of(), Record(name, content, 60.0))
+        assert pair.copy() == "ran"
+
+    def test_another_task_under_the_same_lock_has_another_result(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, lambda: 1, lock_name="shared")
+        pair.run_first()
+        other, runs = make(app, lambda: "other", on_conflict="join", lock_name="shared")
+        assert deliver(other, id="new", headers={PUT_BACK_HEADER: pair.headers[0]}) == "other"
+        assert runs == ["new"]
+
+
+class TestGoesOn:
+    def test_retry_is_waited_for(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        joined = Joined.read(sent[-1]["joins"])
+        assert joined is not None
+        assert (joined.retries, joined.goes_on) == (1, True)
+        assert "waits" not in sent[-1]
+        deliver(pair.task, id=pair.first, retries=1)
+        assert pair.copy(header=sent[-1]) == "ran"
+        assert len(pair.runs) == 2
+
+    def test_retry_that_runs_is_waited_for_in_line(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        hold = LockRequest(pair.task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder(pair.first, retries=1))
+        assert isinstance(pair.store.acquire(hold), Lease)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        assert "waits" in sent[-1]
+
+    def test_retry_of_which_nothing_is_known_any_more(self, app: Celery, sent: Sent) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        pair.store._records.clear()
+        assert pair.copy(header=sent[-1]) == "ran"
+
+    def test_it_has_retried_meanwhile_and_may_have_met_this_copy(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would wait for this one, and this one for that."""
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        monkeypatch.setattr(joining.Joining, "before_lock", lambda _: None)
+        assert pair.copy() == "ran"
+
+
+class TestNotJoined:
+    @pytest.mark.parametrize("ancestor", ["root_id", "parent_id"])
+    def test_task_that_may_wait_for_it(self, app: Celery, sent: Sent, ancestor: str) -> None:
+        task, runs = make(app, lambda: 1, on_conflict="join")
+        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("ancestor"))
+        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+        with pytest.raises(LockConflict):
+            deliver(task, **{ancestor: "ancestor"})
+        assert (runs, sent) == ([], [])
+
+    @pytest.mark.parametrize("holder", [Holder(), replace(Holder("nobody"), replaced=-1)])
+    def test_holder_that_is_no_task(self, app: Celery, sent: Sent, holder: Holder) -> None:
+        task, _ = make(app, lambda: 1, on_conflict="join")
+        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=holder)
+        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+        with pytest.raises(LockConflict):
+            deliver(task)
+
+    def test_eager_call(self, app: Celery, sent: Sent) -> None:
+        task, _ = make(app, lambda: 1, on_conflict="join")
+        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
+        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+        with pytest.raises(LockConflict):
+            task.apply(throw=True)
+
+    @pytest.mark.parametrize(
+        "forged", [None, 1, "text", [], ["x"] * 6, [1, 2, 3, 4, 5, 6], ["", "", 0, 0, 0, 0], {"a": 1}]
+    )
+    def test_header_that_others_wrote(self, app: Celery, sent: Sent, forged: object) -> None:
+        task, runs = make(app, lambda: 1, on_conflict="join")
+        assert deliver(task, headers={PUT_BACK_HEADER: {"retries": 0, "joins": forged}}) == 1
+        assert len(runs) == 1
+
+    def test_lock_server_that_does_not_answer(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+        pair = Pair(app, sent, lambda: 1)
+        pair.run_first()
+
+        def silent(*_: object, **__: object) -> Any:
+            raise LockUnavailable("the server", "silent")
+
+        with monkeypatch.context() as away:
+            away.setattr(pair.store, "recorded", silent)
+            away.setattr(pair.store, "acquire", silent)
+            with pytest.raises(requeue.GoesOn):
+                pair.copy()
+        assert sent[-1]["unavailable"] == 1
+        assert sent[-1]["joins"] == pair.headers[0]["joins"]
+        with monkeypatch.context() as away:  # It answers again before the lock was asked for.
+            away.setattr(pair.store, "recorded", silent)
+            with pytest.raises(requeue.GoesOn):
+                pair.copy(header=sent[-1])
+        assert pair.store.held(pair.task.lock_key_of()) != [] or sent[-1]["given_up"]
+        assert pair.copy(header=sent[-1]) == 1
+        assert pair.runs == [pair.first]
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("options", "conf", "says"),
+        [
+            ({"ignore_result": True}, {}, "ignore_result=False"),
+            ({"lock_limit": 2}, {}, "lock_limit=1"),
+            ({}, {"singleton_lock_done_ttl": 0}, "singleton_lock_done_ttl"),
+            ({}, {"result_backend": None}, "result_backend"),
+            ({}, {"result_backend": "rpc://"}, "result_backend"),
+        ],
+    )
+    @pytest.mark.parametrize("at", ["task", "call"])
+    def test_what_it_needs(self, sent: Sent, options: Any, conf: Any, says: str, at: str) -> None:
+        app = Celery("shop", set_as_current=False, broker="memory://")
+        app.conf.update({"result_backend": "cache+memory://", "singleton_lock_prefix": new_owner()})
+        app.conf.update(conf)
+        policy = {"on_conflict": "join"} if at == "task" else {}
+        task = app.task(base=SingletonTask, shared=False, name="job", **options, **policy)(one)
+        if at == "task":
+            with pytest.raises(InvalidOption, match=says):
+                options_for(task, Settings.from_app(app))
+            return
+        limit = options.get("lock_limit", 1)
+        for number in range(limit):
+            hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder(f"other-{number}"), limit=limit)
+            assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+        with pytest.raises(InvalidOption, match=says):
+            deliver(task, headers={"singleton_lock": {"on_conflict": "join"}})
+
+    def test_eager_app_needs_none(self) -> None:
+        app = Celery("shop", set_as_current=False, broker="memory://", task_always_eager=True)
+        task = app.task(base=SingletonTask, shared=False, name="job", on_conflict="join")(one)
+        assert task.delay().get() == 1
+
+
+def test_names_of_messages_are_those_of_the_records() -> None:
+    sending = "5" * 32
+    record = message_identity.record_name("shop.job", "id", sending)
+    holder = Holder("id", 3, replaced=2, sending=sending, record=record)
+    joined = Joined.of(holder)
+    assert joined is not None
+    assert joined.message("shop.job") == holder.message
