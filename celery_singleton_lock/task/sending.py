@@ -37,7 +37,8 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
@@ -118,20 +119,17 @@ def send(
             progress_of(before.request).passes_on = lock.confirmed()
     else:
         try:
-            _take(runtime, lock, task_id)
-        except DuplicateTask as duplicate:
-            if not (before.is_one or _is_part(named)):
-                return _answer(task, options, duplicate)
-            return _publish_without(publish, task, named, duplicate)
-        except LockUnavailable as error:
-            if options.on_send_unavailable == "raise" and not _follows(before, named):
+            with Asking(runtime.store, _request(lock, task_id)) as asking:
+                result = asking.publish(task.app, publish, _with_lock(task, named, lock))
+        except (DuplicateTask, LockUnavailable) as error:
+            if error is not asking.refusal:  # Of something else that was sent meanwhile.
+                raise
+            if isinstance(error, DuplicateTask):
+                if not (before.is_one or _is_part(named)):
+                    return _answer(task, options, error)
+            elif options.on_send_unavailable == "raise" and not _follows(before, named):
                 raise
             return _publish_without(publish, task, named, error)
-        try:
-            result = publish(**_with_lock(task, named, lock))
-        except BaseException:  # The caller takes it for not sent, and is not to meet it as a duplicate.
-            runtime.store.abandon(lock.hold())
-            raise
     if lock.scope != UNTIL_EXPIRED:
         runtime.confirmations.add(lock.confirmed())
     return result
@@ -169,21 +167,11 @@ def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
     return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
 
 
-def _take(runtime: Runtime, lock: QueueLock, task_id: object) -> None:
-    """Take the lock for the message.
-
-    Raises:
-        DuplicateTask: another one has it.
-        LockUnavailable: no answer, or a value that is none of ours.
-    """
+def _request(lock: QueueLock, task_id: object) -> LockRequest:
+    """What is asked for as the message is sent."""
     ttl = lock.seconds if lock.scope == UNTIL_EXPIRED else min(PROVISIONAL, lock.seconds)
     holder = Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall())
-    found = runtime.store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
-    if not isinstance(found, Held):
-        return
-    if found.holder is None or found.holder.task_id is None:
-        raise LockUnavailable(runtime.store.server, f"somebody else's value is at the lock {lock.key}")
-    raise DuplicateTask(lock.key, found.holder.task_id, found.holder.since)
+    return LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit)
 
 
 def _answer(task: Any, options: Options, duplicate: DuplicateTask) -> Any:
