@@ -24,10 +24,12 @@ class Asking:
 
     Attributes:
         refusal: why it is not had; None before the answer, and where it is had.
+        found: who has it, where that is another message.
     """
 
     def __init__(self, store: Store, request: LockRequest) -> None:
         self.refusal: DuplicateTask | LockUnavailable | None = None
+        self.found: Held | None = None
         self._store = store
         self._request = request
         self._is_answered = False
@@ -59,6 +61,7 @@ class Asking:
             self.refusal = error
             raise
         if isinstance(found, Held):
+            self.found = found
             self.refusal = _why_not(found, self._request.key, self._store.server)
             raise self.refusal
 

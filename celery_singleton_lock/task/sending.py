@@ -33,11 +33,13 @@ from celery_singleton_lock.options.rules import (
     MAX_QUEUE_TTL,
     UNTIL_EXPIRED,
     WHILE_EXECUTING,
+    DuplicatePolicy,
     is_seconds,
 )
-from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute
+from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.task import replacing
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_in, lock_of
@@ -126,7 +128,9 @@ def send(
                 raise
             if isinstance(error, DuplicateTask):
                 if not (before.is_one or _is_part(named)):
-                    return _answer(task, options, error)
+                    if (policy := _policy(task, options, error)) == "replace" and asking.found is not None:
+                        return _send_instead(task, options, lock, asking.found, named, publish)
+                    return _answer(task, policy, error)
             elif options.on_send_unavailable == "raise" and not _follows(before, named):
                 raise
             return _publish_without(publish, task, named, error)
@@ -174,13 +178,48 @@ def _request(lock: QueueLock, task_id: object) -> LockRequest:
     return LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit)
 
 
-def _answer(task: Any, options: Options, duplicate: DuplicateTask) -> Any:
-    """What the caller gets whose message was not sent."""
-    policy = chosen_policy("on_duplicate", options.on_duplicate, task, duplicate, DUPLICATE_POLICIES)
-    logger.info("%s is not sent, on_duplicate=%s: %s", task.name, policy, duplicate)
+def _policy(task: Any, options: Options, duplicate: DuplicateTask) -> DuplicatePolicy:
+    """What becomes of a call whose lock another message has."""
+    allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or replaces(options)]
+    policy: DuplicatePolicy = chosen_policy("on_duplicate", options.on_duplicate, task, duplicate, allowed)
+    logger.info("%s, on_duplicate=%s: %s", task.name, policy, duplicate)
     signals.lock_duplicate.send(
         sender=task, task_id=duplicate.task_id, key=duplicate.key, duplicate=duplicate, policy=policy
     )
+    return policy
+
+
+def _send_instead(
+    task: Any,
+    options: Options,
+    lock: QueueLock,
+    found: Held,
+    named: Mapping[str, Any],
+    publish: Callable[..., Any],
+) -> Any:
+    """Send the message in the place of the one that has the lock."""
+    runtime, task_id = Runtime.of(task.app), named["task_id"]
+    try:
+        taken = replacing.take_over(runtime.store, lock, task_id, found)
+    except LockUnavailable as error:
+        if options.on_send_unavailable == "raise":
+            raise
+        return _publish_without(publish, task, named, error)
+    old = taken.old
+    lock = taken.lock if old is None else replace(taken.lock, replaced=(old.owner,))
+    try:
+        result = publish(**_with_lock(task, named, lock))
+    except BaseException:
+        replacing.give_back(runtime.store, taken)
+        raise
+    if old is not None:
+        replacing.supersede(runtime.store, lock, task_id, lock.replaced, old.remaining)
+    runtime.confirmations.add(lock.confirmed())
+    return result
+
+
+def _answer(task: Any, policy: DuplicatePolicy, duplicate: DuplicateTask) -> Any:
+    """What the caller gets whose message was not sent."""
     if policy == "raise":
         raise duplicate
     if policy == "skip":
