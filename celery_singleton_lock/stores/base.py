@@ -43,7 +43,7 @@ class LockRequest:
             taken under a higher limit.
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and what
             arrives of them later takes nothing.
-        in_line: it was woken for this, maybe (see `bells.py`): if its message has been carried out, another one is.
+        in_line: it was woken for this, maybe (see `wake_ups.py`): if its message has been carried out, another one is.
         attempts: for a store on several servers, which of them will not carry out an attempt of this owner any more.
             Whoever asks again for the owner, as a waiter too, passes this request or a `replace` of it.
     """

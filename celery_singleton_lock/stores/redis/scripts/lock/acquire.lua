@@ -50,8 +50,13 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
-      local number = highest_fence(fence)
-      write(lock, owner, holder, string.format('%.0f', number), ttl)
+      -- Its own: the highest one is another's where several hold the lock, or is not known any more.
+      local number = tonumber(string.match(value, ',(%d+)%]$'))
+      if number then
+        write(lock, owner, holder, string.format('%.0f', number), ttl)
+      else
+        number = grant(lock, owner, holder, ttl, fence, fence_ttl, seed, request)
+      end
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
           math.max(redis.call('PTTL', in_use), ttl))
