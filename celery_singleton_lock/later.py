@@ -31,9 +31,7 @@ class Later:
             callers do meanwhile.
     """
 
-    def __init__(
-        self, name: str, work: Callable[[], float | None], *, after: float = 0.0, linger: float = 0.0
-    ) -> None:
+    def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0, linger: float = 0.0) -> None:
         self._name = name
         self._work = work
         self._after = after

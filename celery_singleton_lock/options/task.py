@@ -115,7 +115,7 @@ def _options_of(task: Any, settings: Settings) -> Options:
 
 
 def replaces(options: Options) -> bool:
-    """Whether a message that waits can be replaced: only where it has its lock no longer than that, and has all of it."""
+    """Whether a message that waits can be replaced: it has its lock no longer than that, and nobody shares it."""
     return options.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED) and options.limit == 1
 
 
@@ -128,8 +128,8 @@ def _check_replace(task_name: str, options: Options) -> None:
         )
     if options.limit > 1:
         raise InvalidOption(
-            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that wait none is the one "
-            "to be replaced"
+            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that wait none is the "
+            "one to be replaced"
         )
 
 

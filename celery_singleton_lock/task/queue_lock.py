@@ -31,7 +31,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 
-#: The message header with `[task id, task, key, owner, seconds, limit, scope]`; behind that the owners that it replaced.
+#: The message header with `[task id, task, key, owner, seconds, limit, scope]`, and a list of the owner it replaced.
 QUEUED_HEADER = "singleton_lock_queued"
 
 #: Parts of the header. What a later version may add stands behind them.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery import states
@@ -126,11 +127,11 @@ def send(
         except (DuplicateTask, LockUnavailable) as error:
             if error is not asking.refusal:  # Of something else that was sent meanwhile.
                 raise
-            if isinstance(error, DuplicateTask):
+            if (found := asking.found) is not None and isinstance(error, DuplicateTask):
                 if not (before.is_one or _is_part(named)):
-                    if (policy := _policy(task, options, error)) == "replace" and asking.found is not None:
-                        return _send_instead(task, options, lock, asking.found, named, publish)
-                    return _answer(task, policy, error)
+                    policy = _policy(task, options, error)
+                    instead = partial(_send_instead, task, options, lock, found, named, publish)
+                    return instead() if policy == "replace" else _answer(task, policy, error)
             elif options.on_send_unavailable == "raise" and not _follows(before, named):
                 raise
             return _publish_without(publish, task, named, error)

@@ -1,4 +1,4 @@
-"""`on_duplicate="replace"`: the newest message runs in the place of one that waits, which ends at once when it comes."""
+"""`on_duplicate="replace"`: the newest message runs in the place of one that waits, which ends when it comes."""
 
 from __future__ import annotations
 
