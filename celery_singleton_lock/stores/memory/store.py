@@ -54,6 +54,7 @@ class MemoryStore:
             for name in request.given_up:
                 self._give_up(key, name, request.ttl)
             if request.once and (record := self._record(key, holder.message)):
+                self._vacate(key, request.owner)
                 return record
             live = self._live(key)
             slot = slot_of(request.owner, live)
@@ -179,6 +180,9 @@ class MemoryStore:
         now = clock.now()
         self._over = {place: until for place, until in self._over.items() if until > now}
         self._over[key, owner] = now + max(ttl, OVER)
+        return self._vacate(key, owner)
+
+    def _vacate(self, key: str, owner: str) -> bool:
         slot = slot_of(owner, self._live(key))
         if slot is None:
             return False
