@@ -20,7 +20,7 @@ from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app.control import Inspect
 from celery.app.defaults import SETTING_KEYS
-from celery.app.task import Context
+from celery.app.task import Context, Task
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
 from celery.worker import state as worker_state
@@ -238,6 +238,21 @@ def current_task() -> Any:
     Touches: celery._state.get_current_task
     """
     return _internal_state.get_current_task()
+
+
+def sends_by_its_producer(app: Any, publish: Callable[..., Any]) -> bool:
+    """Whether what sends a task makes the message, then asks the producer that it was given for its connection, and
+    sends the message by that: so Celery does it, and so it may be where somebody has replaced a part of that.
+
+    Args:
+        app: of the task.
+        publish: the `apply_async` that sends.
+
+    Promise: nothing of a message leaves before it has its lock.
+    Touches: celery.Celery.send_task, celery.app.task.Task.apply_async
+    """
+    function = getattr(getattr(publish, "func", publish), "__func__", None)
+    return function is Task.apply_async and getattr(app.send_task, "__func__", None) is Celery.send_task
 
 
 def current_worker_task() -> Any:

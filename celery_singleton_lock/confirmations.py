@@ -29,6 +29,9 @@ PROVISIONAL = 30.0
 #: Seconds in which more comes to be said together; and until the next try where there was no answer.
 AFTER, RETRY_AFTER = 0.02, 1.0
 
+#: Seconds for which the thread stays: whoever sends one message after the other starts no thread for each.
+LINGER = 5.0
+
 #: Seconds that a server gets for each step.
 TIMEOUT = 2.0
 
@@ -41,7 +44,7 @@ class Confirmations:
 
     def __init__(self, store: LockStore) -> None:
         self._store = store
-        self._later = Later("singleton-lock-sent", self.write, after=AFTER)
+        self._later = Later("singleton-lock-sent", self.write, after=AFTER, linger=LINGER)
         self.start_anew()
         forks.start_anew_in_child(self)
         write: Callable[[], object] = self.write

@@ -27,24 +27,32 @@ class Later:
         name: of the thread.
         work: does what there is; returns None when nothing is left, else the seconds after which to call it again.
         after: seconds that what comes may wait for more.
+        linger: seconds for which the thread stays when there is nothing left. To start one takes longer than what most
+            callers do meanwhile.
     """
 
-    def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0) -> None:
+    def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0, linger: float = 0.0) -> None:
         self._name = name
         self._work = work
         self._after = after
+        self._linger = linger
         self.start_anew()
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
         self._mutex = threading.Lock()
         self._is_wanted = False
+        #: Whether the thread lingers, and what it waits for meanwhile.
+        self._lingers = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
         """There is something to do."""
         with self._mutex:
             self._is_wanted = True
+            if self._lingers:
+                self._wake.set()
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread = thread  # First: an interruption of the start must not lead to two.
@@ -64,6 +72,12 @@ class Later:
                 logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
             with self._mutex:
+                self._lingers = self._linger > 0 and pause is None and not self._is_wanted
+            if self._lingers:
+                self._wake.wait(self._linger)
+            with self._mutex:
+                self._lingers = False
+                self._wake.clear()
                 if pause is None and self._is_wanted:
                     pause = self._after
                 if pause is None:

@@ -23,7 +23,7 @@ POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 JOIN: ConflictPolicy = "join"
 
 #: What becomes of a call that is sent while another one waits, or runs, whose message has the lock.
-DuplicatePolicy = Literal["existing", "raise", "skip"]
+DuplicatePolicy = Literal["existing", "raise", "skip", "replace"]
 DUPLICATE_POLICIES: tuple[DuplicatePolicy, ...] = get_args(DuplicatePolicy)
 
 #: When the lock of a task is held: those but the first begin when its message is sent.

@@ -23,6 +23,7 @@ from celery_singleton_lock.options.rules import (
     TEXT,
     UNTIL_AND_WHILE_EXECUTING,
     UNTIL_EXECUTED,
+    UNTIL_EXECUTING,
     UNTIL_EXPIRED,
     ConflictPolicy,
     DuplicatePolicy,
@@ -112,7 +113,28 @@ def _options_of(task: Any, settings: Settings) -> Options:
     options = Options(**values)
     if options.on_conflict == JOIN and not task.app.conf.task_always_eager:
         check_join(task, options, settings)
+    if options.on_duplicate == "replace":
+        _check_replace(task.name, options)
     return options
+
+
+def replaces(options: Options) -> bool:
+    """Whether a message that waits can be replaced: it has its lock no longer than that, and nobody shares it."""
+    return options.scope not in (UNTIL_EXECUTED, UNTIL_EXPIRED) and options.limit == 1
+
+
+def _check_replace(task_name: str, options: Options) -> None:
+    where = f"option on_duplicate of task {task_name} is 'replace'"
+    if options.scope in (UNTIL_EXECUTED, UNTIL_EXPIRED):
+        raise InvalidOption(
+            f"{where} with lock_scope {options.scope!r}, where the message that has the lock may have run already; "
+            f"allowed: {UNTIL_EXECUTING!r} and {UNTIL_AND_WHILE_EXECUTING!r}, where it waits"
+        )
+    if options.limit > 1:
+        raise InvalidOption(
+            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that wait none is the "
+            "one to be replaced"
+        )
 
 
 def check_join(task: Any, options: Options, settings: Settings) -> None:

@@ -14,7 +14,7 @@ Protocol: `docs/protocol.md`, sections 2 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
@@ -139,6 +139,18 @@ class Reservation:
     def after(self, seconds: float) -> Reservation | None:
         """What is left to be said so many seconds later; None if that is over."""
         return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
+
+
+class Asked(NamedTuple):
+    """A lock that was asked for, and may be had before the answer is wanted; a store that can do so has a method `ask`.
+
+    Attributes:
+        answer: what `LockStore.acquire` returns or raises; once.
+        drop: nobody wants the answer. The owner may have the lock: abandon it.
+    """
+
+    answer: Callable[[], Lease | Held | Record]
+    drop: Callable[[], None]
 
 
 class Waiter(Protocol):

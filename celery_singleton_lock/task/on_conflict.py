@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
-from celery_singleton_lock.errors import LockConflict
+from celery_singleton_lock.errors import LockConflict, LockSuperseded
 from celery_singleton_lock.options.rules import POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
@@ -88,6 +88,13 @@ def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn
         raise error
     _record(task, error, states.FAILURE, task_id=uuid())
     raise Ignore(str(error))
+
+
+def supersede(task: TaskLike, error: LockSuperseded, met: LockConflict | None) -> NoReturn:
+    """End the execution in whose place a newer one runs; `met`: the task that has the lock meanwhile, if one has."""
+    is_shared = (met is not None and _shares_id(task, met)) or error.task_id == task.request.id
+    _record(task, error, states.REVOKED, task_id=uuid() if is_shared else None)
+    raise Ignore(str(error)) if is_shared else Skipped(str(error))
 
 
 def revoke(task: TaskLike, why: Ignore) -> NoReturn:

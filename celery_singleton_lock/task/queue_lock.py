@@ -31,7 +31,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 
-#: The message header with `[task id, task, key, owner, seconds, limit, scope]`.
+#: The message header with `[task id, task, key, owner, seconds, limit, scope]`, and a list of the owner it replaced.
 QUEUED_HEADER = "singleton_lock_queued"
 
 #: Parts of the header. What a later version may add stands behind them.
@@ -54,6 +54,7 @@ class QueueLock:
         seconds: how long it lasts from when it is confirmed.
         limit: how many messages may have one.
         scope: when it ends, as the sender says.
+        replaced: the owners before, whose messages this one supersedes (see `replacing`).
     """
 
     key: str
@@ -61,6 +62,7 @@ class QueueLock:
     seconds: float
     limit: int
     scope: str
+    replaced: tuple[str, ...] = ()
 
     @property
     def ends_at_start(self) -> bool:
@@ -81,7 +83,8 @@ class QueueLock:
         return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit)
 
     def header(self, task: str, task_id: object) -> list[Any]:
-        return [task_id, task, self.key, self.owner, self.seconds, self.limit, self.scope]
+        fields = [task_id, task, self.key, self.owner, self.seconds, self.limit, self.scope]
+        return [*fields, [*self.replaced]] if self.replaced else fields
 
 
 def is_by_time(held: Held) -> bool:
@@ -112,4 +115,6 @@ def lock_in(headers: Any, app: Any, task: str, task_id: object) -> QueueLock | N
         return None
     if not (is_owner(owner) and is_seconds(seconds) and 0 < seconds <= MAX_QUEUE_TTL and is_whole(limit, 1, MAX_LIMIT)):
         return None
-    return QueueLock(key, owner, seconds, limit, scope if isinstance(scope, str) else WHILE_EXECUTING)
+    replaced = header[_FIELDS] if len(header) > _FIELDS and isinstance(header[_FIELDS], (list, tuple)) else ()
+    owners = tuple(each for each in replaced[:1] if is_owner(each))
+    return QueueLock(key, owner, seconds, limit, scope if isinstance(scope, str) else WHILE_EXECUTING, owners)

@@ -22,7 +22,8 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import delivery
+from celery_singleton_lock.stores.base import Freeing
+from celery_singleton_lock.task import delivery, on_conflict, replacing
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
 from celery_singleton_lock.task.requeue import GoesOn
@@ -51,6 +52,8 @@ class Queued:
         self._lease: Lease | None = None
 
     def __enter__(self) -> Queued:
+        if self._lock.replaced:  # Who sent it may have died before it said so.
+            replacing.supersede(self._runtime.store, self._lock, self._task.request.id, self._lock.replaced)
         # A copy may come while another one runs in this process, whose lease is not to be touched.
         if not (self._task.acks_late or delivery.is_redelivered(self._task.request)):
             with suppress(RuntimeError):  # No thread is to be had, as the run will find out.
@@ -71,14 +74,21 @@ class Queued:
             self._free()
 
     def start(self) -> None:
-        """The body is about to run."""
+        """The body is about to run.
+
+        Raises:
+            Ignore: another message has replaced this one, which was recorded.
+        """
         if not self._lock.ends_at_start:
             self._keep()
             return
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         self._progress.is_begun = True
-        self._free()
+        if self._free() in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (
+            why := replacing.started(self._runtime.store, self._lock)
+        ):
+            on_conflict.supersede(self._task, why, None)
 
     def _going_on(self, error: Exception | None) -> Hold | None:
         """The lock as whatever follows has it, where the message goes on."""
@@ -112,15 +122,17 @@ class Queued:
             logger.warning("%s: another message may be sent while this one runs: %s", lease.key, lease.reason)
             self._runtime.heartbeat.stop(lease)
 
-    def _free(self) -> None:
+    def _free(self) -> Freeing | None:
+        """What became of it; None where there is no answer."""
         lock = self._lock
         try:
-            freed = self._runtime.store.free(lock.hold())
+            freed = Freeing(self._runtime.store.free(lock.hold()))
         except LockUnavailable as error:  # It is said again until there is an answer.
             logger.warning("%s: the lock of a message that has come is not freed yet: %s", lock.key, error)
-            return
+            return None
         if not freed:
             logger.debug("%s is no longer the lock of this message", lock.key)
+        return freed
 
 
 def brought_by(task: TaskLike, request: RequestLike) -> Queued | None:

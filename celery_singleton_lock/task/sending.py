@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery import states
@@ -33,11 +34,14 @@ from celery_singleton_lock.options.rules import (
     MAX_QUEUE_TTL,
     UNTIL_EXPIRED,
     WHILE_EXECUTING,
+    DuplicatePolicy,
     is_seconds,
 )
-from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute
+from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.task import replacing
+from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
@@ -118,20 +122,19 @@ def send(
             progress_of(before.request).passes_on = lock.confirmed()
     else:
         try:
-            _take(runtime, lock, task_id)
-        except DuplicateTask as duplicate:
-            if not (before.is_one or _is_part(named)):
-                return _answer(task, options, duplicate)
-            return _publish_without(publish, task, named, duplicate)
-        except LockUnavailable as error:
-            if options.on_send_unavailable == "raise" and not _follows(before, named):
+            with Asking(runtime.store, _request(lock, task_id)) as asking:
+                result = asking.publish(task.app, publish, _with_lock(task, named, lock))
+        except (DuplicateTask, LockUnavailable) as error:
+            if error is not asking.refusal:  # Of something else that was sent meanwhile.
+                raise
+            if (found := asking.found) is not None and isinstance(error, DuplicateTask):
+                if not (before.is_one or _is_part(named)):
+                    policy = _policy(task, options, error)
+                    instead = partial(_send_instead, task, options, lock, found, named, publish)
+                    return instead() if policy == "replace" else _answer(task, policy, error)
+            elif options.on_send_unavailable == "raise" and not _follows(before, named):
                 raise
             return _publish_without(publish, task, named, error)
-        try:
-            result = publish(**_with_lock(task, named, lock))
-        except BaseException:  # The caller takes it for not sent, and is not to meet it as a duplicate.
-            runtime.store.abandon(lock.hold())
-            raise
     if lock.scope != UNTIL_EXPIRED:
         runtime.confirmations.add(lock.confirmed())
     return result
@@ -169,30 +172,55 @@ def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
     return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
 
 
-def _take(runtime: Runtime, lock: QueueLock, task_id: object) -> None:
-    """Take the lock for the message.
-
-    Raises:
-        DuplicateTask: another one has it.
-        LockUnavailable: no answer, or a value that is none of ours.
-    """
+def _request(lock: QueueLock, task_id: object) -> LockRequest:
+    """What is asked for as the message is sent."""
     ttl = lock.seconds if lock.scope == UNTIL_EXPIRED else min(PROVISIONAL, lock.seconds)
     holder = Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall())
-    found = runtime.store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
-    if not isinstance(found, Held):
-        return
-    if found.holder is None or found.holder.task_id is None:
-        raise LockUnavailable(runtime.store.server, f"somebody else's value is at the lock {lock.key}")
-    raise DuplicateTask(lock.key, found.holder.task_id, found.holder.since)
+    return LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit)
 
 
-def _answer(task: Any, options: Options, duplicate: DuplicateTask) -> Any:
-    """What the caller gets whose message was not sent."""
-    policy = chosen_policy("on_duplicate", options.on_duplicate, task, duplicate, DUPLICATE_POLICIES)
-    logger.info("%s is not sent, on_duplicate=%s: %s", task.name, policy, duplicate)
+def _policy(task: Any, options: Options, duplicate: DuplicateTask) -> DuplicatePolicy:
+    """What becomes of a call whose lock another message has."""
+    allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or replaces(options)]
+    policy: DuplicatePolicy = chosen_policy("on_duplicate", options.on_duplicate, task, duplicate, allowed)
+    logger.info("%s, on_duplicate=%s: %s", task.name, policy, duplicate)
     signals.lock_duplicate.send(
         sender=task, task_id=duplicate.task_id, key=duplicate.key, duplicate=duplicate, policy=policy
     )
+    return policy
+
+
+def _send_instead(
+    task: Any,
+    options: Options,
+    lock: QueueLock,
+    found: Held,
+    named: Mapping[str, Any],
+    publish: Callable[..., Any],
+) -> Any:
+    """Send the message in the place of the one that has the lock."""
+    runtime, task_id = Runtime.of(task.app), named["task_id"]
+    try:
+        taken = replacing.take_over(runtime.store, lock, task_id, found)
+    except LockUnavailable as error:
+        if options.on_send_unavailable == "raise":
+            raise
+        return _publish_without(publish, task, named, error)
+    old = taken.old
+    lock = taken.lock if old is None else replace(taken.lock, replaced=(old.owner,))
+    try:
+        result = publish(**_with_lock(task, named, lock))
+    except BaseException:
+        replacing.give_back(runtime.store, taken)
+        raise
+    if old is not None:
+        replacing.supersede(runtime.store, lock, task_id, lock.replaced, old.remaining)
+    runtime.confirmations.add(lock.confirmed())
+    return result
+
+
+def _answer(task: Any, policy: DuplicatePolicy, duplicate: DuplicateTask) -> Any:
+    """What the caller gets whose message was not sent."""
     if policy == "raise":
         raise duplicate
     if policy == "skip":

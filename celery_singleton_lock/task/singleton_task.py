@@ -69,9 +69,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: "until_and_while_executing" until it starts and then as it runs, "until_expired" for `lock_queue_ttl` seconds.
     lock_scope: ClassVar[str | None] = None
 
-    #: What a caller gets whose message is not sent, as another one has the lock. "existing" (default): that one's
-    #: result, a `DuplicateResult`; "raise": `DuplicateTask`; "skip": a result that is REVOKED; or a callable of (task,
-    #: duplicate) that returns one of them. A part of a canvas, and a call with callbacks, is sent all the same.
+    #: What becomes of a call whose lock another message has. "existing" (default): the caller gets that one's result, a
+    #: `DuplicateResult`; "raise": `DuplicateTask`; "skip": a result that is REVOKED; "replace" (with "until_executing"
+    #: and "until_and_while_executing"): it is sent, and the one that waits ends REVOKED, with `LockSuperseded`, and
+    #: never runs; or a callable of (task, duplicate) that returns one of them. A part of a canvas, and a call with
+    #: callbacks, is sent all the same, and replaces nothing.
     on_duplicate: ClassVar[DuplicatePolicy | Callable[..., Any] | None] = None
 
     #: Seconds (1 to 2592000) for which a message that waits keeps others from being sent at most, beyond its countdown;

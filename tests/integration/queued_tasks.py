@@ -91,6 +91,10 @@ def define(app: Celery) -> SimpleNamespace:
         dies_rejected=task(name="queued.dies_rejected", acks_late=True, acks_on_failure_or_timeout=False)(dies),
         long_lease=task(name="queued.long_lease", lock_ttl=600.0)(work),
         patient=task(name="queued.patient", lock_scope="until_and_while_executing", lock_wait=300.0)(work),
+        newest=task(name="queued.newest", lock_scope="until_executing", on_duplicate="replace")(work),
+        newest_alone=task(
+            name="queued.newest_alone", lock_scope="until_and_while_executing", on_duplicate="replace", acks_late=True
+        )(work),
         late_and_short=task(name="queued.late_and_short", acks_late=True, lock_queue_ttl=1.0)(work),
         late=task(name="queued.late", acks_late=True, reject_on_worker_lost=True)(work),
     )

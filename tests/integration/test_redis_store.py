@@ -63,6 +63,40 @@ def taken(store: RedisStore, *, ttl: float = TTL) -> Lease:
     return lease
 
 
+class TestAskedAhead:
+    """A lock is asked for, and its answer read later."""
+
+    def test_is_had_before_it_is_read(self, store: RedisStore, client: Redis) -> None:
+        store.free(taken(store))  # The server knows the script.
+        asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
+        until(lambda: client.exists(f"{KEY}:run"))
+        assert isinstance(asked.answer(), Lease)
+        assert isinstance(store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)).answer(), Held)
+
+    def test_nobody_reads_it(self, store: RedisStore, client: Redis) -> None:
+        """What comes next is not answered by that."""
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+        store.ask(request).drop()
+        store.abandon(request.hold())
+        assert isinstance(acquire(store), Lease)
+
+    def test_connection_is_cut_meanwhile(self, store: RedisStore, client: Redis) -> None:
+        asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
+        client.client_kill_filter(_type="normal", skipme=True)
+        assert isinstance(asked.answer(), Lease)
+
+    def test_server_does_not_know_the_script(self, store: RedisStore, client: Redis) -> None:
+        store.free(taken(store))
+        client.script_flush()
+        assert isinstance(store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)).answer(), Lease)
+
+    def test_server_is_gone(self, store: RedisStore, own_redis: RedisServer) -> None:
+        own_redis.stop()
+        asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
+        with pytest.raises(LockUnavailable):
+            asked.answer()
+
+
 class TestLostReplies:
     def test_acquire_whose_reply_is_lost_is_no_self_deadlock(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
         store, proxy = lossy

@@ -87,7 +87,7 @@ CASES: list[tuple[str, str, str | None, Any, list[Any]]] = [
     ("on_unavailable", "singleton_lock_on_unavailable", "on_unavailable", "run", ["skip", 1]),
     ("lock_retain_on_retry", "singleton_lock_retain_on_retry", "retain_on_retry", True, [1, "yes", 0.5]),
     ("lock_at_least_for", "singleton_lock_at_least_for", "at_least_for", 2.5, [-1, 86_401, "2", True, float("inf")]),
-    ("on_duplicate", "singleton_lock_on_duplicate", None, "raise", ["replace", "Skip", 3, []]),
+    ("on_duplicate", "singleton_lock_on_duplicate", None, "raise", ["rerun", "Skip", 3, []]),
     ("lock_queue_ttl", "singleton_lock_queue_ttl", None, 60, [0, 0.5, -1, 2_592_001, "30", True, float("nan")]),
     ("on_send_unavailable", "singleton_lock_on_send_unavailable", None, "raise", ["retry", "skip", 1]),
 ]
@@ -289,8 +289,8 @@ class TestTaskAttributes:
             options(lock_tll=3)
 
     def test_policy_that_is_none_is_refused(self) -> None:
-        with pytest.raises(InvalidOption, match="'replace'; allowed: 'existing' or 'raise' or 'skip'"):
-            options(on_duplicate="replace")
+        with pytest.raises(InvalidOption, match="'rerun'; allowed: 'existing' or 'raise' or 'skip' or 'replace'"):
+            options(on_duplicate="rerun")
 
     @pytest.mark.parametrize(
         ("name", "meant"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import TimeoutError
+from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import new_owner
@@ -17,6 +17,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_answers, lock_commands, stencil
 from celery_singleton_lock.stores.redis.script import Call, Ready
+from celery_singleton_lock.stores.redis.server import Server, Unread
 
 
 class Question:
@@ -41,6 +42,24 @@ class Question:
         self._slots = request.limit
         #: Names of the tries that were not answered.
         self._unanswered: list[str] = []
+        #: The first try, where it was sent ahead: when, and its answer, or what was in the way.
+        self._ahead: tuple[float, Unread | Exception] | None = None
+
+    def send_ahead(self, server: Server) -> None:
+        """Send the first try now, whose answer `try_once` reads; what is rare is sent there as well."""
+        name, sent_at = new_owner(), clock.now()
+        if isinstance(call := self._call(name, self._slots), Ready):
+            self._unanswered.append(name)
+            try:
+                self._ahead = sent_at, server.send(call)
+            except (RedisError, OSError) as error:
+                self._ahead = sent_at, error
+
+    def drop(self) -> None:
+        """Nobody wants the answer to what was sent ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and isinstance(ahead[1], Unread):
+            ahead[1].drop()
 
     def try_once(self) -> Lease | Held | Record:
         """Ask; which may be repeated after any error.
@@ -71,15 +90,24 @@ class Question:
         return lock_commands.undo(request.hold(), value, names)
 
     def _ask(self, slots: int) -> Lease | Held | Record:
-        name, request, sent_at = new_owner(), self._request, clock.now()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            sent_at, answer = ahead
+            if isinstance(answer, Exception):
+                raise answer
+            return self._understood(answer.read(), sent_at)
+        name, sent_at = new_owner(), clock.now()
         self._slots = slots
         call = self._call(name, slots)
         # Noted before it is sent: an interruption may come between any two lines.
         self._unanswered.append(name)
+        return self._understood(self._run(call), sent_at)
+
+    def _understood(self, answer: Sequence[Any], sent_at: float) -> Lease | Held | Record:
         try:
-            found = lock_answers.acquired(self._run(call), request, sent_at)
+            found = lock_answers.acquired(answer, self._request, sent_at)
         except lock_answers.MoreSlots:
-            self._unanswered.remove(name)
+            self._unanswered.pop()  # It was answered, which took nothing.
             raise
         self._unanswered.clear()
         return found

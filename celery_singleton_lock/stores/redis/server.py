@@ -99,6 +99,20 @@ class Server:
         self._give_back(connection)
         return answer
 
+    def send(self, call: Ready) -> Unread:
+        """Send a script; its answer is read later.
+
+        Raises:
+            RedisError, OSError: it was not sent.
+        """
+        connection = self._take(self.step)
+        try:
+            connection.send(call.by_digest)
+        except BaseException as error:
+            self._give_back_after(error, connection)
+            raise
+        return Unread(self, connection, call)
+
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip. See `Connection.run_each`."""
         with self.connection(step) as connection:
@@ -153,6 +167,16 @@ class Server:
             while True:
                 self._free.pop().close()
 
+    def read(self, connection: Connection, call: Ready) -> Any:
+        """The answer to what was sent on this connection, which is given back; see `run`."""
+        try:
+            answer = connection.answer_to(call)
+        except BaseException as error:
+            self._give_back_after(error, connection)
+            raise
+        self._give_back(connection)
+        return answer
+
     def _take(self, step: float) -> Connection:
         if self._pid != (pid := os.getpid()):
             # Forked: these sockets are the parent's. Dropped unclosed, since closing would shut down its TLS.
@@ -178,3 +202,20 @@ class Server:
             self._free.append(connection)
         else:
             connection.drop()
+
+
+class Unread:
+    """A call that was sent, and whose answer is to be read; once."""
+
+    def __init__(self, server: Server, connection: Connection, call: Ready) -> None:
+        self._server = server
+        self._connection = connection
+        self._call = call
+
+    def read(self) -> Any:
+        """The answer; see `Server.run`."""
+        return self._server.read(self._connection, self._call)
+
+    def drop(self) -> None:
+        """Nobody will read it."""
+        self._connection.drop()

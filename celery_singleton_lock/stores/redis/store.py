@@ -31,7 +31,7 @@ from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Asked, Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
 from celery_singleton_lock.stores.redis.cluster import Cluster
@@ -86,7 +86,15 @@ class RedisStore:
         self._pending = PendingCalls(servers.run_each, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        return self._acquired(Question(self._run, request, replicas=self._replicas), request)
+
+    def ask(self, request: LockRequest) -> Asked:
         question = Question(self._run, request, replicas=self._replicas)
+        if isinstance(self._servers, Server):
+            question.send_ahead(self._servers)
+        return Asked(partial(self._acquired, question, request), question.drop)
+
+    def _acquired(self, question: Question, request: LockRequest) -> Lease | Held | Record:
         try:
             return self._patiently(question.try_once)
         except BaseException as error:

@@ -1,0 +1,112 @@
+"""The lock of a message is asked for while that is made: both take their time, on different machines.
+
+Celery makes a message first, and asks for a producer to send it with then. Ours is there as soon as the lock is had: so
+nothing leaves before, nor does anybody hear of it.
+
+Protocol: `docs/protocol.md`, section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from celery_singleton_lock._celery import sends_by_its_producer
+from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
+from celery_singleton_lock.stores.base import Asked, Held, LockRequest
+from celery_singleton_lock.stores.store import Store
+
+
+class Asking:
+    """A lock that was asked for (`with`: until its message was sent, or is not).
+
+    Attributes:
+        refusal: why it is not had; None before the answer, and where it is had.
+        found: who has it, where that is another message.
+    """
+
+    def __init__(self, store: Store, request: LockRequest) -> None:
+        self.refusal: DuplicateTask | LockUnavailable | None = None
+        self.found: Held | None = None
+        self._store = store
+        self._request = request
+        self._is_answered = False
+        ask = getattr(store, "ask", None)
+        self._asked: Asked = Asked(partial(store.acquire, request), _nop) if ask is None else ask(request)
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._is_answered:
+            self._asked.drop()
+        if error is not None and error is not self.refusal:  # The caller takes it for not sent.
+            self._store.abandon(self._request.hold())
+
+    def wait(self) -> None:
+        """Return when the lock is had.
+
+        Raises:
+            DuplicateTask: another message has it.
+            LockUnavailable: no answer, or a value that is none of ours.
+        """
+        self._is_answered = True
+        try:
+            found = self._asked.answer()
+        except LockUnavailable as error:
+            self.refusal = error
+            raise
+        if isinstance(found, Held):
+            self.found = found
+            self.refusal = _why_not(found, self._request.key, self._store.server)
+            raise self.refusal
+
+    def publish(self, app: Any, publish: Callable[..., Any], named: Mapping[str, Any]) -> Any:
+        """Send the message as soon as the lock is had.
+
+        Raises:
+            DuplicateTask, LockUnavailable: as `wait`; nothing was sent.
+        """
+        if not sends_by_its_producer(app, publish) or named.get("connection") or named.get("publisher"):
+            self.wait()
+            return publish(**named)
+        producer = _Producer(app, named.get("producer"), self.wait)
+        try:
+            return publish(**{**named, "producer": producer})
+        finally:
+            producer.release()
+
+
+class _Producer:
+    """A producer of messages, which is there when `wait` has returned."""
+
+    def __init__(self, app: Any, given: Any, wait: Callable[[], None]) -> None:
+        self._made_of = app, given, wait
+        self._context: Any = None
+        self._producer: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._producer is None:
+            app, given, wait = self._made_of
+            wait()
+            self._context = app.producer_or_acquire(given)
+            self._producer = self._context.__enter__()
+        return getattr(self._producer, name)
+
+    def release(self) -> None:
+        if self._producer is not None:
+            self._context.__exit__(None, None, None)
+
+
+def _why_not(found: Held, key: str, server: str) -> DuplicateTask | LockUnavailable:
+    if found.holder is None or found.holder.task_id is None:
+        return LockUnavailable(server, f"somebody else's value is at the lock {key}")
+    return DuplicateTask(key, found.holder.task_id, found.holder.since)
+
+
+def _nop() -> None:
+    """There is nothing to drop of what was not sent."""

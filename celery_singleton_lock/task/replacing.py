@@ -1,0 +1,134 @@
+"""A message that waits is superseded by a newer one, and never runs: `on_duplicate="replace"`.
+
+Taken over, sent, superseded. The newcomer takes the lock of the other message over, as who frees one may leave a
+reservation in its place. Then it is sent; if that fails, the other one gets its lock back. Only then the other one is
+superseded, wherever it is: so one of the two runs, wherever the sender stops.
+
+A message finds out as its body starts, and only where its lock is not its own any more: that may also have ended by
+itself, or with its server, and then it runs. So it says, under the key of its lock, that it has started, unless it
+stands there that it is superseded: whatever is said first holds.
+
+Protocol: `docs/protocol.md`, section 12.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from celery import states
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.errors import LockSuperseded, LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.lease import Hold
+from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.task import outcome
+from celery_singleton_lock.task.outcome import Outcome
+from celery_singleton_lock.task.queue_lock import SAID_FOR, QueueLock
+
+logger = get_logger(__name__)
+
+#: How often a lock that goes from hand to hand is tried to be taken over.
+TRIES = 20
+
+
+class Taken(NamedTuple):
+    """A lock that was taken over.
+
+    Attributes:
+        lock: of the newcomer.
+        old: the hold of the message that had it; None where it was free by then.
+    """
+
+    lock: QueueLock
+    old: Held | None
+
+
+def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Taken:
+    """Take the lock of another message, whichever has it by then.
+
+    Args:
+        store: where it is.
+        lock: as the newcomer wants it; the owner is chosen here.
+        task_id: of the newcomer.
+        found: the message that has the lock.
+
+    Raises:
+        LockUnavailable: no answer, or it changes hands too often.
+    """
+    text = cleaned.text_or_none(task_id)
+    # Two sends of one id are two messages.
+    holder = Holder(text, node=socket.gethostname(), since=clock.wall(), record=new_owner())
+    lock = replace(lock, owner=holder.reserved_as)
+    ttl = min(PROVISIONAL, lock.seconds)
+    for _ in range(TRIES):
+        old = found.hold(lock.key, ttl=ttl, limit=lock.limit)
+        freeing = store.free(old, reservation=Reservation(holder, ttl))
+        if freeing is Freeing.UNCLEAR:  # Somebody else may have freed it before.
+            (freeing,) = store.renew([Hold(lock.key, lock.owner, ttl=ttl, limit=lock.limit)], timeout=ttl)
+        if freeing:
+            return Taken(lock, found)
+        answer = store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
+        if not isinstance(answer, Held):
+            return Taken(lock, None)
+        found = answer
+    raise LockUnavailable(store.server, f"the lock {lock.key} changes hands too often")
+
+
+def give_back(store: Store, taken: Taken) -> None:
+    """The newcomer was not sent: the message that had the lock has it again, unless it has started by now."""
+    store.abandon(taken.lock.hold())
+    old = taken.old
+    if old is None or old.holder is None or old.remaining <= 0:
+        return
+    ttl = min(old.remaining, MAX_QUEUE_TTL)
+    with suppress(LockUnavailable):  # Or it was given up, as it has started: see `started`.
+        store.acquire(LockRequest(taken.lock.key, old.owner, ttl=ttl, holder=old.holder, limit=taken.lock.limit))
+
+
+def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[str], seconds: float = 0.0) -> None:
+    """Have the messages of these owners never run, unless they have started: the newcomer was sent.
+
+    Args:
+        store: where the lock is.
+        lock: of the newcomer.
+        task_id: of the newcomer.
+        owners: of the lock before.
+        seconds: for which they may still come, if that is longer than the newcomer itself may wait.
+    """
+    seconds = min(max(seconds, lock.seconds), MAX_QUEUE_TTL)
+    ended = Outcome(states.REVOKED, json.dumps([cleaned.text_or_none(task_id)]).encode(), settled=True)
+    for owner in owners:
+        said_of = Holder(record=owner)
+        try:
+            store.refuse(lock.key, said_of, ended.record_of(said_of, seconds))
+        except LockUnavailable as error:  # The worker says it, as the newcomer comes.
+            logger.warning("%s: a message that was replaced may still run: %s", lock.key, error)
+
+
+def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
+    """The message starts, whose lock is not its own any more; why it must not, where it was superseded."""
+    said_of = Holder(record=lock.owner)
+    try:
+        found = store.refuse(lock.key, said_of, Outcome(states.STARTED).record_of(said_of, SAID_FOR))
+    except LockUnavailable as error:
+        logger.warning("%s: a message runs, and nobody knows whether it was replaced: %s", lock.key, error)
+        return None
+    # It may be about to get the lock back, which nobody would free.
+    store.abandon(lock.hold())
+    if found is None or isinstance(found, Held):
+        return None
+    ended, _ = outcome.read(found)
+    if ended.state == states.STARTED:
+        return None
+    newest = cleaned.array(ended.content or b"") or [None]
+    return LockSuperseded(lock.key, cleaned.text_or_none(newest[0]))

@@ -1,0 +1,195 @@
+"""`on_duplicate="replace"`: the newest message runs in the place of one that waits, which ends when it comes."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import chain, chord, states
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from celery_singleton_lock import LockSuperseded
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import replacing
+from tests.integration.conftest import LONG, Shop, until
+from tests.integration.queued_tasks import define
+from tests.integration.test_queued import queued, start, until_can_be_sent
+from tests.patience import LIMIT
+from tests.recording import overlaps
+
+JOBS = ["newest", "newest_alone"]
+
+
+@pytest.fixture
+def tasks(shop: Shop) -> SimpleNamespace:
+    return define(shop.app)
+
+
+@pytest.fixture(params=JOBS)
+def job(request: pytest.FixtureRequest, tasks: SimpleNamespace) -> Any:
+    return getattr(tasks, request.param)
+
+
+def ran(shop: Shop, job: str = "report") -> set[str]:
+    """The ids of what ran."""
+    return {run.task_id for run in shop.record.runs(job)}
+
+
+def is_superseded(result: AsyncResult, by: AsyncResult) -> bool:
+    with pytest.raises(TaskRevokedError) as raised:
+        result.get(timeout=LIMIT)
+    return result.state == states.REVOKED and by.id in str(raised.value) and isinstance(raised.value, LockSuperseded)
+
+
+def test_last_of_many_runs(shop: Shop, job: Any) -> None:
+    *old, newest = [job.delay("report") for _ in range(10)]
+    assert len({result.id for result in [*old, newest]}) == 10
+    start(shop)
+    assert newest.get(timeout=LIMIT) == "report"
+    assert all(is_superseded(result, after) for result, after in zip(old, [*old[1:], newest], strict=True))
+    assert ran(shop) == {newest.id}
+    until_can_be_sent(shop)
+
+
+def test_one_runs_and_the_newest_waits(shop: Shop, tasks: SimpleNamespace) -> None:
+    start(shop)
+    running = tasks.newest_alone.delay("report", LONG)
+    shop.record.wait_for(starts=1)
+    *old, newest = [tasks.newest_alone.delay("report") for _ in range(5)]
+    shop.record.let_end("report")
+    assert running.get(timeout=LIMIT) == newest.get(timeout=LIMIT) == "report"
+    assert [result.status for result in [running, newest]] == [states.SUCCESS] * 2
+    assert all(isinstance(result.get(timeout=LIMIT, propagate=False), TaskRevokedError) for result in old)
+    assert ran(shop) == {running.id, newest.id}
+    assert overlaps(shop.record.runs("report")) == []
+
+
+def test_one_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespace) -> None:
+    """It was put back, as another one runs."""
+    start(shop)
+    running = tasks.newest_alone.delay("report", LONG)
+    shop.record.wait_for(starts=1)
+    old = tasks.newest_alone.delay("report")
+    until(lambda: "on_conflict=retry" in shop.log)
+    newest = tasks.newest_alone.delay("report")
+    shop.record.let_end("report")
+    assert newest.get(timeout=LIMIT) == running.get(timeout=LIMIT) == "report"
+    assert is_superseded(old, newest)
+
+
+def test_one_with_an_eta(shop: Shop, job: Any) -> None:
+    start(shop)
+    old = job.apply_async(("report",), countdown=1.0)
+    newest = job.apply_async(("report",), countdown=1.0)
+    assert newest.get(timeout=LIMIT) == "report"
+    assert is_superseded(old, newest)
+    assert ran(shop) == {newest.id}
+
+
+def test_lock_that_was_lost_replaces_nothing(shop: Shop, job: Any) -> None:
+    """The lock server came back empty: both run."""
+    first = job.delay("report")
+    Runtime.of(shop.app).confirmations.write()
+    with shop.locks() as locks:
+        locks.flushdb()
+    second = job.delay("report")
+    start(shop)
+    assert first.get(timeout=LIMIT) == second.get(timeout=LIMIT) == "report"
+    assert ran(shop) == {first.id, second.id}
+    until_can_be_sent(shop)
+
+
+def test_the_same_id_again(shop: Shop, job: Any) -> None:
+    job.apply_async(("report",), task_id="same")
+    newest = job.apply_async(("report",), task_id="same")
+    start(shop)
+    assert newest.get(timeout=LIMIT) == "report"
+    until_can_be_sent(shop)
+    assert len(shop.record.runs("report")) == 1
+
+
+def test_first_step_of_a_chain(shop: Shop, job: Any) -> None:
+    last = chain(job.si("report"), job.si("after")).apply_async()
+    newest = job.delay("report")
+    start(shop)
+    assert newest.get(timeout=LIMIT) == "report"
+    with pytest.raises(TaskRevokedError):
+        last.get(timeout=LIMIT)
+    with pytest.raises(TaskRevokedError):
+        last.parent.get(timeout=LIMIT)
+    assert ran(shop, "after") == set()
+
+
+def test_part_of_a_chord(shop: Shop, job: Any) -> None:
+    body = chord([job.si("report"), job.si("another")], job.si("body")).apply_async()
+    job.delay("report")
+    start(shop)
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        body.get(timeout=LIMIT)
+    assert ran(shop, "body") == set()
+
+
+def test_sender_dies_before_it_has_sent(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock is the newcomer's, which does not come; the other one runs."""
+    old = job.delay("report")
+    monkeypatch.setattr(replacing, "give_back", lambda *_: None)
+    monkeypatch.setattr(shop.app, "send_task", dies)
+    with pytest.raises(KeyboardInterrupt):
+        job.delay("report")
+    start(shop)
+    assert old.get(timeout=LIMIT) == "report"
+
+
+def test_sender_dies_after_it_has_sent(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker says that the other one is superseded, as the newcomer comes first."""
+    start(shop)
+    old = job.apply_async(("report",), countdown=6.0)
+    monkeypatch.setattr(replacing, "supersede", dies)
+    with pytest.raises(KeyboardInterrupt):
+        job.delay("report")
+    shop.record.wait_for(ends=1)
+    with pytest.raises(TaskRevokedError):
+        old.get(timeout=LIMIT)
+    assert len(shop.record.runs("report")) == 1
+
+
+def dies(*args: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_broker_that_does_not_take_it(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has its lock again, and goes on."""
+    old = job.delay("report")
+    Runtime.of(shop.app).confirmations.write()
+    with monkeypatch.context() as broken:
+        broken.setattr(shop.app, "send_task", dies)
+        with pytest.raises(KeyboardInterrupt):
+            job.delay("report")
+    newest = job.delay("report")
+    start(shop)
+    assert newest.get(timeout=LIMIT) == "report"
+    assert is_superseded(old, newest)
+    until_can_be_sent(shop)
+
+
+def test_what_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:
+    """Many senders and two workers: what was not superseded ran, once, and nothing is left waiting."""
+    start(shop, "one", "two")
+    jobs = [f"job {number}" for number in range(4)]
+
+    def send(seed: int) -> list[AsyncResult]:
+        chance = random.Random(seed)
+        return [job.delay(chance.choice(jobs), 0.0) for _ in range(40)]
+
+    with ThreadPoolExecutor(4) as senders:
+        results = [result for sent in senders.map(send, range(4)) for result in sent]
+    ended = {result.id: result.get(timeout=LIMIT, propagate=False) for result in results}
+    superseded = {task_id for task_id, value in ended.items() if isinstance(value, TaskRevokedError)}
+    runs = [run for name in jobs for run in shop.record.runs(name)]
+    assert {run.task_id for run in runs} == ended.keys() - superseded
+    assert len(runs) == len({run.task_id for run in runs})
+    until(lambda: queued(shop) == [])

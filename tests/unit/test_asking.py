@@ -1,0 +1,133 @@
+"""A lock that is asked for while its message is made: nothing leaves before it is had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.signals import before_task_publish
+
+from celery_singleton_lock import DuplicateResult, LockUnavailable, SingletonTask
+from celery_singleton_lock.keys.key import key_of_queue
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Asked, Held, LockRequest, Record
+from celery_singleton_lock.stores.memory import MemoryStore
+
+
+class Steps(list[str]):
+    """What was done, in its order."""
+
+
+@pytest.fixture
+def steps(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    """Of an app whose store may be asked ahead."""
+    steps, make, call = Steps(), app.amqp.create_task_message, type(app.backend).on_task_call
+
+    def ask(store: MemoryStore, request: LockRequest) -> Asked:
+        def answer() -> Lease | Held | Record:
+            steps.append("answered")
+            return store.acquire(request)
+
+        steps.append("asked")
+        return Asked(answer, lambda: steps.append("dropped"))
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        steps.append("made")
+        return make(*args, **kwargs)
+
+    def told(*args: Any) -> Any:
+        steps.append("backend told")
+        return call(*args)
+
+    def about_to_publish(sender: str, **_: Any) -> None:
+        steps.append("published")
+
+    monkeypatch.setattr(MemoryStore, "ask", ask, raising=False)
+    monkeypatch.setitem(vars(app.amqp), "create_task_message", made)
+    monkeypatch.setattr(type(app.backend), "on_task_call", told)
+    before_task_publish.connect(about_to_publish)
+    yield steps
+    before_task_publish.disconnect(about_to_publish)
+
+
+@pytest.fixture
+def job(app: Celery) -> Any:
+    @app.task(base=SingletonTask, name="asking.job", shared=False, lock_scope="until_executed")
+    def job(number: int) -> None: ...
+
+    return job
+
+
+def held(job: Any, *args: Any) -> Any:
+    return Runtime.of(job.app).store.inspect(key_of_queue(job.lock_key_of(*args))).held
+
+
+def by_itself(job: Any) -> Any:
+    return job.delay(1)
+
+
+def with_a_producer(job: Any) -> Any:
+    with job.app.producer_or_acquire() as producer:
+        return job.apply_async((1,), producer=producer)
+
+
+@pytest.mark.parametrize("send", [by_itself, with_a_producer])
+def test_message_is_made_before_the_answer_and_leaves_after_it(
+    steps: Steps, job: Any, send: Callable[[Any], Any]
+) -> None:
+    send(job)
+    assert steps == ["asked", "made", "answered", "backend told", "published"]
+    steps.clear()
+    assert isinstance(send(job), DuplicateResult)
+    assert steps == ["asked", "made", "answered"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_producers_are_given_back(steps: Steps, job: Any, number: int) -> None:
+    pool = job.app.producer_pool
+    for _ in range(3):
+        job.delay(number)
+    assert len(pool._dirty) == 0
+
+
+def test_message_that_cannot_be_made_leaves_no_lock(steps: Steps, job: Any) -> None:
+    with pytest.raises(TypeError):
+        job.apply_async((1,), countdown="soon")
+    assert steps[0] == "asked"
+    assert steps[-1] == "dropped"
+    assert held(job, 1) == ()
+
+
+def test_another_ones_refusal_as_it_is_made_is_none_of_its_own(steps: Steps, job: Any) -> None:
+    """A router sends something as well, for which there is no lock server."""
+
+    def router(*_: Any, **__: Any) -> None:
+        raise LockUnavailable("another server")
+
+    job.app.conf.task_routes = (router,)
+    with pytest.raises(LockUnavailable, match="another server"):
+        job.delay(1)
+    assert "published" not in steps
+    assert held(job, 1) == ()
+
+
+class TestPublishingThatIsNotCelerys:
+    """The lock is had before: nobody knows when that sends."""
+
+    def test_of_the_app(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def send_task(*args: Any, **options: Any) -> Any:
+            steps.append("sent")
+            return job.AsyncResult(options["task_id"])
+
+        monkeypatch.setattr(job.app, "send_task", send_task)
+        job.delay(1)
+        job.delay(1)
+        assert steps == ["asked", "answered", "sent", "asked", "answered"]
+
+    def test_on_a_connection_of_its_own(self, steps: Steps, job: Any) -> None:
+        with job.app.connection_for_write() as connection:
+            job.apply_async((1,), connection=connection)
+        assert steps == ["asked", "answered", "made", "backend told", "published"]

@@ -1,0 +1,198 @@
+"""A message that waits is replaced: who has its lock then, and who is superseded, wherever the sender or it stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore
+
+from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded, LockUnavailable, SingletonTask
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_queue, key_of_text
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import on_conflict, replacing
+from celery_singleton_lock.task.queue_lock import QueueLock
+
+KEY = key_of_queue(key_of_text("singleton_lock", "job", "1"))
+
+
+@pytest.fixture
+def store() -> Any:
+    return MemoryStore()
+
+
+def lock(owner: str = "") -> QueueLock:
+    return QueueLock(KEY, owner or new_owner(), 100.0, 1, "until_executing")
+
+
+def queue(store: Any, task_id: str = "old") -> tuple[QueueLock, Held]:
+    """A message that has the lock."""
+    queued = lock()
+    store.acquire(LockRequest(KEY, queued.owner, ttl=50.0, holder=Holder(task_id)))
+    (held,) = store.held(KEY)
+    return queued, held
+
+
+def holders(store: Any) -> list[str | None]:
+    return [held.holder.task_id for held in store.held(KEY)]
+
+
+def test_newcomer_has_the_lock_and_the_old_one_never_runs(store: Any) -> None:
+    old, found = queue(store)
+    taken = replacing.take_over(store, lock(), "new", found)
+    assert (holders(store), taken.old) == (["new"], found)
+    replacing.supersede(store, taken.lock, "new", [old.owner])
+    assert not store.free(old.hold())
+    why = replacing.started(store, old)
+    assert isinstance(why, LockSuperseded)
+    assert why.task_id == "new"
+    assert holders(store) == ["new"]
+    assert store.free(taken.lock.hold())
+
+
+def test_one_that_has_started_by_then_is_not_superseded(store: Any) -> None:
+    old, found = queue(store)
+    taken = replacing.take_over(store, lock(), "new", found)
+    assert replacing.started(store, old) is None
+    replacing.supersede(store, taken.lock, "new", [old.owner])
+    assert replacing.started(store, old) is None, "its message comes again"
+
+
+def test_lock_that_is_gone_supersedes_nobody(store: Any) -> None:
+    old, _ = queue(store)
+    store.free(old.hold())
+    assert replacing.started(store, old) is None
+
+
+def test_changes_hands_meanwhile(store: Any) -> None:
+    """What was found is not there any more: another one's turn, or nobody's."""
+    old, found = queue(store)
+    store.free(old.hold())
+    other, _ = queue(store, "other")
+    taken = replacing.take_over(store, lock(), "new", found).old
+    assert taken is not None
+    assert taken.owner == other.owner
+    (new,) = store.held(KEY)
+    store.free(new.hold(KEY, ttl=1.0, limit=1))
+    assert replacing.take_over(store, lock(), "newest", found).old is None
+    assert holders(store) == ["newest"]
+
+
+def test_two_sends_of_one_id_are_two_messages(store: Any) -> None:
+    _, found = queue(store, "same")
+    first = replacing.take_over(store, lock(), "same", found)
+    (found,) = store.held(KEY)
+    second = replacing.take_over(store, lock(), "same", found)
+    assert first.lock.owner != second.lock.owner
+    assert (found.owner, holders(store)) == (first.lock.owner, ["same"])
+
+
+class TestNothingIsSent:
+    def test_old_one_has_its_lock_again(self, store: Any) -> None:
+        old, found = queue(store)
+        replacing.give_back(store, replacing.take_over(store, lock(), "new", found))
+        (held,) = store.held(KEY)
+        assert (held.owner, held.holder.task_id) == (old.owner, "old")
+        assert held.remaining <= found.remaining
+        assert store.free(old.hold())
+
+    def test_old_one_has_started(self, store: Any) -> None:
+        """Nobody would free what it got back."""
+        old, found = queue(store)
+        taken = replacing.take_over(store, lock(), "new", found)
+        store.free(old.hold())
+        replacing.started(store, old)
+        replacing.give_back(store, taken)
+        assert holders(store) == []
+
+    def test_old_one_starts_meanwhile(self, store: Any) -> None:
+        old, found = queue(store)
+        taken = replacing.take_over(store, lock(), "new", found)
+        store.free(old.hold())
+        replacing.give_back(store, taken)
+        replacing.started(store, old)
+        assert holders(store) == []
+
+    def test_another_one_has_it(self, store: Any) -> None:
+        _, found = queue(store)
+        taken = replacing.take_over(store, lock(), "new", found)
+        (held,) = store.held(KEY)
+        newest = replacing.take_over(store, lock(), "newest", held)
+        replacing.give_back(store, taken)
+        assert holders(store) == ["newest"]
+        assert store.free(newest.lock.hold())
+
+
+class TestSilentStore:
+    @pytest.fixture
+    def silent(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+        def fail(*_: Any, **__: Any) -> None:
+            raise LockUnavailable("memory://")
+
+        monkeypatch.setattr(store, "refuse", fail)
+        return store
+
+    def test_old_one_runs(self, silent: Any) -> None:
+        old, found = queue(silent)
+        replacing.take_over(silent, lock(), "new", found)
+        assert replacing.started(silent, old) is None
+
+    def test_newest_was_sent_all_the_same(self, silent: Any) -> None:
+        old, found = queue(silent)
+        taken = replacing.take_over(silent, lock(), "new", found)
+        replacing.supersede(silent, taken.lock, "new", [old.owner])
+        assert holders(silent) == ["new"]
+
+
+class TestOption:
+    @pytest.mark.parametrize(
+        "options", [{"lock_scope": "until_executed"}, {"lock_scope": "until_expired"}, {"lock_limit": 2}]
+    )
+    def test_where_nobody_knows_which_one_waits(self, app: Celery, options: dict[str, Any]) -> None:
+        @app.task(
+            base=SingletonTask,
+            name="replacing.job",
+            shared=False,
+            **{"lock_scope": "until_executing", "on_duplicate": "replace", "lock_queue_ttl": 100.0, **options},
+        )
+        def job() -> None: ...
+
+        with pytest.raises(InvalidOption, match=r"on_duplicate of task replacing\.job is 'replace'"):
+            job.delay()
+
+    def test_sent_and_superseded(self, app: Celery) -> None:
+        @app.task(
+            base=SingletonTask,
+            name="replacing.job",
+            shared=False,
+            lock_scope="until_executing",
+            on_duplicate=lambda task, duplicate: "replace",
+        )
+        def job() -> None: ...
+
+        old, newest = job.delay(), job.delay()
+        assert not isinstance(newest, DuplicateResult)
+        assert old.id != newest.id
+        (held,) = Runtime.of(app).store.held(key_of_queue(job.lock_key_of()))
+        assert held.holder is not None
+        assert held.holder.task_id == newest.id
+
+
+def test_superseded_one_is_revoked_also_where_it_has_the_id_of_the_newest(app: Celery) -> None:
+    """The result of that id is the newest's."""
+
+    @app.task(base=SingletonTask, name="replacing.job", shared=False)
+    def job() -> None: ...
+
+    for task_id, state in (("same", "PENDING"), ("old", "REVOKED")):
+        job.push_request(id=task_id)
+        try:
+            with pytest.raises(Ignore):
+                on_conflict.supersede(job, LockSuperseded("key", "same"), None)
+        finally:
+            job.pop_request()
+        assert app.AsyncResult(task_id).state == state
