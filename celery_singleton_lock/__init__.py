@@ -11,6 +11,7 @@ from celery_singleton_lock.errors import (
     InvalidOption,
     LockConflict,
     LockLost,
+    LockSuperseded,
     LockUnavailable,
     ResultLost,
     SingletonLockError,
@@ -24,6 +25,7 @@ from celery_singleton_lock.signals import (
     lock_duplicate,
     lock_lost,
     lock_released,
+    lock_superseded,
     overlap_detected,
 )
 from celery_singleton_lock.task.sending import DuplicateResult
@@ -44,6 +46,7 @@ __all__ = [
     "Lock",
     "LockConflict",
     "LockLost",
+    "LockSuperseded",
     "LockUnavailable",
     "Redlock",
     "ResultLost",
@@ -59,6 +62,7 @@ __all__ = [
     "lock_duplicate",
     "lock_lost",
     "lock_released",
+    "lock_superseded",
     "overlap_detected",
 ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
 from celery_singleton_lock import cleaned
 
@@ -74,6 +74,23 @@ class DuplicateTask(SingletonLockError):
 
     def __str__(self) -> str:
         return f"{self.key} is the lock of task {cleaned.text(self.task_id)}, which was sent {_moment(self.since)}"
+
+
+class LockSuperseded(SingletonLockError, TaskRevokedError):
+    """The task was not run, since a newer one with the same key came while it waited.
+
+    Attributes:
+        key: the key of the lock.
+        task_id: the id of the newest, as far as that may be shown: its first 255 bytes; None when it has none.
+    """
+
+    def __init__(self, key: str, task_id: str | None = None) -> None:
+        Exception.__init__(self, key, task_id)
+        self.key = key
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return f"superseded: task {cleaned.text(self.task_id)} is newer, and runs in the place of this under {self.key}"
 
 
 class LockLost(SingletonLockError):

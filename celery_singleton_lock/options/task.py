@@ -17,10 +17,12 @@ from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
     DISABLE,
+    NEWEST_POLICIES,
     OPTIONS,
     TEXT,
     UNTIL_AND_WHILE_EXECUTING,
     UNTIL_EXECUTED,
+    UNTIL_EXECUTING,
     UNTIL_EXPIRED,
     ConflictPolicy,
     DuplicatePolicy,
@@ -74,7 +76,9 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
         latest = given, settings, _options_of(task, settings)
         setattr(own, _LATEST, latest)
     options = latest[2]
-    return replace(options, **call) if call else options
+    if call:
+        _check_newest(task.name, options := replace(options, **call))
+    return options
 
 
 #: Where a task's class has the options of its last execution, and what they were made of: somebody may set an attribute
@@ -107,7 +111,34 @@ def _options_of(task: Any, settings: Settings) -> Options:
             f"option lock_scope of task {task.name} is {UNTIL_EXPIRED!r}, which needs lock_queue_ttl: the seconds for "
             "which no other call is sent"
         )
-    return Options(**values)
+    _check_newest(task.name, options := Options(**values))
+    return options
+
+
+def _check_newest(task_name: str, options: Options) -> None:
+    """Refuse what a policy says nothing about that has only the newest run.
+
+    Raises:
+        InvalidOption: it is used so.
+    """
+    if options.on_conflict not in NEWEST_POLICIES:
+        return
+    where = f"option on_conflict of task {task_name} is {options.on_conflict!r}"
+    if options.limit > 1:
+        raise InvalidOption(
+            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that run none is the one "
+            "that the newest is to follow; use on_conflict='retry' beside a limit"
+        )
+    if options.scope in (UNTIL_EXECUTING, UNTIL_EXPIRED):
+        raise InvalidOption(
+            f"{where} with lock_scope {options.scope!r}, whose runs do not exclude each other, so that none ever waits; "
+            "use lock_scope='while_executing'"
+        )
+    if options.conflict_retries is not None:
+        raise InvalidOption(
+            f"{where} with lock_conflict_retries {options.conflict_retries}; the newest waits until the lock is free: "
+            "leave that out, or use on_conflict='retry'"
+        )
 
 
 def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowed: Sequence[str]) -> Any:

@@ -17,8 +17,8 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
-from celery_singleton_lock.errors import LockConflict
-from celery_singleton_lock.options.rules import POLICIES, ConflictPolicy
+from celery_singleton_lock.errors import LockConflict, LockSuperseded
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
@@ -29,6 +29,10 @@ logger = get_logger(__name__)
 
 #: Since this version Celery records a failure itself when a task rejects its message for good.
 _RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
+
+
+#: What a callable may choose.
+_CHOSEN = tuple(policy for policy in POLICIES if policy not in NEWEST_POLICIES)
 
 
 class Skipped(Ignore):
@@ -45,17 +49,24 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     Raises:
         InvalidOption: a callable of the user's gave an answer that is none.
     """
-    policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, POLICIES)
+    policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
     bound = options.conflict_retries
-    if policy == "retry" and (
+    if policy in WAITING_POLICIES and (
         task.request.is_eager or (bound is not None and requeue.put_back_count(task.request, "conflict") >= bound)
     ):
         return "raise"
     return policy
 
 
-def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, options: Options) -> NoReturn:
-    """End the execution that lost to another task."""
+def end(
+    task: TaskLike,
+    conflict: LockConflict,
+    policy: ConflictPolicy,
+    options: Options,
+    *,
+    arrived: int | None = None,
+) -> NoReturn:
+    """End the execution that lost to another task; `arrived`: its number among those of which the newest is to run."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
@@ -65,10 +76,10 @@ def end(task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, options:
         conflict.remaining,
     )
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
-    if policy == "retry":
+    if policy in WAITING_POLICIES:
         # Who waits in line is held for long, and is asked less often than a bound on the number of tries is meant for.
         waits = requeue.Waits(conflict.key, options.limit) if options.conflict_retries is None else None
-        requeue.put_back(task, reason="conflict", waits=waits)
+        requeue.put_back(task, reason="conflict", waits=waits, arrived=arrived)
     elif policy == "raise":
         fail(task, conflict, conflict)
     elif policy == "reject":
@@ -83,6 +94,13 @@ def fail(task: TaskLike, error: Exception, met: LockConflict | None) -> NoReturn
         raise error
     _record(task, error, states.FAILURE, task_id=uuid())
     raise Ignore(str(error))
+
+
+def supersede(task: TaskLike, error: LockSuperseded, met: LockConflict | None) -> NoReturn:
+    """End the execution in whose place a newer one runs; `met`: the task that has the lock meanwhile, if one has."""
+    is_shared = (met is not None and _shares_id(task, met)) or error.task_id == task.request.id
+    _record(task, error, states.REVOKED, task_id=uuid() if is_shared else None)
+    raise Ignore(str(error)) if is_shared else Skipped(str(error))
 
 
 def revoke(task: TaskLike, why: Ignore) -> NoReturn:

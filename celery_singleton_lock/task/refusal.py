@@ -13,11 +13,11 @@ from typing import Any
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.errors import LockConflict, LockLost, LockSuperseded, LockUnavailable
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.rules import ConflictPolicy
-from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import delivery, journal_entries, on_conflict, outcome, redelivery, settling
+from celery_singleton_lock.options.rules import WAITING_POLICIES, ConflictPolicy
+from celery_singleton_lock.stores.base import Held, Record, Superseded
+from celery_singleton_lock.task import delivery, journal_entries, newest, on_conflict, outcome, redelivery, settling
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
@@ -29,6 +29,8 @@ BRIEFLY = 60.0
 def end(acquisition: Acquisition, found: Held | Record) -> Any:
     """End as a copy of a message that is, or was, carried out; or as one that another task refuses."""
     it = acquisition.execution
+    if isinstance(found, Superseded):
+        return _end_superseded(acquisition, found)
     if isinstance(found, Held) and not it.is_copy_of(found):
         met = found.conflict(it.key)
         try:
@@ -39,13 +41,29 @@ def end(acquisition: Acquisition, found: Held | Record) -> Any:
             copy = _record(acquisition, policy, met)
             if copy is None:
                 journal_entries.did_not_run(it, policy, found.holder)
-                on_conflict.end(it.task, met, policy, it.options)
+                on_conflict.end(it.task, met, policy, it.options, arrived=found.arrived)
         except LockConflict:
             raise
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
             return fail(acquisition, error, met)
         found = copy
     return redelivery.end(it, found)
+
+
+def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:
+    """End as one in whose place a newer one runs; whatever a copy of it did is its end, if there is one."""
+    it = acquisition.execution
+    error, met = LockSuperseded(it.key, found.by), found.conflict(it.key) if found.owner else None
+    try:
+        copy = _record(acquisition, "skip", error)
+        if copy is None:
+            newest.superseded(it, error, found)
+            on_conflict.supersede(it.task, error, met)
+    except Ignore:
+        raise
+    except Exception as failure:  # noqa: BLE001 - a soft time limit, say
+        return fail(acquisition, failure, met)
+    return redelivery.end(it, copy)
 
 
 def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = None) -> Any:
@@ -89,7 +107,7 @@ def drop_if_expired(execution: Execution, lease: Lease) -> None:
 
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
     """Record that this message will never be carried out; what another copy of it does or did, if there is one."""
-    if policy in ("retry", "reject"):
+    if policy == "reject" or policy in WAITING_POLICIES:
         return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
     try:
         return _record_at_store(acquisition, policy, error)

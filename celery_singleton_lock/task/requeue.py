@@ -46,6 +46,9 @@ FIRST_DELAY = 1.0
 #: Seconds that a put-back copy waits at most.
 MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0, "lost": 8.0, "untold": 60.0}
 
+#: What a number in an order is at most: a float holds it exactly.
+MAX_NUMBER = 2**53
+
 #: How many given up owners a message names: the latest.
 MAX_GIVEN_UP = 16
 
@@ -66,7 +69,14 @@ class Waits(NamedTuple):
     limit: int
 
 
-def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, waits: Waits | None = None) -> NoReturn:
+def put_back(
+    task: TaskLike,
+    *,
+    reason: Reason,
+    delay: float | None = None,
+    waits: Waits | None = None,
+    arrived: int | None = None,
+) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
     While the broker does not take it, the message is kept here and sent again.
@@ -76,18 +86,26 @@ def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, wait
         reason: why. What was begun, here or elsewhere, does not expire any more.
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
         waits: for this lock; the worker that gets the copy may begin it sooner.
+        arrived: its number in the order of its key, see `stores.base.Arrival`; None where it has none, or as before.
 
     Raises:
         GoesOn: it was sent.
     """
     failures = 0
     while True:
-        try_to_put_back(task, reason=reason, delay=delay, waits=waits)
+        try_to_put_back(task, reason=reason, delay=delay, waits=waits, arrived=arrived)
         clock.sleep(back_off(failures))
         failures += 1
 
 
-def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, waits: Waits | None = None) -> None:
+def try_to_put_back(
+    task: TaskLike,
+    *,
+    reason: Reason,
+    delay: float | None = None,
+    waits: Waits | None = None,
+    arrived: int | None = None,
+) -> None:
     """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
 
     The copy may be on its way. It takes for free what the owner holds that the progress gives up, so this delivery must
@@ -100,7 +118,7 @@ def try_to_put_back(task: TaskLike, *, reason: Reason, delay: float | None = Non
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
     try:
-        _send(task, reason, delay, _header(request, reason, waits))
+        _send(task, reason, delay, _header(request, reason, waits, arrived))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
@@ -128,6 +146,13 @@ def was_lost(request: RequestLike) -> bool:
 def is_in_line(request: RequestLike) -> bool:
     """Whether this is a copy that waits for a lock, and may have been woken for it."""
     return "waits" in _header_of(request)
+
+
+def arrived(request: RequestLike) -> int | None:
+    """The number that the message has in the order of its key; None where it was not given one, or that is not known."""
+    number = cleaned.headers(request).get(PUT_BACK_HEADER)
+    number = number.get("arrived") if isinstance(number, dict) else None
+    return number if is_whole(number, 1, MAX_NUMBER) else None
 
 
 def was_untold(request: RequestLike) -> bool:
@@ -178,7 +203,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     copy.set(headers=headers).apply_async()
 
 
-def _header(request: RequestLike, reason: Reason, waits: Waits | None) -> dict[str, Any]:
+def _header(request: RequestLike, reason: Reason, waits: Waits | None, number: int | None) -> dict[str, Any]:
     """The header of the next copy."""
     counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
     counts = {other: count for other, count in counts.items() if count or other not in RARE}
@@ -189,6 +214,8 @@ def _header(request: RequestLike, reason: Reason, waits: Waits | None) -> dict[s
         header["waits"] = list(waits)
     if waits is not None or "since" in _header_of(request):
         header["since"] = _since(_header_of(request))
+    if (number := number or arrived(request)) is not None:
+        header["arrived"] = number
     return header
 
 
