@@ -107,7 +107,7 @@ class Holder:
 
     @property
     def arrives_as(self) -> str:
-        """A name for its sending, in the order in which those of a key came: how the holder begins in a lock's value."""
+        """A name for its sending, where only the newest of a key's is to run: how its hold begins."""
         return f"[{_quoted(self.sending)},{'null' if self.task_id is None else _quoted(self.task_id)},"
 
     def is_copy_of(self, other: Holder) -> bool:

@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock import cleaned
 
-#: What became of it: it ran; it was refused as `on_conflict` said; a newer one came while it waited; it stood by for a copy that runs elsewhere, or was
-#: dropped beside one; it ended as another copy had that was finished; its lock was freed, since its process had died.
+#: What became of it: it ran; it was refused as `on_conflict` said; a newer one came while it waited; it stood by for a
+#: copy that runs elsewhere, or was dropped beside one; it ended as another copy had that was finished; its lock was
+#: freed, since its process had died.
 Kind = Literal["run", "skip", "raise", "retry", "reject", "rerun", "superseded", "stand-by", "drop", "repeat", "free"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

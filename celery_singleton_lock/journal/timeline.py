@@ -23,7 +23,7 @@ TICKS = 6
 #: The kind of an entry for what runs still.
 RUNNING = "running"
 
-_SIGNS = {"retry": "↻", "stand-by": "↻", "drop": "↻", "repeat": "↻", "free": "†"}
+_SIGNS = {"retry": "↻", "rerun": "↻", "superseded": "»", "stand-by": "↻", "drop": "↻", "repeat": "↻", "free": "†"}
 
 
 @dataclass(frozen=True, slots=True)

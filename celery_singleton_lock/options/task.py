@@ -126,13 +126,13 @@ def _check_newest(task_name: str, options: Options) -> None:
     where = f"option on_conflict of task {task_name} is {options.on_conflict!r}"
     if options.limit > 1:
         raise InvalidOption(
-            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that run none is the one "
-            "that the newest is to follow; use on_conflict='retry' beside a limit"
+            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that run none is the "
+            "one that the newest is to follow; use on_conflict='retry' beside a limit"
         )
     if options.scope in (UNTIL_EXECUTING, UNTIL_EXPIRED):
         raise InvalidOption(
-            f"{where} with lock_scope {options.scope!r}, whose runs do not exclude each other, so that none ever waits; "
-            "use lock_scope='while_executing'"
+            f"{where} with lock_scope {options.scope!r}, whose runs do not exclude each other, so that none ever "
+            "waits; use lock_scope='while_executing'"
         )
     if options.conflict_retries is not None:
         raise InvalidOption(

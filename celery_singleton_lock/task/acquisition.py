@@ -106,7 +106,9 @@ class Acquisition:
         if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
         with self._store.waiter(request) as waiter:
-            while isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners:
+            while (
+                isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
+            ):
                 if not self._free_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else it.options.wait
                     left = self._asks_since + patience - clock.now()

@@ -149,9 +149,11 @@ def is_in_line(request: RequestLike) -> bool:
 
 
 def arrived(request: RequestLike) -> int | None:
-    """The number that the message has in the order of its key; None where it was not given one, or that is not known."""
-    number = cleaned.headers(request).get(PUT_BACK_HEADER)
-    number = number.get("arrived") if isinstance(number, dict) else None
+    """The number that the message has in the order of its key, in whichever attempt it was given that; None where that
+    is not known.
+    """
+    header = cleaned.headers(request).get(PUT_BACK_HEADER)
+    number = header.get("arrived") if isinstance(header, dict) else None
     return number if is_whole(number, 1, MAX_NUMBER) else None
 
 

@@ -68,17 +68,13 @@ class MemoryStore:
             slot = slot_of(request.owner, live)
             if slot is None:
                 slot = free_slot(request, live)
-                met = in_the_way(request, live).held(sent_at) if slot is None else None
-                is_copy = met is not None and met.holder is not None and met.holder.is_copy_of(holder)
-                if newer and not is_copy and slot_of(holder.reserved_as, live) is None:
-                    if met is None:
-                        self._wake(key)
-                    return _superseded(met, newer)
-                if met is not None:
+                is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.reserved_as for it in live.values())
+                if newer and not is_its:
+                    return self._superseded(request, newer, live)
+                if slot is None:
                     if request.waiting:
                         self._refused[key] = sent_at
-                    return met if is_copy else replace(met, arrived=arrived)
-                assert slot is not None
+                    return replace(in_the_way(request, live).held(sent_at), arrived=arrived)
                 if (reserved := slot_of(holder.reserved_as, live)) is not None:
                     del live[reserved]
                 taken = Occupant(request.owner, replace(holder, ttl=request.ttl), next(self._fences), 0.0)
@@ -100,6 +96,15 @@ class MemoryStore:
         while len(order) > KNOWN:
             del order[min(order, key=order.__getitem__)]
         return number, max(order, key=order.__getitem__) if number < highest else None
+
+    def _superseded(self, request: LockRequest, newer: str, live: dict[int, Occupant]) -> Superseded:
+        """What its message is told, which takes nothing of what it was woken for, or has found."""
+        by = json.loads(newer.rstrip(",") + "]")[1]
+        if not live:
+            self._wake(request.key)
+            return Superseded(None, "", 0.0, by=by)
+        met = in_the_way(request, live).held(clock.now())
+        return Superseded(met.holder, met.owner, met.remaining, met.slot, by=by)
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         with self._mutex.lock:
@@ -263,13 +268,6 @@ class MemoryStore:
         now = clock.now()
         for place in [place for place, (_, until) in self._records.items() if until <= now]:
             del self._records[place]
-
-
-def _superseded(met: Held | None, newer: str) -> Superseded:
-    by = json.loads(newer.rstrip(",") + "]")[1]
-    if met is None:
-        return Superseded(None, "", 0.0, by=by)
-    return Superseded(met.holder, met.owner, met.remaining, met.slot, by=by)
 
 
 class _MemoryBell:

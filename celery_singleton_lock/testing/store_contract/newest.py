@@ -29,7 +29,8 @@ class NewestContract:
         assert isinstance(running, Lease)
         second, third = come(store, SECOND), come(store, THIRD)
         assert [type(found) for found in (second, third)] == [Held, Held]
-        assert isinstance(second, Held) and isinstance(third, Held)
+        assert isinstance(second, Held)
+        assert isinstance(third, Held)
         assert (second.arrived or 0) < (third.arrived or 0)
         assert second.holder == FIRST
 
@@ -112,7 +113,8 @@ class NewestContract:
         """As after a restart without memory: what the messages themselves know."""
         come(store, FIRST, key="earlier:{1}")
         second, third = come(store, SECOND, key="earlier:{1}"), come(store, THIRD, key="earlier:{1}")
-        assert isinstance(second, Held) and isinstance(third, Held)
+        assert isinstance(second, Held)
+        assert isinstance(third, Held)
         running = come(store, THIRD, third.arrived)
         assert isinstance(running, Lease)
         assert isinstance(come(store, SECOND, second.arrived), Superseded)
