@@ -74,16 +74,12 @@ class Heartbeat(Renews):
         Raises:
             LockUnavailable: no answer. The lease keeps its ttl, and is trusted for the shorter one.
         """
-        with pulse.mutex:
-            while lease.owner in self.taken:
-                pulse.given_back.wait()
-            self.taken.add(lease.owner)
+        self._take(lease.owner)
         try:
             return self._renew_for(lease, ttl)
         finally:
             with pulse.mutex:
-                self.taken.discard(lease.owner)
-                pulse.given_back.notify_all()
+                self._give_back(lease.owner)
                 watched = self.watched.get(lease.owner)
                 if watched is not None and watched.lease() is lease:
                     watched.due_at = due_after(lease) if lease.reason is None else 0.0
@@ -142,27 +138,46 @@ class Heartbeat(Renews):
     def _renew_for(self, lease: Lease, ttl: float) -> bool:
         if lease.reason is not None:
             return False
-        asked = lease.asked_for(ttl)
-        try:
-            # Not as short a step as in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
-            step = min(trust.MAX_STEP, max(lease.good_for, ttl) / 3)
-            (ours,) = self._store.renew([asked], timeout=step)
-        except BaseException:
-            # Interrupted, too: it may have been carried out, or will be.
-            lease.doubt(ttl, asked.acquired_at)
-            raise
+        asked, bound, good_for = lease.asked_for(ttl), lease.bound, lease.good_for
+        # From now on the server may carry it out, whatever comes of the answer.
+        lease.doubt(ttl, asked.acquired_at)
+        # Not as short a step as in a round: nobody else waits, and a lease that is overdue meanwhile is given up.
+        step = min(trust.MAX_STEP, max(good_for, ttl) / 3)
+        (ours,) = self._store.renew([asked], timeout=step)
         if ours:
-            lease.become(asked)
+            lease.become(asked, bound)
         else:
             lease.lose(GONE)
         return lease.reason is None
 
     def _ask(self, lease: Lease) -> None:
         """In the thread that runs under an overdue lease: it goes on only if the lock is still ours."""
+        step = trust.step_of([lease.good_for])
+        if not self._take(lease.owner, step):
+            lease.lose("it is overdue, and a renewal is under way that is not answered")
+            return
         try:
-            (ours,) = self._store.renew([lease], timeout=trust.step_of([lease.good_for]))
+            if lease.reason is not None or lease.remaining > 0:
+                return  # By what was under way.
+            (ours,) = self._store.renew([lease], timeout=step)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody knows that the lock is ours
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
             if not ours:
                 lease.lose(GONE)
+        finally:
+            with pulse.mutex:
+                self._give_back(lease.owner)
+
+    def _take(self, owner: str, timeout: float | None = None) -> bool:
+        """Wait until no renewal of this lease is under way, keep others from it; False if that takes too long."""
+        with pulse.mutex:
+            if not pulse.given_back.wait_for(lambda: owner not in self.taken, timeout):
+                return False
+            self.taken.add(owner)
+            return True
+
+    def _give_back(self, owner: str) -> None:
+        """With the mutex."""
+        self.taken.discard(owner)
+        pulse.given_back.notify_all()

@@ -62,12 +62,13 @@ class Lease(Hold):
         fence: a number that is higher for every later holder of the same key. Let the system that you write to refuse
             a lower one than it has seen, and a stale holder cannot do harm. 0 when no lock is held.
         trusted_until: on `clock.now()`; after it somebody else may hold the lock.
-        good_for: seconds for which a renewal is trusted: the ttl, or less (see `doubt`).
+        good_for: seconds for which a renewal is trusted: the ttl, or `bound` where that is less.
+        bound: the least ttl of the renewals of which nobody knows whether they will be carried out, see `doubt`.
         reason: why the lease was lost; None while it is not.
         ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
-    __slots__ = ("_bound", "acquired_at", "ask", "fence", "pid", "reason", "renewals", "trusted_until")
+    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(
         self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
@@ -78,7 +79,7 @@ class Lease(Hold):
         self.pid = os.getpid()
         self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
-        self._bound = float("inf")
+        self.bound = float("inf")
         self.acquired_at, self.renewals = sent_at, 0
         self.trusted_until = trust.end_of(sent_at, ttl)
 
@@ -93,7 +94,7 @@ class Lease(Hold):
     @property
     def good_for(self) -> float:
         """Seconds for which a renewal is trusted."""
-        return min(self.ttl, self._bound)
+        return min(self.ttl, self.bound)
 
     @property
     def remaining(self) -> float:
@@ -130,9 +131,9 @@ class Lease(Hold):
             self.key, self.owner, ttl=ttl, fence=self.fence, sent_at=clock.now(), limit=self.limit, slot=self.slot
         )
 
-    def become(self, asked: Lease) -> None:
-        """Have the ttl of `asked`, which the store has renewed."""
-        self.ttl = asked.ttl
+    def become(self, asked: Lease, bound: float) -> None:
+        """Have the ttl of `asked`, which the store has renewed, and the `bound` of before it was asked."""
+        self.ttl, self.bound = asked.ttl, bound
         self.extend(asked.acquired_at)
 
     def doubt(self, ttl: float, sent_at: float) -> None:
@@ -141,7 +142,7 @@ class Lease(Hold):
         Whatever came of it, and whenever it comes: the lease lasts for the shorter ttl from its last renewal. As nobody
         knows how late it may come, that holds for every later renewal too.
         """
-        self._bound = min(self._bound, ttl)
+        self.bound = min(self.bound, ttl)
         self.trusted_until = min(self.trusted_until, trust.end_of(sent_at, ttl))
 
     def lose(self, reason: str) -> None:

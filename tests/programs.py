@@ -7,6 +7,7 @@ process in a session of its own, with its own environment, and makes its own app
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import os
 import runpy
@@ -86,7 +87,9 @@ def start(
         given: file that it reads.
         directory: where it runs.
     """
-    environment, files = {**os.environ, **environment}, (given, output, errors or output)
+    # Aborted, it says in which lines its threads are.
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", **environment}
+    files = (given, output, errors or output)
     if not _must_be_fresh(arguments, environment):
         return Forked(module, arguments, environment, files, directory)
     with files[0].open("rb") as stdin, files[1].open("ab") as stdout, files[2].open("ab") as stderr:
@@ -124,6 +127,7 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], files: 
     for number, file in enumerate(opened):
         os.dup2(file, number)
         os.close(file)
+    faulthandler.enable(2)
     # multiprocessing has put another file in its place.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.chdir(directory)

@@ -59,5 +59,8 @@ class Bells(Protocol):
     def give_back(self, key: str) -> None:
         """Wake another process: this one has nothing to begin with."""
 
+    def wake_if_free(self, key: str, limit: int) -> None:
+        """Wake somebody, as nobody may have been, if fewer than `limit` hold the lock; raises no error."""
+
     def leave(self) -> None:
         """Leave every line; never raises an error."""

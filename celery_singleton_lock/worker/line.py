@@ -61,6 +61,9 @@ class Line:
         self._order = count()
         self._called: deque[tuple[str, Any]] = deque()
         self._unused: deque[str] = deque()
+        #: Locks whose wake-ups were left to a copy that has no slot yet; and those to look at since it has one.
+        self._left: dict[str, int] = {}
+        self._unsure: deque[tuple[str, int]] = deque()
         self._news, self._due = Nudge(), Nudge()
         self._thread: threading.Thread | None = None
         self._failures = 0
@@ -82,12 +85,21 @@ class Line:
         self._unused.append(key)
         self._news.give()
 
+    def has_begun(self, key: str) -> None:
+        """A copy that was woken has a slot: what was left to it may have been of its own end, which is told later."""
+        with self._mutex.lock:
+            limit = self._left.pop(key, None)
+        if limit is not None:
+            self._unsure.append((key, limit))
+            self._news.give()
+
     def register(self, hub: Any) -> None:
         """Begin with copies in this loop, which forgets it at each new connection to the broker, as the broker does
         what came by the old one.
         """
         with self._mutex.lock:
             self._copies.clear()
+            self._left.clear()
         hub.add_reader(self._due.descriptor, self.begin_called)
 
     def begin_called(self) -> None:
@@ -145,6 +157,8 @@ class Line:
             return
         while self._unused:
             self._bells.give_back(self._unused.popleft())
+        while self._unsure:
+            self._bells.wake_if_free(*self._unsure.popleft())
         if not (places := self._places()):
             self._bells.leave()
             self._wait(None)
@@ -156,7 +170,7 @@ class Line:
         has_room = self._has_room()
         if not has_room and self._bells.pass_on(ring):
             return
-        if self._is_one_on_its_way(ring.key, has_room=has_room):
+        if self._is_left_to_another(ring.key, has_room=has_room):
             return
         self._called.append((ring.key, self._next(ring.key)))
         if self._in_loop:
@@ -174,7 +188,7 @@ class Line:
         request.is_woken = True  # Before that: it gives back what it has no use for.
         return self._begin(request)
 
-    def _is_one_on_its_way(self, key: str, *, has_room: bool) -> bool:
+    def _is_left_to_another(self, key: str, *, has_room: bool) -> bool:
         """Whether a copy that was called has no slot yet, and will do: it finds the lock free, or whoever took it wakes
         the next one.
         """
@@ -182,7 +196,10 @@ class Line:
             copies = self._copies.get(key)
             called = None if copies is None else copies.called()
             one_will_do = copies is not None and (copies.limit == 1 or not has_room)
-            return one_will_do and called is not None and not called.has_begun
+            is_left = one_will_do and called is not None and not called.has_begun
+            if is_left and copies is not None:
+                self._left[key] = copies.limit
+            return is_left
 
     def _next(self, key: str) -> Any:
         with self._mutex.lock:

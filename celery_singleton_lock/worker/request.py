@@ -123,6 +123,8 @@ class SingletonRequest(WorkerRequest):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         self.has_begun = True
         super().on_accepted(pid, time_accepted)
+        if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
+            line.has_begun(self._waits_for)
         if (children := children_of.get(self.app)) is not None:
             key_report.make_room()
             children.assign(pid, self)

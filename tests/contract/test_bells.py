@@ -246,6 +246,19 @@ def test_wake_up_without_a_use_goes_to_the_next(store: Store, server: RedisServe
         until(lambda: process.heard == [KEY, KEY])
 
 
+def test_doubt_wakes_somebody_where_the_lock_is_free_only(store: Store, server: RedisServer) -> None:
+    leases = [taken(store, limit=2) for _ in "ab"]
+    with Process(store, one=Place(SECOND.since, 2)) as process:
+        until(blocked(server))
+        process.bells.wake_if_free(KEY, 2)
+        with server.client() as client:
+            assert client.exists(keyspace.wake_key(KEY)) == 0
+        assert process.heard == []
+        server.client().delete(keyspace.run_key(KEY, leases[0].slot))
+        process.bells.wake_if_free(KEY, 2)
+        until(lambda: process.heard == [KEY])
+
+
 @pytest.mark.parametrize("name", [keyspace.wake_key, keyspace.waiting_key])
 def test_value_of_a_stranger_keeps_no_other_lock_waiting(
     store: Store, server: RedisServer, name: Callable[[str], str]

@@ -76,3 +76,13 @@ def test_it_can_be_killed_with_its_children(
     assert process.wait(LIMIT) == -number
     until(lambda: not is_alive(child))
     process.send_signal(number)
+
+
+def test_aborted_it_says_where_it_was(environment: dict[str, str], made: Callable[[str], str], tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    asleep = made("import time\n\ndef rests():\n    print('rests', flush=True)\n    time.sleep(600)\n\nrests()\n")
+    process = programs.start(asleep, [], environment=environment, output=output, directory=tmp_path)
+    until(lambda: output.exists() and "rests" in output.read_text())
+    process.send_signal(signal.SIGABRT)
+    assert process.wait(LIMIT) == -signal.SIGABRT
+    assert "in rests" in output.read_text()

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any, TypeVar
 
 from redis import Redis
@@ -63,7 +64,12 @@ class Process:
     def terminate(self) -> int:
         """A warm shutdown; the exit status."""
         self.process.terminate()
-        return self.process.wait(LIMIT)
+        try:
+            return self.process.wait(LIMIT)
+        except TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(LIMIT)
+            raise AssertionError(f"{self.name} does not end:\n{self.log[-10_000:]}") from None
 
     def _signal(self, number: int) -> None:
         try:

@@ -165,6 +165,15 @@ class Condition:
                 self._waiters.remove(task)
             self._lock.take_again(count)
 
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        ends_at = None if timeout is None else simulation().now + timeout
+        while not (is_so := predicate()):
+            left = None if ends_at is None else ends_at - simulation().now
+            if left is not None and left <= 0:
+                break
+            self.wait(left)
+        return is_so
+
     def notify(self, n: int = 1) -> None:
         for _ in range(min(n, len(self._waiters))):
             simulation().wake(self._waiters.popleft())

@@ -93,6 +93,8 @@ class LocksChecker:
         self._left = {use.number for use in world.plan.uses}
         self._began: set[int] = set()
         self._under_way: list[Turn] = []
+        #: What somebody has asked for without an answer.
+        self._unanswered: set[str] = set()
         self._nothing_left_since: float | None = None
         self._next_look = 0.0
         #: Seconds that it goes on when nothing is left.
@@ -134,7 +136,7 @@ class LocksChecker:
         others = [other for other in self._under_way if other is not turn and other.use.name == use.name]
         held = any(holds.on(server, frozenset((use.name,))) for server in self.world.servers)
         # Copies of messages, which ask as well, are in plans of nodes only.
-        turn.is_alone = not (others or held or self.plan.kind == "nodes")
+        turn.is_alone = not (others or held or self.plan.kind == "nodes" or self._may_come_late(use.name))
         for other in others:
             other.is_alone = False
         self.waiting[use.name].append(turn)
@@ -309,8 +311,13 @@ class LocksChecker:
 
     def _no_answer(self, use: Use, error: Exception) -> None:
         self.run.note("has no answer", f"{use.name} use={use.number} {error}")
+        self._unanswered.add(use.name)
         if not self.plan.faults and use.number != FIRST:
             self.run.fail(f"{use.name}: use {use.number} has no answer, and nothing went wrong: {error}")
+
+    def _may_come_late(self, name: str) -> bool:
+        """Whether somebody has asked in vain, and a server may give that the lock until it is taken back."""
+        return name in self._unanswered and trouble.is_there(self.world)
 
     def _given_back(self, name: str, began: float, count: int) -> None:
         """Somebody that waits must have the lock at once, if nothing goes wrong; so many had one as that began."""

@@ -76,7 +76,7 @@ class Parked:
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        #: By key: when a copy was begun for it whose message had ended.
+        #: By key: when a copy was begun for it whose message had ended, or a busy worker was the last to be woken.
         self._in_vain_at: dict[str, float] = {}
         #: By message and attempt: the last place that a copy of it was given at its first conflict.
         self._places: dict[tuple[str, int], float] = {}
@@ -96,6 +96,8 @@ class Parked:
         def answered(ring: Any) -> None:
             self._rung[process, ring.key] = ring, self.run.now
             self.run.note("is woken", f"{ring.key} passed on {ring.passed_on}")
+            if ring.passed_on >= MAX_PASSED_ON and not self._has_room(worker):
+                self._in_vain_at[ring.key] = self.run.now
             answer(ring)
 
         line._answer = answered
@@ -184,8 +186,9 @@ class Parked:
                 if self._has_room(copy.worker):
                     free[key, copy.process.name, self._begun[key], self._held[key]] = copy
         self._free_since = {it: self._free_since.get(it, self.run.now) for it in free}
+        trouble_ends = trouble.last_end(self.world, but=HARMLESS)
         for it, since in self._free_since.items():
-            begins = max(since, free[it].at)
+            begins = max(since, free[it].at, trouble_ends)
             if self.run.now - begins > self._bound(it[0]):
                 self.run.fail(
                     f"for {self.run.now - begins:.1f} s: {it[0]} is free, and message {free[it].request.id} waits in "
@@ -196,7 +199,7 @@ class Parked:
         latency = SOME * self.world.plan.latency
         now = self.run.now
         if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
-            return AFTERMATH + FOUND + latency
+            return 2 * MAX_PAUSE + FOUND + latency
         # What it wakes may come before it is known to have begun.
         if now - max(self._ended_at.get(key, -HELD), self._in_vain_at.get(key, -HELD)) < 2 * FOUND:
             return FOUND + latency
@@ -226,8 +229,9 @@ class Parked:
             return
         (server,) = self.world.servers
         places = next((value for key, value, _ in server.living() if key == keyspace.waiting_key(copy.key)), {})
+        says_so = AT_ONCE + SOME * self.world.plan.latency
         for other in self._of_line(copy.key):
-            if other.process is copy.process or not other.process.runs or other.at > rung_at - AT_ONCE:
+            if other.process is copy.process or not other.process.runs or other.at > rung_at - says_so:
                 continue
             score = places.get(self._lines[other.process]._bells._name.encode(), 0.0)
             if 0 < score < int(ms(copy.since)) and other.since < copy.since:

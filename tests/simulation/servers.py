@@ -28,18 +28,19 @@ class _Seen:
 
     of: Any
     version: int
-    since: float
+    since: int
     until: float
     living: list[Entry]
     values: list[tuple[str, bytes]]
 
     @staticmethod
-    def of_data(data: Any, version: int, now: float) -> _Seen:
+    def of_data(data: Any, version: int, now: int) -> _Seen:
+        """As a client finds it at this millisecond: a key is there throughout the one at which it ends."""
         database = data.database(0)
         every = [(key.decode(), value, database.ends_at.get(key)) for key, value in database.values.items()]
-        living = [it for it in every if it[2] is None or it[2] > now]
+        living = [it for it in every if it[2] is None or it[2] >= now]
         values = [(key, value) for key, value, _ in living if isinstance(value, bytes)]
-        until = min((ends_at for _, _, ends_at in living if ends_at is not None), default=float("inf"))
+        until = min((ends_at + 1 for _, _, ends_at in living if ends_at is not None), default=float("inf"))
         return _Seen(data, version, now, until, living, values)
 
 
@@ -176,7 +177,7 @@ class Server:
     def living(self) -> list[Entry]:
         """Its keys, as they were found when they had changed last; the same list while nothing changes."""
         data, version = (self._data, -1) if self.model is None else (self.model.dataset, self.model.offset)
-        now = self.clock() * 1000
+        now = int(self.clock() * 1000)
         seen = self._seen
         if seen is None or seen.of is not data or seen.version != version or not seen.since <= now < seen.until:
             seen = self._seen = _Seen.of_data(data, version, now)

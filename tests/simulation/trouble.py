@@ -47,11 +47,16 @@ def cut_off(world: Any, host: Any, since: float) -> bool:
 
 def was_there(world: Any, since: float, *, but: Collection[str] = HARMLESS) -> bool:
     """Whether there was any from then until now."""
+    return last_end(world, but=but) > since
+
+
+def last_end(world: Any, *, but: Collection[str] = HARMLESS) -> float:
+    """When the last of those that have begun is over; before all times if there was none."""
     faults = [fault for fault in world.plan.faults if fault.kind not in but]
     times = [(fault.at, _is_over(fault)) for fault in faults]
     times += [(at, at + GIVEN_UP) for at in world.network.held_back_at]
     times += [(at, at + seconds + AFTERMATH) for at, seconds in world.ways_cut_at]
-    return any(begins <= world.run.now and since < ends for begins, ends in times)
+    return max((ends for begins, ends in times if begins <= world.run.now), default=float("-inf"))
 
 
 def _is_over(fault: Fault) -> float:

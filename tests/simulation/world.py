@@ -203,7 +203,7 @@ class Bodies:
         run = self.world.run
         run.note("body begins", f"{mine.key} message={mine.number} attempt={mine.attempt} fence={mine.fence}")
         self.begun[mine.number] += 1
-        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine)
+        is_unknown = (mine.number, mine.attempt) in self.unknown or self._was_silent(mine) or self._is_just_told(mine)
         if self.succeeded[mine.number] and not is_unknown:
             run.fail(f"message {mine.number} runs again after its success")
         others = [other for other in self.running[mine.key] if not self._is_excused(other)]
@@ -272,6 +272,11 @@ class Bodies:
         if ended is mine or knows:
             return False
         return any(way.troubled_until > at + ended.lease.ttl / 2 for way in ways)
+
+    def _is_just_told(self, mine: Running) -> bool:
+        """Whether the attempt ended a moment ago under a lease that was over: that may be recorded behind the grant."""
+        ended, at = self.ended.get((mine.number, mine.attempt), (mine, 0.0))
+        return ended.lease.trusted_until < ended.process.host.clock(at) and self.world.run.now < at + NOTICES
 
     def _is_told_right(self, mine: Running) -> None:
         """`check()` has said that the lease is held."""

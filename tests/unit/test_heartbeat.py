@@ -610,6 +610,49 @@ class TestAnotherTtl:
         assert answers == [False]
         heartbeat.stop(lease)
 
+    def test_shorter_one_is_trusted_for_no_longer_while_it_is_under_way(
+        self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server may have carried it out, and another thread believes the lease meanwhile."""
+        lease, remaining, renew = store.take(ttl=600.0), [], store.renew
+
+        def renewed(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            remaining.append(lease.remaining)
+            return renew(leases, timeout=timeout)
+
+        monkeypatch.setattr(store, "renew", renewed)
+        assert heartbeat.renew(lease, 60.0)
+        assert remaining[0] < 60
+        assert heartbeat.renew(lease, 600.0)
+        assert lease.remaining > 500
+
+    def test_overdue_lease_is_asked_for_when_that_has_ended(
+        self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Were it carried out in between, the lease would be trusted for the longer time and last for the shorter."""
+        lease, asked, under_way, goes_on = store.take(ttl=30.0), [], threading.Event(), threading.Event()
+        renew = store.renew
+
+        def renewed(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
+            asked.append(leases[0].ttl)
+            under_way.set()
+            assert goes_on.wait(LIMIT)
+            return renew(leases, timeout=timeout)
+
+        monkeypatch.setattr(store, "renew", renewed)
+        longer = threading.Thread(target=heartbeat.renew, args=(lease, 600.0))
+        lease.ask, lease.trusted_until = heartbeat._ask, 0.0
+        longer.start()
+        assert under_way.wait(LIMIT)
+        check = threading.Thread(target=lease.check)
+        check.start()
+        check.join(0.1)
+        goes_on.set()
+        for thread in (longer, check):
+            thread.join(LIMIT)
+        assert lease.held
+        assert asked == [600.0]
+
 
 def test_thread_is_gone_with_the_last_lease_where_that_is_wanted(store: Store, heartbeat: Heartbeat) -> None:
     """After `apply()`: Celery's own tests look for threads."""

@@ -37,6 +37,7 @@ class Bells:
         self.places: dict[str, Place] = {}
         self.passed: list[Ring] = []
         self.given_back: list[str] = []
+        self.looked_at: list[tuple[str, int]] = []
         self.takes_back = True
         self.failures: list[Exception] = []
         self.waited = self.left = 0
@@ -55,6 +56,9 @@ class Bells:
 
     def give_back(self, key: str) -> None:
         self.given_back.append(key)
+
+    def wake_if_free(self, key: str, limit: int) -> None:
+        self.looked_at.append((key, limit))
 
     def leave(self) -> None:
         self.left += 1
@@ -232,6 +236,27 @@ def test_what_came_by_a_lost_connection_keeps_nobody_waiting(worker: Worker) -> 
     worker.ring()
     worker.begins("called", "called again")
     assert again not in lost
+
+
+def test_wake_up_that_was_left_to_a_copy_is_looked_after_when_that_has_a_slot(worker: Worker) -> None:
+    """It may have run, and its end be what woke this process, before the pool says that it has begun."""
+    worker.begins_at_once = False
+    one = worker.park("one", 1.0)
+    worker.park("two", 2.0)
+    worker.ring()
+    worker.begins("one")
+    asked = worker.bells.waited
+    worker.line.has_begun("key")
+    worker.ring()
+    until(lambda: worker.bells.waited > asked + 2)
+    assert worker.bells.looked_at == []
+    one.has_begun = True
+    worker.line.has_begun("key")
+    until(lambda: worker.bells.looked_at == [("key", 1)])
+    worker.line.has_begun("key")
+    asked = worker.bells.waited
+    until(lambda: worker.bells.waited > asked + 2)
+    assert worker.bells.looked_at == [("key", 1)]
 
 
 def test_busy_worker_passes_on_while_others_may_have_room(worker: Worker) -> None:

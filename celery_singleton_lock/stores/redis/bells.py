@@ -93,6 +93,13 @@ class RedisBells:
         # Whoever is busy takes it now.
         self._push(key, MAX_PASSED_ON)
 
+    def wake_if_free(self, key: str, limit: int) -> None:
+        """See `Bells.wake_if_free`."""
+        slots = [keyspace.run_key(key, slot) for slot in range(limit)]
+        with suppress(RedisError, OSError):
+            if self._servers.server_of(slots[0]).command("EXISTS", *slots) < limit:
+                self._push(key, 0)
+
     def leave(self) -> None:
         """See `Bells.leave`."""
         lines, self._lines = self._lines, {}
