@@ -81,8 +81,10 @@ end
 -- Neither two copies of one message beside each other, nor one owner in two slots, also where there is room. Whatever is
 -- held counts, also in slots beyond the limit, where there was a higher one. What is kept there moves to within it.
 local slot
-if copy or newer and not kept then
+if copy then
   slot = nil
+elseif newer and not kept then
+  slot = nil -- It is never to run.
 elseif kept and kept < limit then
   slot = kept
 elseif free and (kept or held < limit) then
