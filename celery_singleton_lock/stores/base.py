@@ -57,7 +57,7 @@ class LockRequest:
             taken under a higher limit.
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and what
             arrives of them later takes nothing.
-        in_line: it was woken for this, maybe (see `bells.py`): if its message has been carried out, another one is.
+        in_line: it was woken for this, maybe (see `wake_ups.py`): if its message has been carried out, another one is.
         arrival: the holder's message takes its place in an order, and does not get the lock when a newer one has come;
             None where the order does not matter. For stores that know the order (`knows_newest`).
         attempts: for a store on several servers, which of them will not carry out an attempt of this owner any more.

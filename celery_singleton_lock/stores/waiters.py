@@ -22,7 +22,7 @@ Ask = Callable[[], Lease | Held | Record]
 PAUSE, MAX_PAUSE = 0.01, 1.0
 
 
-class Bell(Protocol):
+class WakeUp(Protocol):
     """Wakes one waiter each time that the lock is freed, the one that has waited longest first."""
 
     def __exit__(
@@ -43,16 +43,16 @@ class Bell(Protocol):
 
 
 class AskingWaiter:
-    """A `Waiter` that asks when its bell has rung.
+    """A `Waiter` that asks when it was woken.
 
     Args:
-        bell: wakes it.
+        wake_up: wakes it.
         ask: acquires the lock.
         leave: sees to it that nothing is left of the questions, when it was interrupted; with True, frees the lock.
     """
 
-    def __init__(self, bell: Bell, ask: Ask, leave: Callable[[bool], None] = lambda free: None) -> None:
-        self._bell = bell
+    def __init__(self, wake_up: WakeUp, ask: Ask, leave: Callable[[bool], None] = lambda free: None) -> None:
+        self._wake_up = wake_up
         self._ask = ask
         self._leave = leave
         self._found: Lease | Held | Record | None = None
@@ -70,8 +70,8 @@ class AskingWaiter:
             # Interrupted between reading and returning, the lock may be ours, and nobody knows.
             self._leave(error is not None or not isinstance(self._found, Lease))
         if self._rang:
-            self._bell.pass_on()
-        self._bell.__exit__(kind, error, tb)
+            self._wake_up.pass_on()
+        self._wake_up.__exit__(kind, error, tb)
 
     def wait(self, timeout: float) -> Lease | Held | Record:
         """See `Waiter.wait`."""
@@ -96,7 +96,7 @@ class AskingWaiter:
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
         """What was brought along by who woke it; None if that is nothing."""
-        self._rang |= bool(self._bell.wait(timeout))
+        self._rang |= bool(self._wake_up.wait(timeout))
         return None
 
     def _may_be_given_more(self) -> bool:
@@ -119,7 +119,7 @@ class PollingWaiter(AskingWaiter):
 
 
 class _Clock:
-    """A bell that rings every so many seconds."""
+    """A wake-up every so many seconds."""
 
     def __init__(self, every: float) -> None:
         self._every = every

@@ -20,7 +20,7 @@ from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.delivery import is_rabbitmq, longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.bells import Place
+from celery_singleton_lock.stores.wake_ups import Place
 from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.delivery import original_of
@@ -194,7 +194,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     expires = reason in ("conflict", "unavailable")
     if (original := original_of(request)) is not None:
         app = task.app
-        held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.bells() is not None
+        held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.wake_ups() is not None
         Publisher.of(app).send(original, header, expires=expires, delay=delay, held=held)
         return
     # A request class of the user's own (see `audit`) does not keep the message: it is made anew, as for a retry.

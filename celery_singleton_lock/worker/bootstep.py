@@ -161,14 +161,14 @@ class LockStep(bootsteps.StartStopStep):
 def _have_copies_wait(parent: Any, runtime: Runtime) -> None:
     """Begin with copies that wait when their locks are free, where the consumer can be told so."""
     in_loop = bool(parent.use_eventloop)
-    bells = runtime.store.bells()
-    if bells is None or not (in_loop or audit.pool_name(parent.pool_cls) == "gevent"):
+    wake_ups = runtime.store.wake_ups()
+    if wake_ups is None or not (in_loop or audit.pool_name(parent.pool_cls) == "gevent"):
         return
 
     def begin(request: Any) -> bool:
         return begin_now(parent.consumer, request)
 
-    line_of[parent.app] = Line(bells, begin, lambda: has_free_slot(parent.pool), in_loop=in_loop)
+    line_of[parent.app] = Line(wake_ups, begin, lambda: has_free_slot(parent.pool), in_loop=in_loop)
 
 
 @worker_shutting_down.connect

@@ -24,7 +24,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import chance
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.bells import Bells, Place, Ring
+from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
 from celery_singleton_lock.worker.nudge import Nudge
 
 logger = get_logger(__name__)
@@ -43,16 +43,16 @@ class Line:
     """The copies in this process that wait for a lock, by lock.
 
     Args:
-        bells: wake it.
+        wake_ups: wake it.
         begin: begins now with a request that waits in the consumer's timer; whether it was there.
         has_room: whether a slot is free.
         in_loop: whether there is an event loop in which to begin (see `register`); else the thread is a greenlet.
     """
 
     def __init__(
-        self, bells: Bells, begin: Callable[[Any], bool], has_room: Callable[[], bool], *, in_loop: bool
+        self, wake_ups: WakeUps, begin: Callable[[Any], bool], has_room: Callable[[], bool], *, in_loop: bool
     ) -> None:
-        self._bells = bells
+        self._wake_ups = wake_ups
         self._begin = begin
         self._has_room = has_room
         self._in_loop = in_loop
@@ -76,7 +76,7 @@ class Line:
             if self._thread is None and not self._closed:
                 self._start()
             is_listening = self._thread is not None and not (self._failures or self._closed)
-            is_woken = is_listening and len(self._copies) <= self._bells.most
+            is_woken = is_listening and len(self._copies) <= self._wake_ups.most
         self._news.give()
         return is_woken
 
@@ -142,13 +142,13 @@ class Line:
                 else:
                     logger.exception("line: unexpected error; going on")
                 self._wait(chance.spread(min(PAUSE * 2.0 ** min(self._failures, 10), MAX_PAUSE)))
-        self._bells.leave()
+        self._wake_ups.leave()
         # The loop may have ended before it came to these.
         with suppress(IndexError):
             while True:
-                self._bells.give_back(self._called.popleft()[0])
+                self._wake_ups.give_back(self._called.popleft()[0])
         while self._unused:
-            self._bells.give_back(self._unused.popleft())
+            self._wake_ups.give_back(self._unused.popleft())
 
     def _listen(self) -> None:
         """Hear of locks that are free once, and call a copy for each."""
@@ -156,23 +156,23 @@ class Line:
         if self._closed:  # What is read now may have said so.
             return
         while self._unused:
-            self._bells.give_back(self._unused.popleft())
+            self._wake_ups.give_back(self._unused.popleft())
         while self._unsure:
-            self._bells.wake_if_free(*self._unsure.popleft())
+            self._wake_ups.wake_if_free(*self._unsure.popleft())
         if not (places := self._places()):
-            self._bells.leave()
+            self._wake_ups.leave()
             self._wait(None)
         else:
-            for ring in self._bells.wait(places, self._news.descriptor):
-                self._answer(ring)
+            for freed in self._wake_ups.wait(places, self._news.descriptor):
+                self._answer(freed)
 
-    def _answer(self, ring: Ring) -> None:
+    def _answer(self, freed: Freed) -> None:
         has_room = self._has_room()
-        if not has_room and self._bells.pass_on(ring):
+        if not has_room and self._wake_ups.pass_on(freed):
             return
-        if self._is_left_to_another(ring.key, has_room=has_room):
+        if self._is_left_to_another(freed.key, has_room=has_room):
             return
-        self._called.append((ring.key, self._next(ring.key)))
+        self._called.append((freed.key, self._next(freed.key)))
         if self._in_loop:
             self._due.give()
         else:
@@ -182,7 +182,7 @@ class Line:
         with self._mutex.lock:
             for key in [key for key, copies in self._copies.items() if not copies.first()]:
                 del self._copies[key]
-            return {key: copies.place for key, copies in islice(self._copies.items(), self._bells.most)}
+            return {key: copies.place for key, copies in islice(self._copies.items(), self._wake_ups.most)}
 
     def _begins(self, request: Any) -> bool:
         request.is_woken = True  # Before that: it gives back what it has no use for.

@@ -163,10 +163,12 @@ class _File:
             raise LockUnavailable("sqlite", "this owner was given up")
         for owner in request.given_up:
             self.give_up(key, owner, request.ttl)
-        if request.once and (record := self.record(key, holder.message)) is not None:
-            return record
         occupants = self.occupants(key)
         slot = slot_of(request.owner, occupants)
+        if request.once and (record := self.record(key, holder.message)) is not None:
+            if slot is not None:  # Taken by a request whose answer was lost.
+                self.vacate(key, slot)
+            return record
         if slot is not None:
             fence = occupants[slot].fence
         elif (slot := free_slot(request, occupants)) is None:

@@ -679,15 +679,15 @@ class TestCutOff:
 
 
 class TestFrozenWaiters:
-    def wait_in_a_child(self, url: str, number: int, *, bell: bool = False) -> int:
+    def wait_in_a_child(self, url: str, number: int, *, wake_up: bool = False) -> int:
         pid = os.fork()
         if pid == 0:
             with suppress(BaseException):
                 store, owner, holder = open_url(url), new_owner(), Holder(f"frozen {number}")
                 assert isinstance(store, RedisStore)
                 ask(store, owner, holder=holder, waiting=True)
-                if bell:
-                    store._bell(KEY).wait(60)
+                if wake_up:
+                    store._wake_up(KEY).wait(60)
                 with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
                     while isinstance(turn.wait(60), Held):
                         pass
@@ -695,11 +695,11 @@ class TestFrozenWaiters:
             os._exit(1)
         return pid
 
-    @pytest.mark.parametrize("bell", [False, True])
-    def test_live_one_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: RedisStore, bell: bool) -> None:
+    @pytest.mark.parametrize("wake_up", [False, True])
+    def test_live_one_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: RedisStore, wake_up: bool) -> None:
         """Whatever the ttl: it was handed to one that did not take it."""
         first = taken(direct)
-        pids = [self.wait_in_a_child(own_redis.url, number, bell=bell) for number in range(4)]
+        pids = [self.wait_in_a_child(own_redis.url, number, wake_up=wake_up) for number in range(4)]
         try:
             with own_redis.client() as client:
                 until(lambda: client.info("clients")["blocked_clients"] == 4)

@@ -184,6 +184,17 @@ class TestServer:
             client.flushall()
         assert fences == sorted(set(fences))
 
+    def test_repeated_acquire_has_a_fence_when_the_highest_is_not_known_any_more(
+        self, store: RedisStore, client: Redis
+    ) -> None:
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+        first = store.acquire(request)
+        client.delete(keyspace.shared_fence_key(keyspace.shared(KEY)))
+        again = store.acquire(request)
+        assert isinstance(first, Lease)
+        assert isinstance(again, Lease)
+        assert again.fence == first.fence
+
     def test_fence_is_exact_beyond_what_lua_prints(self, store: RedisStore, client: Redis) -> None:
         client.set(keyspace.shared_fence_key(keyspace.shared(KEY)), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
@@ -191,8 +202,8 @@ class TestServer:
     def test_waiter_that_leaves_throws_no_wake_up_of_others_away(self, store: RedisStore, client: Redis) -> None:
         """Of a semaphore several are there at once; the one that came for it goes back."""
         with ExitStack() as exits:
-            bell = exits.push(store._bell(KEY))
-            bell.wait(0.01)
+            wake_up = exits.push(store._wake_up(KEY))
+            wake_up.wait(0.01)
             client.rpush(keyspace.wake_key(KEY), 1, 1, 1)
             assert client.llen(keyspace.wake_key(KEY)) == 2, "it was woken"
         assert client.llen(keyspace.wake_key(KEY)) == 3

@@ -818,7 +818,7 @@ class TestWaiting:
 
     @pytest.mark.parametrize("dead", range(-1, 5))
     def test_release_wakes_a_waiter(self, nodes: Nodes, store: RedlockStore, dead: int) -> None:
-        """Also where the node is dead on which the bell would hang."""
+        """Also where the node is dead that would wake it."""
         if dead >= 0:
             nodes.servers[dead].kill()
         lease = taken(store, ttl=60)

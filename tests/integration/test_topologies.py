@@ -460,7 +460,7 @@ class TestCluster:
 
         def wait() -> None:
             request = LockRequest(key, owner, ttl=TTL, holder=other)
-            asking = AskingWaiter(store._bell(key), lambda: acquire_by(store, key, owner, other))
+            asking = AskingWaiter(store._wake_up(key), lambda: acquire_by(store, key, owner, other))
             with asking if way == "asking" else store.waiter(request) as waiter:
                 found = acquire_by(store, key, owner, other)
                 while not isinstance(found, Lease):

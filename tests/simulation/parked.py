@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.bells import LOOKED, MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.stores.redis.lock_commands import WAKE_TTL
 from celery_singleton_lock.stores.redis.script import ms
+from celery_singleton_lock.stores.redis.wake_ups import LOOKED, MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation import holds, trouble
@@ -68,7 +68,7 @@ class Parked:
         self._copies: dict[int, Copy] = {}
         self._lines: dict[Process, Any] = {}
         #: By process and key: what it was woken by, and when.
-        self._rung: dict[tuple[Process, str], tuple[Any, float]] = {}
+        self._woken_by: dict[tuple[Process, str], tuple[Any, float]] = {}
         #: How often a copy was begun, by key; and how many were woken, for the figures.
         self._begun: Counter[str] = Counter()
         self.woken = 0
@@ -93,12 +93,12 @@ class Parked:
         self._lines[process] = line
         answer = line._answer
 
-        def answered(ring: Any) -> None:
-            self._rung[process, ring.key] = ring, self.run.now
-            self.run.note("is woken", f"{ring.key} passed on {ring.passed_on}")
-            if ring.passed_on >= MAX_PASSED_ON and not self._has_room(worker):
-                self._in_vain_at[ring.key] = self.run.now
-            answer(ring)
+        def answered(freed: Any) -> None:
+            self._woken_by[process, freed.key] = freed, self.run.now
+            self.run.note("is woken", f"{freed.key} passed on {freed.passed_on}")
+            if freed.passed_on >= MAX_PASSED_ON and not self._has_room(worker):
+                self._in_vain_at[freed.key] = self.run.now
+            answer(freed)
 
         line._answer = answered
 
@@ -147,12 +147,12 @@ class Parked:
         if worker.host.clock(self.run.now) >= copy.due:
             return
         self.woken += 1
-        ring, at = self._rung.get((copy.process, copy.key), (None, 0.0))
+        freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):
             if other.process is copy.process and other.since < copy.since and other.at < at:
                 self.run.fail(f"{copy.key}: message {request.id} begins before {other.request.id}, which came first")
-        if ring is not None and ring.passed_on < MAX_PASSED_ON and ring.passed_on != LOOKED:
+        if freed is not None and freed.passed_on < MAX_PASSED_ON and freed.passed_on != LOOKED:
             self._is_first(copy, at)
         self._is_of_use(copy)
 
@@ -162,7 +162,7 @@ class Parked:
 
     def has_left(self, process: Process, line: Any) -> None:
         """A worker that ends has left its lines."""
-        name, now = line._bells._name.encode(), self.run.now
+        name, now = line._wake_ups._name.encode(), self.run.now
         if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
             return
         for server in self.world.servers:
@@ -223,17 +223,17 @@ class Parked:
     def _of_line(self, key: str) -> Iterator[Copy]:
         return (copy for copy in self._copies.values() if copy.key == key and copy.is_in_line and copy.process.alive)
 
-    def _is_first(self, copy: Copy, rung_at: float) -> None:
+    def _is_first(self, copy: Copy, woken_at: float) -> None:
         """No other process that is well has an older copy."""
-        if trouble.was_there(self.world, rung_at - AFTERMATH, but=HARMLESS):
+        if trouble.was_there(self.world, woken_at - AFTERMATH, but=HARMLESS):
             return
         (server,) = self.world.servers
         places = next((value for key, value, _ in server.living() if key == keyspace.waiting_key(copy.key)), {})
         says_so = AT_ONCE + SOME * self.world.plan.latency
         for other in self._of_line(copy.key):
-            if other.process is copy.process or not other.process.runs or other.at > rung_at - says_so:
+            if other.process is copy.process or not other.process.runs or other.at > woken_at - says_so:
                 continue
-            score = places.get(self._lines[other.process]._bells._name.encode(), 0.0)
+            score = places.get(self._lines[other.process]._wake_ups._name.encode(), 0.0)
             if 0 < score < int(ms(copy.since)) and other.since < copy.since:
                 self.run.fail(
                     f"{copy.key}: message {copy.request.id} is begun by {copy.process.name} before "

@@ -7,7 +7,6 @@ import hashlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from tests.simulation import found, loading
 from tests.simulation.plan import Plan, draw
@@ -41,11 +40,16 @@ def left(*seeds: str) -> list[int]:
     return counts
 
 
-def again(file: str) -> dict[str, str | None]:
-    """What a plan that was kept fails with now, in a few orders of events."""
+def again() -> dict[str, str]:
+    """The plans that were kept and fail now, in one of a few orders of events."""
     prepare()
-    plan = found.read(Path(file))
-    return {str(order): simulate(replace(plan, seed=plan.seed + order)).failure for order in range(5)}
+    failed = {}
+    for file in sorted(found.FOLDER.glob("*.json")):
+        plan = found.read(file)
+        for order in range(5):
+            if (failure := simulate(replace(plan, seed=plan.seed + order)).failure) is not None:
+                failed[f"{file.stem}, {order}"] = failure
+    return failed
 
 
 def mutant(file: str, old: str, new: str, seeds: str) -> dict[str, object]:

@@ -38,6 +38,12 @@ def is_there(world: Any, *, but: Collection[str] = HARMLESS) -> bool:
     return was_there(world, world.run.now, but=but)
 
 
+def is_held_back(world: Any) -> bool:
+    """Whether a server may not have heard yet that somebody has turned away."""
+    faults = [fault for fault in world.plan.faults if fault.kind == "requests held back"]
+    return any(fault.at <= world.run.now < fault.at + fault.seconds + AFTERMATH for fault in faults)
+
+
 def cut_off(world: Any, host: Any, since: float) -> bool:
     """Whether something kept this host from a lock server at some time from then until now."""
     ways = [world.network.link(host.name, server.host.name) for server in world.servers]

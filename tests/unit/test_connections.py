@@ -21,7 +21,7 @@ from celery_singleton_lock.stores.redis.redlock.conversation import Conversation
 from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redis.script import BATCH, Script
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.waiter import RedisBell
+from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
 from tests.fuzz.targets.answers import KEY, VALUE, PlayedServer, Player, Wire, as_resp
 
 RECORD = Record("id:0.0", b"x", 60.0)
@@ -112,9 +112,9 @@ class TestInterrupted:
         exits.callback(server.close)
         monkeypatch.setattr(Wire, "sendall", interrupted_after(Wire.sendall))
         with pytest.raises(KeyboardInterrupt), ExitStack() as left:
-            bell = RedisBell(KEY, lambda: server, "s")
-            left.push(bell)
-            bell.wait(1.0)
+            wake_up = RedisWakeUp(KEY, lambda: server, "s")
+            left.push(wake_up)
+            wake_up.wait(1.0)
         assert not server._free
 
     def test_what_is_pending_is_not_forgotten_with_the_conversation(

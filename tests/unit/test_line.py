@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import LockUnavailable
-from celery_singleton_lock.stores.bells import Place, Ring
+from celery_singleton_lock.stores.wake_ups import Freed, Place
 from celery_singleton_lock.worker.line import Line
 from tests.integration.conftest import until
 
@@ -27,31 +27,31 @@ class Request:
         self.name = name
 
 
-class Bells:
+class WakeUps:
     """Rings when it is told to; or fails once."""
 
     most = 100
 
     def __init__(self) -> None:
-        self.rings: deque[Ring] = deque()
+        self.freed: deque[Freed] = deque()
         self.places: dict[str, Place] = {}
-        self.passed: list[Ring] = []
+        self.passed: list[Freed] = []
         self.given_back: list[str] = []
         self.looked_at: list[tuple[str, int]] = []
         self.takes_back = True
         self.failures: list[Exception] = []
         self.waited = self.left = 0
 
-    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Ring]:
+    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Freed]:
         self.places, self.waited = dict(places), self.waited + 1
         if self.failures:
             raise self.failures.pop()
         select.select([interrupt], [], [], 0.01)
-        rings, self.rings = [*self.rings], deque()
-        return rings
+        freed, self.freed = [*self.freed], deque()
+        return freed
 
-    def pass_on(self, ring: Ring) -> bool:
-        self.passed.append(ring)
+    def pass_on(self, freed: Freed) -> bool:
+        self.passed.append(freed)
         return self.takes_back
 
     def give_back(self, key: str) -> None:
@@ -82,13 +82,13 @@ class Worker:
     """A line, the timer that has the copies, and what was begun."""
 
     def __init__(self, *, in_loop: bool = True) -> None:
-        self.bells = Bells()
+        self.wake_ups = WakeUps()
         self.timer: list[Request] = []
         self.begun: list[str] = []
         self.has_room = True
         self.begins_at_once = True
         self.began_in: set[str] = set()
-        self.line = Line(self.bells, self._begin, lambda: self.has_room, in_loop=in_loop)
+        self.line = Line(self.wake_ups, self._begin, lambda: self.has_room, in_loop=in_loop)
         self.loop = Loop()
         self.line.register(self.loop)
 
@@ -98,8 +98,8 @@ class Worker:
         assert self.line.park(request, key, Place(since, limit)) is is_woken
         return request
 
-    def ring(self, key: str = "key") -> None:
-        self.bells.rings.append(Ring(key))
+    def frees(self, key: str = "key") -> None:
+        self.wake_ups.freed.append(Freed(key))
 
     def begins(self, *names: str) -> None:
         def has() -> bool:
@@ -140,9 +140,9 @@ def test_first_in_line_is_begun_first(worker: Worker) -> None:
     worker.park("second", 2.0)
     worker.park("first", 1.0)
     worker.park("third", 3.0)
-    until(lambda: worker.bells.places == {"key": Place(1.0, 1)})
+    until(lambda: worker.wake_ups.places == {"key": Place(1.0, 1)})
     for begun in (["first"], ["first", "second"], ["first", "second", "third"]):
-        worker.ring()
+        worker.frees()
         worker.begins(*begun)
 
 
@@ -151,13 +151,13 @@ def test_copies_of_one_moment_keep_their_order(worker: Worker) -> None:
     for name in "abc":
         worker.park(name, 1.0)
     for begun in ("a", "ab", "abc"):
-        worker.ring()
+        worker.frees()
         worker.begins(*begun)
 
 
 def test_it_begins_in_the_loop(worker: Worker) -> None:
     worker.park("one", 1.0)
-    worker.ring()
+    worker.frees()
     worker.begins("one")
     assert worker.began_in == {threading.current_thread().name}
 
@@ -165,7 +165,7 @@ def test_it_begins_in_the_loop(worker: Worker) -> None:
 def test_without_a_loop_it_begins_at_once() -> None:
     with started(in_loop=False) as worker:
         worker.park("one", 1.0)
-        worker.ring()
+        worker.frees()
         until(lambda: worker.begun == ["one"])
         assert worker.began_in == {"singleton-lock-line"}
 
@@ -173,9 +173,9 @@ def test_without_a_loop_it_begins_at_once() -> None:
 def test_each_lock_has_a_line_of_its_own(worker: Worker) -> None:
     worker.park("here", 2.0)
     worker.park("there", 1.0, "other")
-    worker.ring()
+    worker.frees()
     worker.begins("here")
-    worker.ring("other")
+    worker.frees("other")
     worker.begins("here", "there")
 
 
@@ -183,16 +183,16 @@ def test_copy_whose_time_has_come_is_not_begun_twice(worker: Worker) -> None:
     worker.park("due", 1.0)
     worker.park("next", 2.0)
     del worker.timer[0]
-    worker.ring()
+    worker.frees()
     worker.begins("next")
 
 
 def test_wake_up_that_nobody_can_use_is_given_back(worker: Worker) -> None:
     worker.park("due", 1.0)
     due = worker.timer.pop()
-    worker.ring()
-    until(lambda: worker.loop.turn() or worker.bells.given_back)  # type: ignore[func-returns-value]
-    assert worker.bells.given_back == ["key"]
+    worker.frees()
+    until(lambda: worker.loop.turn() or worker.wake_ups.given_back)  # type: ignore[func-returns-value]
+    assert worker.wake_ups.given_back == ["key"]
     assert worker.begun == []
     assert due.name == "due"
 
@@ -200,40 +200,40 @@ def test_wake_up_that_nobody_can_use_is_given_back(worker: Worker) -> None:
 def test_copy_that_was_revoked_gives_back(worker: Worker) -> None:
     worker.park("one", 1.0)
     worker.line.give_back("key")
-    until(lambda: worker.bells.given_back == ["key"])
+    until(lambda: worker.wake_ups.given_back == ["key"])
 
 
 def test_line_without_copies_is_left(worker: Worker) -> None:
     """By the loss of the broker: the timer is cleared, and nobody has them any more."""
     worker.park("one", 1.0)
-    until(lambda: worker.bells.waited)
-    left = worker.bells.left
+    until(lambda: worker.wake_ups.waited)
+    left = worker.wake_ups.left
     worker.timer.clear()
     gc.collect()
-    until(lambda: worker.bells.left > left)
+    until(lambda: worker.wake_ups.left > left)
     worker.park("new", 2.0, "other")
-    until(lambda: worker.bells.places == {"other": Place(2.0, 1)})
+    until(lambda: worker.wake_ups.places == {"other": Place(2.0, 1)})
 
 
 def test_copy_that_runs_waits_no_more(worker: Worker) -> None:
     one = worker.park("one", 1.0)
-    until(lambda: worker.bells.waited)
-    left = worker.bells.left
+    until(lambda: worker.wake_ups.waited)
+    left = worker.wake_ups.left
     one.has_begun = True
-    until(lambda: worker.bells.left > left)
+    until(lambda: worker.wake_ups.left > left)
 
 
 def test_what_came_by_a_lost_connection_keeps_nobody_waiting(worker: Worker) -> None:
     """One was called and dropped before it had a slot; Celery's timer and its cycles keep both for a while."""
     worker.begins_at_once = False
     lost = [worker.park("called", 1.0), worker.park("behind", 2.0)]
-    worker.ring()
+    worker.frees()
     worker.begins("called")
     worker.timer.clear()
     worker.line.register(worker.loop)
     again = worker.park("called again", 1.0)
-    until(lambda: worker.bells.places == {"key": Place(1.0, 1)})
-    worker.ring()
+    until(lambda: worker.wake_ups.places == {"key": Place(1.0, 1)})
+    worker.frees()
     worker.begins("called", "called again")
     assert again not in lost
 
@@ -243,30 +243,30 @@ def test_wake_up_that_was_left_to_a_copy_is_looked_after_when_that_has_a_slot(wo
     worker.begins_at_once = False
     one = worker.park("one", 1.0)
     worker.park("two", 2.0)
-    worker.ring()
+    worker.frees()
     worker.begins("one")
-    asked = worker.bells.waited
+    asked = worker.wake_ups.waited
     worker.line.has_begun("key")
-    worker.ring()
-    until(lambda: worker.bells.waited > asked + 2)
-    assert worker.bells.looked_at == []
+    worker.frees()
+    until(lambda: worker.wake_ups.waited > asked + 2)
+    assert worker.wake_ups.looked_at == []
     one.has_begun = True
     worker.line.has_begun("key")
-    until(lambda: worker.bells.looked_at == [("key", 1)])
+    until(lambda: worker.wake_ups.looked_at == [("key", 1)])
     worker.line.has_begun("key")
-    asked = worker.bells.waited
-    until(lambda: worker.bells.waited > asked + 2)
-    assert worker.bells.looked_at == [("key", 1)]
+    asked = worker.wake_ups.waited
+    until(lambda: worker.wake_ups.waited > asked + 2)
+    assert worker.wake_ups.looked_at == [("key", 1)]
 
 
 def test_busy_worker_passes_on_while_others_may_have_room(worker: Worker) -> None:
     worker.has_room = False
     worker.park("one", 1.0)
-    worker.ring()
-    until(lambda: worker.bells.passed == [Ring("key")])
+    worker.frees()
+    until(lambda: worker.wake_ups.passed == [Freed("key")])
     assert worker.begun == []
-    worker.bells.takes_back = False
-    worker.ring()
+    worker.wake_ups.takes_back = False
+    worker.frees()
     worker.begins("one")
 
 
@@ -275,76 +275,76 @@ def test_several_are_called_where_several_may_hold_the_lock(worker: Worker) -> N
     worker.begins_at_once = False
     one = worker.park("one", 1.0)
     worker.park("two", 2.0)
-    worker.ring()
+    worker.frees()
     worker.begins("one")
-    asked = worker.bells.waited
-    worker.ring()
-    until(lambda: worker.bells.waited > asked + 2)
+    asked = worker.wake_ups.waited
+    worker.frees()
+    until(lambda: worker.wake_ups.waited > asked + 2)
     worker.begins("one")
     one.has_begun = True
-    worker.ring()
+    worker.frees()
     worker.begins("one", "two")
     for name in "ab":
         worker.park(name, 1.0, "shared", limit=2)
-    worker.ring("shared")
-    worker.ring("shared")
+    worker.frees("shared")
+    worker.frees("shared")
     worker.begins("one", "two", "a", "b")
 
 
 def test_busy_worker_has_one_copy_wait_for_a_slot(worker: Worker) -> None:
-    worker.has_room = worker.bells.takes_back = False
+    worker.has_room = worker.wake_ups.takes_back = False
     one = worker.park("one", 1.0)
     worker.park("two", 2.0)
-    worker.ring()
+    worker.frees()
     worker.begins("one")
-    worker.ring()
-    until(lambda: len(worker.bells.passed) == 2)
+    worker.frees()
+    until(lambda: len(worker.wake_ups.passed) == 2)
     one.has_begun = True
-    worker.ring()
+    worker.frees()
     worker.begins("one", "two")
 
 
 def test_while_the_lock_server_is_silent_nobody_is_woken(worker: Worker) -> None:
-    worker.bells.failures += [LockUnavailable("server", "cut")] * 50
+    worker.wake_ups.failures += [LockUnavailable("server", "cut")] * 50
     worker.park("one", 1.0)
-    until(lambda: worker.bells.waited)
+    until(lambda: worker.wake_ups.waited)
     worker.park("two", 1.0, is_woken=False)
-    worker.bells.failures.clear()
+    worker.wake_ups.failures.clear()
     worker.line.give_back("key")
-    until(lambda: worker.bells.waited > 2)
+    until(lambda: worker.wake_ups.waited > 2)
     until(lambda: not worker.line._failures)
     worker.park("three", 1.0)
 
 
 @pytest.mark.parametrize("error", [LockUnavailable("server", "cut"), RuntimeError("a fault of ours")])
 def test_it_goes_on_after_an_error(worker: Worker, error: Exception) -> None:
-    worker.bells.failures.append(error)
+    worker.wake_ups.failures.append(error)
     worker.park("one", 1.0)
-    until(lambda: worker.bells.waited > 1)
-    worker.ring()
+    until(lambda: worker.wake_ups.waited > 1)
+    worker.frees()
     worker.begins("one")
 
 
 def test_worker_that_ends_begins_nothing(worker: Worker) -> None:
     worker.park("one", 1.0)
-    until(lambda: worker.bells.waited)
-    left = worker.bells.left
+    until(lambda: worker.wake_ups.waited)
+    left = worker.wake_ups.left
     worker.line.close()
     worker.line.join()
-    assert worker.bells.left > left
+    assert worker.wake_ups.left > left
     worker.park("two", 2.0, is_woken=False)
-    worker.ring()
+    worker.frees()
     worker.loop.turn()
     assert worker.begun == []
 
 
 def test_worker_that_ends_gives_on_what_its_loop_has_not_come_to(worker: Worker) -> None:
     worker.park("one", 1.0)
-    worker.ring()
+    worker.frees()
     until(lambda: worker.line._called)
     worker.line.give_back("other")
     worker.line.close()
-    until(lambda: sorted(worker.bells.given_back) == ["key", "other"])
+    until(lambda: sorted(worker.wake_ups.given_back) == ["key", "other"])
     worker.loop.turn()
     assert worker.begun == []
 
@@ -359,15 +359,15 @@ def test_where_no_thread_can_be_had_copies_wait_for_their_own_time(
         patch.setattr(threading.Thread, "start", start)
         worker.park("one", 1.0, is_woken=False)
     worker.park("two", 2.0)
-    worker.ring()
+    worker.frees()
     worker.begins("one")
 
 
 def test_locks_beyond_the_bound_are_left_to_their_delay(worker: Worker) -> None:
-    worker.bells.most = 2
+    worker.wake_ups.most = 2
     for key in ("one", "two", "three"):
         worker.park(key, 1.0, key, is_woken=key != "three")
-    until(lambda: worker.bells.places.keys() == {"one", "two"})
-    worker.ring("one")
+    until(lambda: worker.wake_ups.places.keys() == {"one", "two"})
+    worker.frees("one")
     worker.begins("one")
-    until(lambda: worker.bells.places.keys() == {"two", "three"})
+    until(lambda: worker.wake_ups.places.keys() == {"two", "three"})

@@ -26,7 +26,7 @@ from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.bells import Place
+from celery_singleton_lock.stores.wake_ups import Place
 from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of

@@ -14,7 +14,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_singleton_lock import SingletonTask, clock
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.keys.key import key_of_text
-from celery_singleton_lock.stores.bells import Place
+from celery_singleton_lock.stores.wake_ups import Place
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.requeue import (

@@ -45,7 +45,7 @@ class MemoryStore:
         #: Owners that were given up, and until when that is known.
         self._over: dict[tuple[str, str], float] = {}
         self._mutex = Mutex()
-        self._waiting: dict[str, deque[_MemoryBell]] = {}
+        self._waiting: dict[str, deque[_MemoryWakeUp]] = {}
         #: When somebody was last refused that is about to wait, and when it was freed and nobody waited yet.
         self._refused: dict[str, float] = {}
         self._unclaimed: dict[str, float] = {}
@@ -62,6 +62,7 @@ class MemoryStore:
             for name in request.given_up:
                 self._give_up(key, name, request.ttl)
             if request.once and (record := self._record(key, holder.message)):
+                self._vacate(key, request.owner)
                 return record
             live = self._live(key)
             arrived, newer = self._arrive(request)
@@ -153,29 +154,29 @@ class MemoryStore:
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
         waiting = replace(request, waiting=True)
-        return AskingWaiter(_MemoryBell(self, request.key), lambda: self.acquire(waiting))
+        return AskingWaiter(_MemoryWakeUp(self, request.key), lambda: self.acquire(waiting))
 
-    def queue(self, bell: _MemoryBell) -> None:
+    def queue(self, wake_up: _MemoryWakeUp) -> None:
         """Put a waiter at the end, if it is not in the queue."""
         with self._mutex.lock:
-            waiting = self._waiting.setdefault(bell.key, deque())
-            if bell in waiting or bell.woken.is_set():
+            waiting = self._waiting.setdefault(wake_up.key, deque())
+            if wake_up in waiting or wake_up.woken.is_set():
                 return
-            if clock.now() - self._unclaimed.pop(bell.key, 0.0) < CLAIMED_WITHIN:
-                bell.woken.set()  # The lock was freed between the question and this.
+            if clock.now() - self._unclaimed.pop(wake_up.key, 0.0) < CLAIMED_WITHIN:
+                wake_up.woken.set()  # The lock was freed between the question and this.
             else:
-                waiting.append(bell)
+                waiting.append(wake_up)
 
-    def leave(self, bell: _MemoryBell) -> None:
+    def leave(self, wake_up: _MemoryWakeUp) -> None:
         """Take a waiter out; the wake-up that it has got and not used is for the next one."""
         with self._mutex.lock:
-            waiting = self._waiting.get(bell.key, deque())
-            if bell in waiting:
-                waiting.remove(bell)
-            elif bell.woken.is_set() and waiting:
+            waiting = self._waiting.get(wake_up.key, deque())
+            if wake_up in waiting:
+                waiting.remove(wake_up)
+            elif wake_up.woken.is_set() and waiting:
                 waiting.popleft().woken.set()
             if not waiting:
-                self._waiting.pop(bell.key, None)
+                self._waiting.pop(wake_up.key, None)
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         with self._mutex.lock:
@@ -201,7 +202,7 @@ class MemoryStore:
     def ledger(self, key: str) -> MemoryLedger:
         return self._ledgers.setdefault(key, MemoryLedger())
 
-    def bells(self) -> None:
+    def wake_ups(self) -> None:
         """None: its waiters are threads of this process."""
 
     def journal(self, prefix: str, *, size: int) -> MemoryJournal:
@@ -214,6 +215,9 @@ class MemoryStore:
         now = clock.now()
         self._over = {place: until for place, until in self._over.items() if until > now}
         self._over[key, owner] = now + max(ttl, OVER)
+        return self._vacate(key, owner)
+
+    def _vacate(self, key: str, owner: str) -> bool:
         slot = slot_of(owner, self._live(key))
         if slot is None:
             return False
@@ -270,7 +274,7 @@ class MemoryStore:
             del self._records[place]
 
 
-class _MemoryBell:
+class _MemoryWakeUp:
     """A place in the queue of a lock."""
 
     def __init__(self, store: MemoryStore, key: str) -> None:

@@ -34,7 +34,6 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
 from celery_singleton_lock.stores.inspector import KeyState
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands, stencil
-from celery_singleton_lock.stores.redis.bells import RedisBells
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
@@ -43,7 +42,8 @@ from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
-from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisBell
+from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
+from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 Item = TypeVar("Item")
@@ -196,9 +196,9 @@ class RedisStore:
             self._end(("waiter", key, place), question.undone(place, free=free), request.ttl, at_once=True)
 
         if self._replicas is not None:
-            return AskingWaiter(self._bell(key), ask, leave)
-        bell = self._bell(key, lock_commands.hand_over(request, place))
-        return PipedWaiter(bell, ask, leave, request=request, confirm=confirm)
+            return AskingWaiter(self._wake_up(key), ask, leave)
+        wake_up = self._wake_up(key, lock_commands.hand_over(request, place))
+        return PipedWaiter(wake_up, ask, leave, request=request, confirm=confirm)
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key, limit))
@@ -226,8 +226,8 @@ class RedisStore:
 
         return RedisLedger(key, ask, known)
 
-    def bells(self) -> RedisBells:
-        return RedisBells(self._servers, self.server)
+    def wake_ups(self) -> RedisWakeUps:
+        return RedisWakeUps(self._servers, self.server)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Endpoint], T]) -> list[T]:
@@ -238,8 +238,8 @@ class RedisStore:
     def close(self) -> None:
         self._servers.close()
 
-    def _bell(self, key: str, behind: Call | None = None) -> RedisBell:
-        return RedisBell(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
+    def _wake_up(self, key: str, behind: Call | None = None) -> RedisWakeUp:
+        return RedisWakeUp(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
 
     def _end(self, name: tuple[str, str, str], call: Call | Ready, seconds: float, *, at_once: bool) -> Any:
         """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an

@@ -36,11 +36,11 @@ MOVING = 0.1
 
 
 class PipedWaiter(AskingWaiter):
-    """A `Waiter` whose question stands behind its bell.
+    """A `Waiter` whose question stands behind its wake-up.
 
     Args:
-        bell: wakes it.
-        ask: acquires the lock, where the bell brought no answer.
+        wake_up: wakes it.
+        ask: acquires the lock, where the wake-up brought no answer.
         leave: sees to it that nothing is left of the questions; with True, frees the lock.
         request: what it asks for.
         confirm: gives it its whole ttl; whether it is still ours.
@@ -48,31 +48,31 @@ class PipedWaiter(AskingWaiter):
 
     def __init__(
         self,
-        bell: RedisBell,
+        wake_up: RedisWakeUp,
         ask: Ask,
         leave: Callable[[bool], None],
         *,
         request: LockRequest,
         confirm: Callable[[Lease], bool],
     ) -> None:
-        super().__init__(bell, ask, leave)
-        self._redis_bell = bell
+        super().__init__(wake_up, ask, leave)
+        self._redis_wake_up = wake_up
         self._request = request
         self._confirm = confirm
 
     def _may_be_given_more(self) -> bool:
-        return self._was_cut or self._redis_bell.is_open
+        return self._was_cut or self._redis_wake_up.is_open
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
-        answer = self._redis_bell.wait(timeout)
+        answer = self._redis_wake_up.wait(timeout)
         if answer is None:
             return None
         found = lock_answers.handed_over(answer, self._request)
         return None if isinstance(found, Lease) and not self._confirm(found) else found
 
 
-class RedisBell:
-    """A place in the queue of a lock: a `Bell`.
+class RedisWakeUp:
+    """A place in the queue of a lock: a `WakeUp`.
 
     Args:
         key: of the lock.
@@ -101,12 +101,12 @@ class RedisBell:
         return self._connection is not None and self._connection.unanswered > 0
 
     def pass_on(self) -> None:
-        """See `Bell.pass_on`."""
+        """See `WakeUp.pass_on`."""
         with suppress(RedisError, OSError):
             self._server_of().run(lock_commands.wake(self._key))
 
     def wait(self, timeout: float) -> Any:
-        """See `Bell.wait`.
+        """See `WakeUp.wait`.
 
         Returns:
             The answer to what stood behind, or True where nothing did; None if it was not woken.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockStore, Reservation
 from celery_singleton_lock.testing.store_contract.asking import (
@@ -38,6 +38,14 @@ class LimitContract:
         assert [lease.slot for lease in leases] == [0, 1, 2]
         assert isinstance(ask(store, limit=3), Held)
         assert store.renew(leases, timeout=1) == [True] * 3
+
+    def test_repeated_acquire_has_a_fence_of_its_own(self, store: LockStore) -> None:
+        """The answer to the first was lost, and another one has a slot since."""
+        owner = new_owner()
+        first = taken(store, owner, holder=ME, limit=2)
+        other = taken(store, limit=2)
+        again = taken(store, owner, holder=ME, limit=2)
+        assert first.fence <= again.fence != other.fence
 
     def test_newcomer_finds_what_was_taken_under_a_higher_limit(self, store: LockStore) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockStore, Record
-from celery_singleton_lock.testing.store_contract.asking import KEY, ME, SHORT, ask, taken
+from celery_singleton_lock.testing.store_contract.asking import KEY, ME, SHORT, ask, is_free, taken
 
 RECORD = Record(ME.message, b"record\n\x00\xff", 60.0)
 
@@ -41,6 +41,14 @@ class RecordContract:
         store.free(taken(store, holder=ME), record=RECORD)
         taken(store)
         assert content_found(store) == RECORD.content
+
+    def test_repeated_acquire_that_finds_it_keeps_no_lock(self, store: LockStore) -> None:
+        """The answer to the first was lost, and another copy has ended meanwhile."""
+        owner = new_owner()
+        taken(store, owner, holder=ME)
+        store.remember(KEY, RECORD)
+        assert isinstance(ask(store, owner, holder=ME, once=True), Record)
+        assert is_free(store)
 
     def test_who_does_not_ask_for_it_takes_the_lock(self, store: LockStore) -> None:
         store.free(taken(store, holder=ME), record=RECORD)

@@ -7,14 +7,14 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _line = partial(Mutant, file="worker/line.py", kind="lines")
-_bells = partial(Mutant, file="stores/redis/bells.py", kind="lines")
+_wake_ups = partial(Mutant, file="stores/redis/wake_ups.py", kind="lines")
 _request = partial(Mutant, file="worker/request.py", kind="lines")
 _celery = partial(Mutant, file="_celery.py", kind="lines")
 
 MUTANTS = (
     _line(
         "a wake-up of a copy is forgotten",
-        old="        self._called.append((ring.key, self._next(ring.key)))\n",
+        old="        self._called.append((freed.key, self._next(freed.key)))\n",
         new="",
         breaks="a copy is begun as its lock is freed",
     ),
@@ -44,13 +44,13 @@ MUTANTS = (
     ),
     _line(
         "a busy worker keeps the wake-up",
-        old="        if not has_room and self._bells.pass_on(ring):\n            return\n",
+        old="        if not has_room and self._wake_ups.pass_on(freed):\n            return\n",
         new="",
         breaks="a worker that has room begins the copy",
     ),
     _line(
         "who ends stays in line",
-        old="        self._bells.leave()\n        # The loop may",
+        old="        self._wake_ups.leave()\n        # The loop may",
         new="        # The loop may",
         breaks="a worker that ends is not woken",
     ),
@@ -60,32 +60,32 @@ MUTANTS = (
         new="                return\n                if isinstance",
         breaks="what is lost with a connection is found free",
     ),
-    _bells(
+    _wake_ups(
         "every lock is looked at when nothing comes or goes",
         old="        if is_due:  # Not whenever it blocks anew: there may always be another one to block for.\n"
         "            self._strange, self.due = set(), clock.now() + REFRESH\n",
         new="        self._strange, self.due = set(), clock.now() + REFRESH\n",
         breaks="every lock is looked at each two seconds",
     ),
-    _bells(
+    _wake_ups(
         "nobody looks at what is free already",
         old="if slots < places[key].limit]",
         new="if slots < 0]",
         breaks="what was freed before nobody was told of is found",
     ),
-    _bells(
+    _wake_ups(
         "an older place counts for nothing",
         old="        if not older or older[0] == self._name.encode():",
         new="        if older is not None:",
         breaks="first come, first served",
     ),
-    _bells(
+    _wake_ups(
         "what is not for us is kept",
-        old="            return self.pass_on(ring)\n        # Nobody",
+        old="            return self.pass_on(freed)\n        # Nobody",
         new="            return True\n        # Nobody",
         breaks="a wake-up goes to the oldest place",
     ),
-    _bells(
+    _wake_ups(
         "no place is taken",
         old="        commands = [*self._registered(moved), *self._left(left)]",
         new="        commands = self._left(left)",

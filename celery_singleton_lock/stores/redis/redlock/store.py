@@ -1,8 +1,8 @@
 """A store on a majority of servers that do not know each other.
 
 Beside what `docs/protocol.md`, section 10, says: one connection per node carries everything in order, so that taking
-back never overtakes a late acquire; and a waiter's bell hangs on one node, the same for all who wait for a lock while
-that node is well.
+back never overtakes a late acquire; and a waiter is woken by one node, the same for all who wait for a lock while that
+node is well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from celery_singleton_lock.stores.redis.redlock.nodes import (
 from celery_singleton_lock.stores.redis.redlock.votes import Votes
 from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
-from celery_singleton_lock.stores.redis.waiter import RedisBell
+from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)
@@ -157,8 +157,8 @@ class RedlockStore:
             self._nodes.majority(lock_commands.replace_records(batch))
 
     def waiter(self, request: LockRequest) -> AskingWaiter:
-        bell, waiting = _NodesBell(request.key, self._nodes.each, self.server), replace(request, waiting=True)
-        return AskingWaiter(bell, lambda: self.acquire(waiting))
+        wake_up, waiting = _NodesWakeUp(request.key, self._nodes.each, self.server), replace(request, waiting=True)
+        return AskingWaiter(wake_up, lambda: self.acquire(waiting))
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
         quorum = self._nodes.quorum
@@ -182,7 +182,7 @@ class RedlockStore:
 
         return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)
 
-    def bells(self) -> None:
+    def wake_ups(self) -> None:
         """None: who is woken first would be another one on each node."""
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
@@ -339,8 +339,8 @@ class RedlockStore:
         raise self._nodes.unavailable(errors_of(answers))
 
 
-class _NodesBell(RedisBell):
-    """A bell on the first node that is well, in an order that is the same for all who wait for a lock."""
+class _NodesWakeUp(RedisWakeUp):
+    """A wake-up from the first node that is well, in an order that is the same for all who wait for a lock."""
 
     def __init__(self, key: str, nodes: Sequence[Node], server: str) -> None:
         super().__init__(key, lambda: self._node().server, server)

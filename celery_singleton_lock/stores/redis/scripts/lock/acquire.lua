@@ -17,21 +17,26 @@ end
 
 -- What arrives later of that takes nothing, and what these owners hold is free.
 local freed = 0
-for i = FIRST + slots, #KEYS - (memory and 1 or 0) do
-  redis.call('SET', KEYS[i], 1, 'PX', over_ms)
-end
-for at = 1, #given_up, #owner do
+local function take_from(whose)
   for slot = 0, slots - 1 do
-    if holds(slot, string.sub(given_up, at, at + #owner - 1)) then
+    if holds(slot, whose) then
       redis.call('DEL', KEYS[FIRST + slot])
       freed = freed + 1
     end
   end
 end
 
+for i = FIRST + slots, #KEYS - (memory and 1 or 0) do
+  redis.call('SET', KEYS[i], 1, 'PX', over_ms)
+end
+for at = 1, #given_up, #owner do
+  take_from(string.sub(given_up, at, at + #owner - 1))
+end
+
 if once then
   local record, left = redis.pcall('GET', done), known_for(ended, more, ended_name, request)
   if type(record) == 'string' or left then
+    take_from(owner)  -- By an attempt whose answer was lost.
     -- Who has the lock wakes the next one.
     local is_taken = woken == 1 and redis.call('EXISTS', unpack(KEYS, FIRST, FIRST + limit - 1)) >= limit
     wake_others(freed + (is_taken and 0 or woken))
@@ -57,8 +62,13 @@ for slot = 0, slots - 1 do
     local asked_for = not wanted or slot == wanted
     held = held + 1
     if token == owner and asked_for then
-      local number = highest_fence(fence)
-      write(lock, owner, holder, string.format('%.0f', number), ttl)
+      -- Its own: the highest one is another's where several hold the lock, or is not known any more.
+      local number = tonumber(string.match(value, ',(%d+)%]$'))
+      if number then
+        write(lock, owner, holder, string.format('%.0f', number), ttl)
+      else
+        number = grant(lock, owner, holder, ttl, fence, fence_ttl, seed, request)
+      end
       if slot > 0 then
         redis.call('SET', in_use, math.max(tonumber(redis.call('GET', in_use)) or 0, slot + 1), 'PX',
           math.max(redis.call('PTTL', in_use), ttl))

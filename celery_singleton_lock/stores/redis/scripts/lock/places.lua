@@ -5,7 +5,8 @@ local function holds(slot, whose)
 end
 
 local function wake_others(places)
-  if places > 0 and redis.call('EXISTS', waiting) == 1 then
+  -- Who was not named is not woken, and looks by itself.
+  if places > 0 and waiting and redis.call('EXISTS', waiting) == 1 then
     for _ = 1, places do
       redis.pcall('RPUSH', wake, 1)
     end

@@ -20,13 +20,13 @@ from redis.exceptions import RedisError, ResponseError, TimeoutError
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.stores.bells import Place, Ring
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import Connection
 from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL, WAKE_TTL
 from celery_singleton_lock.stores.redis.script import Command, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
+from celery_singleton_lock.stores.wake_ups import Freed, Place
 
 logger = get_logger(__name__)
 
@@ -49,8 +49,8 @@ REFRESH = WAITING_TTL / 3
 NUDGE_TTL = 10.0
 
 
-class RedisBells:
-    """A `Bells`.
+class RedisWakeUps:
+    """A `WakeUps`.
 
     Args:
         servers: where the locks are.
@@ -71,81 +71,81 @@ class RedisBells:
         for line in lines.values():
             line.forsake()
 
-    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Ring]:
-        """See `Bells.wait`."""
+    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Freed]:
+        """See `WakeUps.wait`."""
         try:
             return self._wait(places, interrupt)
         except (RedisError, OSError) as error:
             self._drop(error)
             raise LockUnavailable(self._server, words_of(error)) from error
 
-    def pass_on(self, ring: Ring) -> bool:
-        """See `Bells.pass_on`."""
-        if ring.passed_on >= MAX_PASSED_ON:
+    def pass_on(self, freed: Freed) -> bool:
+        """See `WakeUps.pass_on`."""
+        if freed.passed_on >= MAX_PASSED_ON:
             return False
-        self._push(ring.key, ring.passed_on + 1)
+        self._push(freed.key, freed.passed_on + 1)
         return True
 
     def give_back(self, key: str) -> None:
-        """See `Bells.give_back`."""
+        """See `WakeUps.give_back`."""
         if (line := self._lines.get(self._servers.slot_of(keyspace.wake_key(key)))) is not None:
             line.forget(key)
         # Whoever is busy takes it now.
         self._push(key, MAX_PASSED_ON)
 
     def wake_if_free(self, key: str, limit: int) -> None:
-        """See `Bells.wake_if_free`."""
+        """See `WakeUps.wake_if_free`."""
         slots = [keyspace.run_key(key, slot) for slot in range(limit)]
         with suppress(RedisError, OSError):
             if self._servers.server_of(slots[0]).command("EXISTS", *slots) < limit:
                 self._push(key, 0)
 
     def leave(self) -> None:
-        """See `Bells.leave`."""
+        """See `WakeUps.leave`."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
             try:
-                for ring in line.leave():
+                for freed in line.leave():
                     # However often it was passed on: nobody here takes it.
-                    self._push(ring.key, min(ring.passed_on + 1, MAX_PASSED_ON))
+                    self._push(freed.key, min(freed.passed_on + 1, MAX_PASSED_ON))
             except (RedisError, OSError) as error:
                 line.drop(error)
 
-    def _wait(self, places: Mapping[str, Place], interrupt: int) -> list[Ring]:
+    def _wait(self, places: Mapping[str, Place], interrupt: int) -> list[Freed]:
         by_slot: defaultdict[int, dict[str, Place]] = defaultdict(dict)
         for key, place in places.items():
             by_slot[self._servers.slot_of(keyspace.wake_key(key))][key] = place
         for slot in by_slot:
             if slot not in self._lines:
                 self._lines[slot] = _Line(self._servers, self._name)
-        rings: list[Ring] = []
+        freed: list[Freed] = []
         for slot in [*self._lines]:
             if slot in by_slot:
-                rings += self._lines[slot].stand(by_slot[slot])
+                freed += self._lines[slot].stand(by_slot[slot])
             else:
-                rings += self._lines.pop(slot).leave()
-        if not rings:
-            rings = self._heard(interrupt)
-        return [ring for ring in rings if not self._is_for_another(ring, places)]
+                freed += self._lines.pop(slot).leave()
+        if not freed:
+            freed = self._heard(interrupt)
+        return [one for one in freed if not self._is_for_another(one, places)]
 
-    def _heard(self, interrupt: int) -> list[Ring]:
+    def _heard(self, interrupt: int) -> list[Freed]:
         due = min((line.due for line in self._lines.values()), default=0.0)
         if not any(line.has_heard() for line in self._lines.values()):
             poll = select.poll()
             for descriptor in (interrupt, *(each for line in self._lines.values() for each in line.descriptors)):
                 poll.register(descriptor, select.POLLIN)
             poll.poll(max(due - clock.now(), 0.0) * 1000)
-        return [ring for line in self._lines.values() for ring in line.heard()]
+        return [freed for line in self._lines.values() for freed in line.heard()]
 
-    def _is_for_another(self, ring: Ring, places: Mapping[str, Place]) -> bool:
+    def _is_for_another(self, freed: Freed, places: Mapping[str, Place]) -> bool:
         """Whether somebody has an older place, who is woken now."""
-        place = places.get(ring.key)
+        place = places.get(freed.key)
         if place is None:
-            self.give_back(ring.key)
+            self.give_back(freed.key)
             return True
-        if ring.passed_on == LOOKED:
+        if freed.passed_on == LOOKED:
             return False
-        waiting = keyspace.waiting_key(ring.key)
+        waiting = keyspace.waiting_key(freed.key)
         endpoint = self._servers.server_of(waiting)
         # Those of 0 wait no more.
         (older,) = endpoint.command_each([("ZRANGEBYSCORE", waiting, "(0", f"({ms(place.since)}", "LIMIT", 0, 1)])
@@ -154,8 +154,8 @@ class RedisBells:
             return False
         if not older or older[0] == self._name.encode():
             return False
-        if ring.passed_on < MAX_PASSED_ON:
-            return self.pass_on(ring)
+        if freed.passed_on < MAX_PASSED_ON:
+            return self.pass_on(freed)
         # Nobody has come forward; one that is there, and was busy with another lock, will say so again.
         endpoint.command("ZADD", waiting, "XX", 0, older[0])
         return False
@@ -201,14 +201,14 @@ class _Line:
         """To be watched."""
         return [] if self._connection is None else [self._connection.fileno()]
 
-    def stand(self, places: dict[str, Place]) -> list[Ring]:
+    def stand(self, places: dict[str, Place]) -> list[Freed]:
         """Block for these places; the locks that are free already, or were heard of meanwhile."""
         is_blocked = self._connection is not None and self._connection.unanswered
         is_due = clock.now() >= self.due
         if is_blocked and places == self._places and not is_due:
             return []
-        if rings := self._unblock():
-            return rings
+        if freed := self._unblock():
+            return freed
         connection = self._connected(next(iter(places)))
         connection.wait_at_most(self._servers.step)
         known = () if is_due else self._places.keys() - self._forgotten
@@ -228,7 +228,7 @@ class _Line:
             _read(connection)
         held = [connection.read() for _ in looks]
         # What was freed before nobody was told of.
-        return [Ring(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
+        return [Freed(key, LOOKED) for key, slots in zip(came, held, strict=True) if slots < places[key].limit]
 
     def has_heard(self) -> bool:
         """Whether the answer is there, which may have come together with others."""
@@ -239,7 +239,7 @@ class _Line:
                 self._answer = _read(connection)
         return self._answer is not None
 
-    def heard(self) -> list[Ring]:
+    def heard(self) -> list[Freed]:
         """The lock that it was woken for, if it was."""
         if not self.has_heard():
             return []
@@ -256,21 +256,21 @@ class _Line:
             return []
         # Last in the next list of keys.
         self._places[key] = self._places.pop(key)
-        return [Ring(key, _count(value))]
+        return [Freed(key, _count(value))]
 
     def forget(self, key: str) -> None:
         """Take the place anew, if it is still wanted: look whether the lock is free."""
         self._forgotten.add(key)
 
-    def leave(self) -> list[Ring]:
+    def leave(self) -> list[Freed]:
         """Leave every line; what was heard meanwhile."""
-        rings = self._unblock()
+        freed = self._unblock()
         if self._connection is not None and self._places:
             self._connection.wait_at_most(self._servers.step)
             self._connection.answers(self._left(self._places))
         self._connection, self._places = None, {}
         self._exits.close()
-        return rings
+        return freed
 
     def drop(self, error: BaseException) -> None:
         """End the connection, whatever is under way."""
@@ -295,7 +295,7 @@ class _Line:
             raise refused
         logger.debug("somebody else's values are in the place of wake-ups for %s", ", ".join(self._strange))
 
-    def _unblock(self) -> list[Ring]:
+    def _unblock(self) -> list[Freed]:
         """Have the connection free for other commands; what it was woken for."""
         connection = self._connection
         if connection is None or not (connection.unanswered or self._answer):

@@ -16,16 +16,16 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.bells import Bells, Place, Ring
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import bells, keyspace
-from celery_singleton_lock.stores.redis.bells import MAX_PASSED_ON, RedisBells
+from celery_singleton_lock.stores.redis import keyspace, wake_ups
+from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, RedisWakeUps
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.wake_ups import Freed, Place, WakeUps
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import until
 from tests.patience import LIMIT
 
-KEY, OTHER = "contract:{bells:1}", "contract:{bells:2}"
+KEY, OTHER = "contract:{wake_ups:1}", "contract:{wake_ups:2}"
 
 #: Seconds: longer than any test.
 TTL = 300.0
@@ -56,9 +56,9 @@ class Process:
     """Waits in a thread, as a worker's main process does, and takes what it hears."""
 
     def __init__(self, store: Store, **places: Place) -> None:
-        bells = store.bells()
-        assert isinstance(bells, RedisBells)
-        self.bells: Bells = bells
+        wake_ups = store.wake_ups()
+        assert isinstance(wake_ups, RedisWakeUps)
+        self.wake_ups: WakeUps = wake_ups
         self.places = {{"one": KEY, "two": OTHER}[name]: place for name, place in places.items()}
         self.heard: list[str] = []
         self.errors: list[Exception] = []
@@ -77,7 +77,7 @@ class Process:
         self.interrupt()
         self._thread.join(LIMIT)
         assert not self._thread.is_alive()
-        self.bells.leave()
+        self.wake_ups.leave()
         os.close(self._reader)
         os.close(self._writer)
 
@@ -92,12 +92,12 @@ class Process:
     def _run(self) -> None:
         while not self._stopped:
             try:
-                rings = self.bells.wait(self.places, self._reader)
+                freed = self.wake_ups.wait(self.places, self._reader)
             except LockUnavailable as error:
                 self.errors.append(error)
                 clock.sleep(0.02)
                 continue
-            self.heard += [ring.key for ring in rings]
+            self.heard += [one.key for one in freed]
             with suppress(BlockingIOError):
                 os.read(self._reader, 100)
 
@@ -181,7 +181,7 @@ def test_older_place_of_a_dead_process_stops_nobody(store: Store, server: RedisS
 def test_lock_that_ended_is_found_while_other_copies_come_and_go(
     store: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bells, "REFRESH", 0.5)
+    monkeypatch.setattr(wake_ups, "REFRESH", 0.5)
     _ = taken(store), taken(store, OTHER)
     others = cycle([{"two": FIRST}, {}])
     with Process(store, one=FIRST) as process:
@@ -239,9 +239,9 @@ def test_wake_up_without_a_use_goes_to_the_next(store: Store, server: RedisServe
     lease = taken(store)
     with Process(store, one=SECOND) as process:
         until(blocked(server))
-        assert process.bells.pass_on(Ring(KEY))
+        assert process.wake_ups.pass_on(Freed(KEY))
         until(lambda: process.heard == [KEY])
-        assert not process.bells.pass_on(Ring(KEY, MAX_PASSED_ON))
+        assert not process.wake_ups.pass_on(Freed(KEY, MAX_PASSED_ON))
         assert store.free(lease)
         until(lambda: process.heard == [KEY, KEY])
 
@@ -250,12 +250,12 @@ def test_doubt_wakes_somebody_where_the_lock_is_free_only(store: Store, server: 
     leases = [taken(store, limit=2) for _ in "ab"]
     with Process(store, one=Place(SECOND.since, 2)) as process:
         until(blocked(server))
-        process.bells.wake_if_free(KEY, 2)
+        process.wake_ups.wake_if_free(KEY, 2)
         with server.client() as client:
             assert client.exists(keyspace.wake_key(KEY)) == 0
         assert process.heard == []
         server.client().delete(keyspace.run_key(KEY, leases[0].slot))
-        process.bells.wake_if_free(KEY, 2)
+        process.wake_ups.wake_if_free(KEY, 2)
         until(lambda: process.heard == [KEY])
 
 
@@ -308,16 +308,16 @@ def test_locks_have_their_turns(store: Store, server: RedisServer) -> None:
     """Redis takes the first that has an element: another one shall be that each time."""
     _ = taken(store), taken(store, OTHER)
     heard: list[str] = []
-    bells = store.bells()
-    assert bells is not None
+    wake_ups = store.wake_ups()
+    assert wake_ups is not None
     reader, writer = os.pipe()
     with server.client() as client:
         for key in (KEY, OTHER):
             client.rpush(keyspace.wake_key(key), *[1] * 3)
         while len(heard) < 6:
-            heard += [ring.key for ring in bells.wait({KEY: FIRST, OTHER: FIRST}, reader)]
+            heard += [freed.key for freed in wake_ups.wait({KEY: FIRST, OTHER: FIRST}, reader)]
     assert heard == [KEY, OTHER] * 3
-    bells.leave()
+    wake_ups.leave()
     os.close(reader)
     os.close(writer)
 
@@ -339,7 +339,7 @@ def test_wake_up_that_was_given_back_is_looked_after(store: Store, server: Redis
         until(blocked(server))
         assert store.free(lease)
         until(lambda: process.heard == [KEY])
-        process.bells.give_back(KEY)
+        process.wake_ups.give_back(KEY)
         until(lambda: len(process.heard) > 1)
 
 
@@ -358,15 +358,15 @@ def test_process_that_left_is_named_nowhere(store: Store, server: RedisServer) -
 def test_who_leaves_gives_on_what_it_is_woken_for(store: Store, server: RedisServer, passed_on: int) -> None:
     """However many had no use for it before: somebody else has."""
     taken(store)
-    bells, (reader, writer) = store.bells(), os.pipe()
-    assert bells is not None
+    wake_ups, (reader, writer) = store.wake_ups(), os.pipe()
+    assert wake_ups is not None
     with os.fdopen(reader), os.fdopen(writer, "wb", 0) as interrupts, server.client() as client:
         interrupts.write(b".")
-        assert not bells.wait({KEY: FIRST}, reader)
+        assert not wake_ups.wait({KEY: FIRST}, reader)
         until(blocked(server))
         client.rpush(keyspace.wake_key(KEY), passed_on + 1)
         client.pexpire(keyspace.wake_key(KEY), 60_000)
-        bells.leave()
+        wake_ups.leave()
         expected = min(passed_on + 1, MAX_PASSED_ON) + 1
         assert client.lrange(keyspace.wake_key(KEY), 0, -1) == [str(expected)]
 
@@ -376,7 +376,7 @@ def test_all_that_is_written_goes_by_itself(store: Store, server: RedisServer) -
     with Process(store, one=FIRST) as process, server.client() as client:
         until(blocked(server))
         process.stand(one=SECOND)
-        process.bells.pass_on(Ring(OTHER))
+        process.wake_ups.pass_on(Freed(OTHER))
         assert store.free(lease)
         until(lambda: process.heard == [KEY])
         assert all(client.pttl(key) > 0 for key in client.scan_iter())
@@ -399,11 +399,11 @@ def test_cut_connection_costs_no_wake_up(store: Store, server: RedisServer) -> N
 def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: RedisServer) -> None:
     """Else the server takes a process for blocked that has been killed, and wakes it."""
     _ = taken(store)
-    bells = store.bells()
-    assert bells is not None
+    wake_ups = store.wake_ups()
+    assert wake_ups is not None
     reader, writer = os.pipe()
     os.write(writer, b".")
-    bells.wait({KEY: FIRST}, reader)
+    wake_ups.wait({KEY: FIRST}, reader)
     until(blocked(server))
     inherited = _sockets(server)
     child = os.fork()
@@ -413,7 +413,7 @@ def test_child_of_a_fork_does_not_keep_the_connection(store: Store, server: Redi
     assert os.waitstatus_to_exitcode(status) == len(inherited) - 1
     os.close(reader)
     os.close(writer)
-    bells.leave()
+    wake_ups.leave()
 
 
 def _sockets(server: RedisServer) -> Sequence[int]:
@@ -429,7 +429,7 @@ def _sockets(server: RedisServer) -> Sequence[int]:
 @pytest.mark.parametrize("url", ["memory", "redlock"])
 def test_where_nobody_is_woken_the_store_says_so(url: str, server: RedisServer) -> None:
     if url == "memory":
-        assert MemoryStore().bells() is None
+        assert MemoryStore().wake_ups() is None
         return
     with closing(open_url(";".join(map(server.url_of, range(3))), {"restart_delay": False})) as redlock:
-        assert redlock.bells() is None
+        assert redlock.wake_ups() is None

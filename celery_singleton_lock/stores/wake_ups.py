@@ -22,7 +22,7 @@ class Place(NamedTuple):
     limit: int
 
 
-class Ring(NamedTuple):
+class Freed(NamedTuple):
     """A lock may be free.
 
     Attributes:
@@ -34,7 +34,7 @@ class Ring(NamedTuple):
     passed_on: int = 0
 
 
-class Bells(Protocol):
+class WakeUps(Protocol):
     """Wakes this process for the locks for which it is in line. Used by one thread.
 
     Attributes:
@@ -43,7 +43,7 @@ class Bells(Protocol):
 
     most: int
 
-    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Ring]:
+    def wait(self, places: Mapping[str, Place], interrupt: int) -> Sequence[Freed]:
         """Wait until one of these locks may be free, for which nobody is known to have waited for longer; or return
         nothing now and then, and when there is something to read from the descriptor `interrupt`.
 
@@ -53,7 +53,7 @@ class Bells(Protocol):
             LockUnavailable: no answer, or an error; all places are to be taken anew, which the next call does.
         """
 
-    def pass_on(self, ring: Ring) -> bool:
+    def pass_on(self, freed: Freed) -> bool:
         """Wake another process, as this one is busy; False where that was done often enough, and it is to be taken."""
 
     def give_back(self, key: str) -> None:
