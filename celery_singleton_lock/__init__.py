@@ -25,6 +25,7 @@ from celery_singleton_lock.signals import (
     lock_duplicate,
     lock_lost,
     lock_released,
+    lock_superseded,
     overlap_detected,
 )
 from celery_singleton_lock.task.sending import DuplicateResult
@@ -61,6 +62,7 @@ __all__ = [
     "lock_duplicate",
     "lock_lost",
     "lock_released",
+    "lock_superseded",
     "overlap_detected",
 ]
 

@@ -105,6 +105,11 @@ class Holder:
         # Of what its copies have in common: each finds the reservation.
         return hashlib.sha256(f"heir:{self.message}".encode()).hexdigest()[:OWNER_LENGTH]
 
+    @property
+    def arrives_as(self) -> str:
+        """A name for its sending, where only the newest of a key's is to run: how its hold begins."""
+        return f"[{_quoted(self.sending)},{'null' if self.task_id is None else _quoted(self.task_id)},"
+
     def is_copy_of(self, other: Holder) -> bool:
         """Whether both carry out messages of one sending."""
         return self.sending != "" and self.sending == other.sending

@@ -14,6 +14,10 @@ lock_acquired = Signal(name="lock_acquired", providing_args=["task_id", "key", "
 #: The execution met a held lock. `conflict` (a `LockConflict`), `policy` (what was done about it).
 lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "conflict", "policy"])
 
+#: The execution will not run, since a newer call has come. `by` (the id of that). Sent in addition to those
+#: of Celery for a task that was revoked.
+lock_superseded = Signal(name="lock_superseded", providing_args=["task_id", "key", "by"])
+
 #: A call was not sent: another message has the lock that the task takes as it is sent. `task_id` (of
 #: that one), `duplicate` (a `DuplicateTask`), `policy` (what the caller got). Sent where the call was made.
 lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key", "duplicate", "policy"])

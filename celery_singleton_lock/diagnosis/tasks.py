@@ -12,7 +12,7 @@ from celery.utils.imports import symbol_by_name
 from celery_singleton_lock.diagnosis.finding import Finding, Subject
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
 from celery_singleton_lock.options.delivery import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
-from celery_singleton_lock.options.rules import UNTIL_AND_WHILE_EXECUTING, WHILE_EXECUTING
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, UNTIL_AND_WHILE_EXECUTING, WHILE_EXECUTING
 from celery_singleton_lock.options.task import Options, raw_attribute
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
@@ -255,6 +255,15 @@ def _copies_that_wait_and_are_skipped(it: TaskContext) -> Iterator[Finding]:
         )
 
 
+def _newest_that_may_be_lost(it: TaskContext) -> Iterator[Finding]:
+    if it.options.on_conflict in NEWEST_POLICIES and not it.task.acks_late:
+        yield it.note(
+            f"on_conflict is {it.options.on_conflict!r} without acks_late: a call that is killed as it asks for its "
+            "lock is lost, and what it has superseded does not run either",
+            "set acks_late=True and reject_on_worker_lost=True if the newest call must not be lost",
+        )
+
+
 RULES = (
     _reject_of_acknowledged,
     _autoretry_of_lock_errors,
@@ -272,4 +281,5 @@ RULES = (
     _arguments_without_a_form,
     _of_sending_without_a_scope,
     _copies_that_wait_and_are_skipped,
+    _newest_that_may_be_lost,
 )

@@ -50,6 +50,7 @@ COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
     Counter("joined", "", "Executions that ended as the task did that they had joined."),
+    Counter("superseded", "", "Executions that did not run, since a newer one came while they waited."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
     Counter("renewals", "", "Times that the lock of an execution was renewed."),
     Counter("losses", "", "Executions that lost their lock while they ran."),
@@ -115,6 +116,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
         return [(("joined", task, ""), 1)]
     if entry.kind == "free":
         return [(("takeovers", task, ""), 1)]
+    if entry.kind == "superseded":
+        return [(("superseded", task, ""), 1)]
     conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1
     if entry.scheduled and entry.kind in REFUSALS:
         return [conflict, (("refused_ticks", task, entry.scheduled), 1)]

@@ -23,7 +23,8 @@ TICKS = 6
 #: The kind of an entry for what runs still.
 RUNNING = "running"
 
-_SIGNS = {"retry": "↻", "join": "↻", "joined": "=", "stand-by": "↻", "drop": "↻", "repeat": "↻", "free": "†"}
+_SIGNS = {"retry": "↻", "rerun": "↻", "join": "↻", "joined": "=", "superseded": "»", "stand-by": "↻", "drop": "↻"}
+_SIGNS |= {"repeat": "↻", "free": "†"}
 
 
 @dataclass(frozen=True, slots=True)

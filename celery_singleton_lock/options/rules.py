@@ -16,11 +16,18 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 
 #: What an execution does that meets a held lock.
-ConflictPolicy = Literal["skip", "raise", "retry", "reject", "join"]
+ConflictPolicy = Literal["skip", "raise", "retry", "reject", "rerun", "join"]
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 
 #: The policy of those that need the result of another task.
 JOIN: ConflictPolicy = "join"
+
+#: Those under which only the newest of the messages that wait is to run. They are known before a lock is asked for: no
+#: callable chooses them.
+NEWEST_POLICIES: tuple[ConflictPolicy, ...] = ("rerun",)
+
+#: Those under which a message waits that has met a held lock.
+WAITING_POLICIES: tuple[ConflictPolicy, ...] = ("retry", JOIN, *NEWEST_POLICIES)
 
 #: What becomes of a call that is sent while another one waits, or runs, whose message has the lock.
 DuplicatePolicy = Literal["existing", "raise", "skip", "replace"]
@@ -135,11 +142,12 @@ _RETRIES = Rule(
 )
 
 
-def _policy(names: Sequence[str], given: str) -> Rule:
+def _policy(names: Sequence[str], given: str, *, not_chosen: Sequence[str] = ()) -> Rule:
     """One of some policies, or what chooses one."""
+    but = f" but {one_of(*not_chosen).words}" if not_chosen else ""
     return Rule(
         lambda value: callable(value) or (isinstance(value, str) and value in names),
-        f"{one_of(*names).words}, or a callable of (task, {given}) that returns one of them",
+        f"{one_of(*names).words}, or a callable of (task, {given}) that returns one of them{but}",
     )
 
 
@@ -148,7 +156,9 @@ OPTIONS: Mapping[str, Option] = {
     "scope": Option("lock_scope", "singleton_lock_scope", WHILE_EXECUTING, one_of(*SCOPES)),
     "ttl": Option("lock_ttl", "singleton_lock_ttl", 30.0, TTL),
     "wait": Option("lock_wait", "singleton_lock_wait", 0.0, _seconds()),
-    "on_conflict": Option("on_conflict", "singleton_lock_on_conflict", "skip", _policy(POLICIES, "conflict")),
+    "on_conflict": Option(
+        "on_conflict", "singleton_lock_on_conflict", "skip", _policy(POLICIES, "conflict", not_chosen=NEWEST_POLICIES)
+    ),
     "conflict_retries": Option("lock_conflict_retries", "singleton_lock_conflict_retries", None, _RETRIES),
     "on_lock_lost": Option("on_lock_lost", "singleton_lock_on_lock_lost", "abort", one_of("abort", "warn")),
     "on_unavailable": Option(

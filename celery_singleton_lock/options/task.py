@@ -19,6 +19,7 @@ from celery_singleton_lock.options.rules import (
     CALL_KEYS,
     DISABLE,
     JOIN,
+    NEWEST_POLICIES,
     OPTIONS,
     TEXT,
     UNTIL_AND_WHILE_EXECUTING,
@@ -77,7 +78,9 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
         latest = given, settings, _options_of(task, settings)
         setattr(own, _LATEST, latest)
     options = latest[2]
-    return replace(options, **call) if call else options
+    if call:
+        _check_newest(task.name, options := replace(options, **call))
+    return options
 
 
 #: Where a task's class has the options of its last execution, and what they were made of: somebody may set an attribute
@@ -115,6 +118,7 @@ def _options_of(task: Any, settings: Settings) -> Options:
         check_join(task, options, settings)
     if options.on_duplicate == "replace":
         _check_replace(task.name, options)
+    _check_newest(task.name, options)
     return options
 
 
@@ -152,6 +156,32 @@ def check_join(task: Any, options: Options, settings: Settings) -> None:
         raise InvalidOption(f"{where}needs singleton_lock_done_ttl above 0: for so long it is known how a task ended")
     if options.limit > 1:
         raise InvalidOption(f"{where}needs lock_limit=1, found {options.limit}: one task holds the lock, and is joined")
+
+
+def _check_newest(task_name: str, options: Options) -> None:
+    """Refuse what a policy says nothing about that has only the newest run.
+
+    Raises:
+        InvalidOption: it is used so.
+    """
+    if options.on_conflict not in NEWEST_POLICIES:
+        return
+    where = f"option on_conflict of task {task_name} is {options.on_conflict!r}"
+    if options.limit > 1:
+        raise InvalidOption(
+            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that run none is the "
+            "one that the newest is to follow; use on_conflict='retry' beside a limit"
+        )
+    if options.scope in (UNTIL_EXECUTING, UNTIL_EXPIRED):
+        raise InvalidOption(
+            f"{where} with lock_scope {options.scope!r}, whose runs do not exclude each other, so that none ever "
+            "waits; use lock_scope='while_executing'"
+        )
+    if options.conflict_retries is not None:
+        raise InvalidOption(
+            f"{where} with lock_conflict_retries {options.conflict_retries}; the newest waits until the lock is free: "
+            "leave that out, or use on_conflict='retry'"
+        )
 
 
 def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowed: Sequence[str]) -> Any:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.holder import Holder
@@ -26,6 +26,20 @@ from celery_singleton_lock.lease import Hold, Lease
 
 #: The content of a record that was forgotten (see `Record.content_for`).
 FORGOTTEN = b"over"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message is one of those of its key of which only the newest is to run: the last one that came.
+
+    Attributes:
+        number: that it was given when it came, as far as whoever asks knows; the higher, the newer. The store knows
+            better, if it has not forgotten.
+        seconds: for how long the store is to know the order, from the last question on.
+    """
+
+    number: int | None
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,8 @@ class LockRequest:
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and what
             arrives of them later takes nothing.
         in_line: it was woken for this, maybe (see `wake_ups.py`): if its message has been carried out, another one is.
+        arrival: the holder's message takes its place in an order, and does not get the lock when a newer one has come;
+            None where the order does not matter. For stores that know the order (`knows_newest`).
         attempts: for a store on several servers, which of them will not carry out an attempt of this owner any more.
             Whoever asks again for the owner, as a waiter too, passes this request or a `replace` of it.
     """
@@ -57,6 +73,7 @@ class LockRequest:
     limit: int = 1
     given_up: Sequence[str] = ()
     in_line: bool = False
+    arrival: Arrival | None = None
     attempts: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
     def hold(self) -> Hold:
@@ -80,6 +97,7 @@ class Held:
         slot: where in a semaphore that is; None where that is not known.
         waiters: how many wait for the lock, as far as a store says that: an `Inspector` does, an acquire does not.
         fence: its fencing token, as far as a store says that.
+        arrived: the number that the message of the request has in the order of its key (see `Arrival`), the newest.
     """
 
     holder: Holder | None
@@ -88,6 +106,7 @@ class Held:
     slot: int | None = None
     waiters: int = 0
     fence: int | None = None
+    arrived: int | None = None
 
     def hold(self, key: str, *, ttl: float, limit: int = 1) -> Hold:
         """What whoever frees it in the holder's stead frees."""
@@ -96,6 +115,19 @@ class Held:
     def conflict(self, key: str) -> LockConflict:
         """The error that names it."""
         return LockConflict(key, self.holder.task_id if self.holder else None, self.remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded(Held):
+    """The answer to an acquire whose message is not the newest of its key any more: it is never to run.
+
+    What else it says is who has the lock meanwhile; owner '' where nobody has.
+
+    Attributes:
+        by: the id of the newest, as far as it has one.
+    """
+
+    by: str | None = None
 
 
 class Record(NamedTuple):
@@ -190,6 +222,12 @@ class Freeing(IntEnum):
     NOW = 1
     #: It was gone when this was said again, or nodes did not answer: it was freed before, unless it was lost before.
     UNCLEAR = 2
+
+
+class KnowsNewest(Protocol):
+    """A lock store that knows which message of a key is the newest (see `Arrival`); others need not say anything."""
+
+    knows_newest: Literal[True]
 
 
 class LockStore(Protocol):

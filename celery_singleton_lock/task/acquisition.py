@@ -13,8 +13,8 @@ from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import FIRST, new_owner, stem
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.task import delivery, journal_entries, key_report, requeue
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
+from celery_singleton_lock.task import delivery, journal_entries, key_report, newest, requeue
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.running import this_thread
 
@@ -37,6 +37,7 @@ class Acquisition:
         self._store = execution.runtime.store
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
+        self._arrival = newest.arrival_of(execution)
         self.given_up = requeue.given_up(execution.request)
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
         self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
@@ -104,10 +105,12 @@ class Acquisition:
         may_wait = self._wait > 0 or it.holder.attempt > FIRST
         request = self._request(waiting=may_wait)
         found = self._store.acquire(request)
-        if not isinstance(found, Held):
+        if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
         with self._store.waiter(request) as waiter:
-            while isinstance(found, Held) and found.owner not in this_thread.owners:
+            while (
+                isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
+            ):
                 if not self._free_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._wait
                     left = self._asks_since + patience - clock.now()
@@ -131,6 +134,7 @@ class Acquisition:
             limit=it.options.limit,
             given_up=self.given_up,
             in_line=requeue.is_in_line(it.request),
+            arrival=self._arrival,
         )
 
     def _ask_as_another(self) -> None:

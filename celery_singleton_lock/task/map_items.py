@@ -18,6 +18,7 @@ from typing import Any
 from celery.app.task import Context
 
 from celery_singleton_lock._celery import current_task, pop_task, push_task
+from celery_singleton_lock.options.rules import WAITING_POLICIES
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.task import message_identity, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
@@ -64,7 +65,7 @@ def call(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: A
 
 def _for_item(options: Options) -> Options:
     """A task's options, as far as they hold for an item."""
-    waits = options.on_conflict == "retry" and options.conflict_retries is None
+    waits = options.on_conflict in WAITING_POLICIES and options.conflict_retries is None
     # Within a task that holds a lock there is an end to it: that might be what the other one waits for.
     wait = math.inf if waits and not this_thread.owners else options.wait
     silence = "wait" if options.on_unavailable == "retry" else options.on_unavailable

@@ -18,7 +18,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import LockConflict, LockSuperseded
-from celery_singleton_lock.options.rules import POLICIES, ConflictPolicy
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
@@ -30,6 +30,10 @@ logger = get_logger(__name__)
 
 #: Since this version Celery records a failure itself when a task rejects its message for good.
 _RECORDS_REJECTED = celery.VERSION[:2] >= (5, 7)
+
+
+#: What a callable may choose.
+_CHOSEN = tuple(policy for policy in POLICIES if policy not in NEWEST_POLICIES)
 
 
 class Skipped(Ignore):
@@ -46,9 +50,9 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
     Raises:
         InvalidOption: a callable of the user's gave an answer that is none.
     """
-    policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, POLICIES)
+    policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
     bound = options.conflict_retries
-    if policy == "retry" and (
+    if policy in WAITING_POLICIES and (
         task.request.is_eager or (bound is not None and requeue.put_back_count(task.request, "conflict") >= bound)
     ):
         return "raise"
@@ -56,9 +60,15 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
 
 
 def end(
-    task: TaskLike, conflict: LockConflict, policy: ConflictPolicy, options: Options, joins: Joined | None = None
+    task: TaskLike,
+    conflict: LockConflict,
+    policy: ConflictPolicy,
+    options: Options,
+    *,
+    joins: Joined | None = None,
+    arrived: int | None = None,
 ) -> NoReturn:
-    """End the execution that lost to another task, which it `joins`, maybe."""
+    """End the execution that lost to another task; see `requeue.put_back` for what it `joins`, and how it `arrived`."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
@@ -68,12 +78,11 @@ def end(
         conflict.remaining,
     )
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
-    if policy == "retry":
+    if policy in WAITING_POLICIES:
         # Who waits in line is held for long, and is asked less often than a bound on the number of tries is meant for.
-        waits = requeue.Waits(conflict.key, options.limit) if options.conflict_retries is None else None
-        requeue.put_back(task, reason="conflict", waits=waits)
-    elif policy == "join":
-        requeue.put_back(task, reason="conflict", waits=requeue.Waits(conflict.key, options.limit), joins=joins)
+        is_bounded = policy == "retry" and options.conflict_retries is not None
+        waits = None if is_bounded else requeue.Waits(conflict.key, options.limit)
+        requeue.put_back(task, reason="conflict", waits=waits, joins=joins, arrived=arrived)
     elif policy == "raise":
         fail(task, conflict, conflict)
     elif policy == "reject":

@@ -14,15 +14,16 @@ from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 
-from celery_singleton_lock.errors import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock.errors import LockConflict, LockLost, LockSuperseded, LockUnavailable
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.rules import JOIN, ConflictPolicy
-from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.options.rules import JOIN, WAITING_POLICIES, ConflictPolicy
+from celery_singleton_lock.stores.base import Held, Record, Superseded
 from celery_singleton_lock.task import (
     delivery,
     joining,
     journal_entries,
+    newest,
     on_conflict,
     outcome,
     redelivery,
@@ -44,6 +45,8 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
     it = acquisition.execution
     if isinstance(found, End):
         return _end_as_joined(acquisition, found)
+    if isinstance(found, Superseded):
+        return _end_superseded(acquisition, found)
     if isinstance(found, Held) and not it.is_copy_of(found):
         met = found.conflict(it.key)
         try:
@@ -60,7 +63,7 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
             copy = _record(acquisition, policy, met)
             if copy is None:
                 journal_entries.did_not_run(it, policy, found.holder)
-                on_conflict.end(it.task, met, policy, it.options, joins)
+                on_conflict.end(it.task, met, policy, it.options, joins=joins, arrived=found.arrived)
         except LockConflict:
             raise
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
@@ -86,6 +89,22 @@ def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
     if ended.error is not None:
         raise ended.error
     return ended.value
+
+
+def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:
+    """End as one in whose place a newer one runs; whatever a copy of it did is its end, if there is one."""
+    it = acquisition.execution
+    error, met = LockSuperseded(it.key, found.by), found.conflict(it.key) if found.owner else None
+    try:
+        copy = _record(acquisition, "skip", error)
+        if copy is None:
+            newest.superseded(it, error, found)
+            on_conflict.supersede(it.task, error, met)
+    except Ignore:
+        raise
+    except Exception as failure:  # noqa: BLE001 - a soft time limit, say
+        return fail(acquisition, failure, met)
+    return redelivery.end(it, copy)
 
 
 def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = None) -> Any:
@@ -130,7 +149,7 @@ def drop_if_expired(execution: Execution, lease: Lease) -> None:
 
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
     """Record that this message will never be carried out; what another copy of it does or did, if there is one."""
-    if policy in ("retry", "reject", JOIN):
+    if policy == "reject" or policy in WAITING_POLICIES:
         return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
     it = acquisition.execution
     return _record_end(acquisition, outcome.refused(it.task, it.request, policy, error))

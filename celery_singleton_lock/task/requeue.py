@@ -47,6 +47,9 @@ FIRST_DELAY = 1.0
 #: Seconds that a put-back copy waits at most.
 MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0, "lost": 8.0, "untold": 60.0}
 
+#: What a number in an order is at most: a float holds it exactly.
+MAX_NUMBER = 2**53
+
 #: How many given up owners a message names: the latest.
 MAX_GIVEN_UP = 16
 
@@ -74,6 +77,7 @@ def put_back(
     delay: float | None = None,
     waits: Waits | None = None,
     joins: Joined | None = None,
+    arrived: int | None = None,
 ) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
@@ -85,13 +89,14 @@ def put_back(
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
         waits: for this lock; the worker that gets the copy may begin it sooner.
         joins: the task as which it is to end; by default the one that it has joined before.
+        arrived: its number in the order of its key, see `stores.base.Arrival`; None where it has none, or as before.
 
     Raises:
         GoesOn: it was sent.
     """
     failures = 0
     while True:
-        try_to_put_back(task, reason=reason, delay=delay, waits=waits, joins=joins)
+        try_to_put_back(task, reason=reason, delay=delay, waits=waits, joins=joins, arrived=arrived)
         clock.sleep(back_off(failures))
         failures += 1
 
@@ -103,6 +108,7 @@ def try_to_put_back(
     delay: float | None = None,
     waits: Waits | None = None,
     joins: Joined | None = None,
+    arrived: int | None = None,
 ) -> None:
     """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
 
@@ -116,7 +122,7 @@ def try_to_put_back(
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
     try:
-        _send(task, reason, delay, _header(request, reason, waits, joins or joined_by(request)))
+        _send(task, reason, delay, _header(request, reason, waits, joins or joined_by(request), arrived))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
@@ -150,6 +156,15 @@ def joined_by(request: RequestLike) -> Joined | None:
     """The task that this copy has joined; None where it has joined none."""
     header = _header_of(request)
     return Joined.read(header["joins"]) if "joins" in header else None
+
+
+def arrived(request: RequestLike) -> int | None:
+    """The number that the message has in the order of its key, in whichever attempt it was given that; None where that
+    is not known.
+    """
+    header = cleaned.headers(request).get(PUT_BACK_HEADER)
+    number = header.get("arrived") if isinstance(header, dict) else None
+    return number if is_whole(number, 1, MAX_NUMBER) else None
 
 
 def was_untold(request: RequestLike) -> bool:
@@ -200,7 +215,9 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     copy.set(headers=headers).apply_async()
 
 
-def _header(request: RequestLike, reason: Reason, waits: Waits | None, joins: Joined | None = None) -> dict[str, Any]:
+def _header(
+    request: RequestLike, reason: Reason, waits: Waits | None, joins: Joined | None, number: int | None
+) -> dict[str, Any]:
     """The header of the next copy."""
     counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
     counts = {other: count for other, count in counts.items() if count or other not in RARE}
@@ -213,6 +230,8 @@ def _header(request: RequestLike, reason: Reason, waits: Waits | None, joins: Jo
         header["joins"] = list(joins)
     if waits is not None or "since" in _header_of(request):
         header["since"] = _since(_header_of(request))
+    if (number := number or arrived(request)) is not None:
+        header["arrived"] = number
     return header
 
 

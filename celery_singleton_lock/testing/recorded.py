@@ -33,6 +33,7 @@ _SIGNALS = {
     "acquired": signals.lock_acquired,
     "conflict": signals.lock_conflict,
     "released": signals.lock_released,
+    "superseded": signals.lock_superseded,
     "lost": signals.lock_lost,
 }
 
@@ -42,7 +43,7 @@ class LockEvent:
     """What happened to the lock of one execution of a task.
 
     Attributes:
-        what: "acquired", "conflict", "released" or "lost".
+        what: "acquired", "conflict", "released", "superseded" or "lost".
         task: the name of the task.
         task_id: its id.
         key: of the lock.
@@ -52,7 +53,7 @@ class LockEvent:
         held_by: the id of the task that held the lock in a conflict; None for everything else.
     """
 
-    what: Literal["acquired", "conflict", "released", "lost"]
+    what: Literal["acquired", "conflict", "released", "superseded", "lost"]
     task: str
     task_id: str | None
     key: str
@@ -92,6 +93,11 @@ class RecordedLocks:
     def released(self) -> list[LockEvent]:
         """Executions that have freed their lock."""
         return self._all("released")
+
+    @property
+    def superseded(self) -> list[LockEvent]:
+        """Executions that did not run, since a newer one had come (`on_conflict="rerun"`)."""
+        return self._all("superseded")
 
     @property
     def lost(self) -> list[LockEvent]:

@@ -146,6 +146,9 @@ class SingletonRequest(WorkerRequest):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, Skipped):
             self._announce_skipped(expired=isinstance(error, Expired))
+        if isinstance(error, Ignore) and not isinstance(error, requeue.GoesOn):
+            # The server has woken the next one as it said that this is over, maybe before this process saw it begin.
+            self._pass_on()
         if return_ok or not isinstance(error, _LOST):
             result = super().on_failure(exc_info, send_failed_event, return_ok)
             if not (return_ok and self._had_begun(error)) and self._is_over:
@@ -196,17 +199,23 @@ class SingletonRequest(WorkerRequest):
             if self._may_be_kept_for():
                 aside.do(self._free_kept)
             self.has_begun = True
-        if revoked and self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
-            line.give_back(self._waits_for)
+            self._pass_on()
         return revoked
+
+    def _pass_on(self) -> None:
+        """Have another copy begun, where this one was woken for a lock that it does not take."""
+        if self.is_woken and self._waits_for is not None and (line := line_of.get(self.app)) is not None:
+            line.give_back(self._waits_for)
 
     def _wait(self) -> None:
         """Be begun when the lock is free that it was put back for, and ended when it expires."""
         line, waits = line_of.get(self.app), requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)
         if line is not None and waits is not None:
             self._waits_for, place = waits
-            # One that has joined a task looks now and then: that may have ended, and another one may have the lock.
-            if line.park(self, self._waits_for, place) and requeue.joined_by(self.context) is None:
+            # One that has joined a task looks now and then: that may have ended, and another one may have the lock. One of
+            # which only the newest is to run looks whether it is that.
+            looks = requeue.joined_by(self.context) is not None or requeue.arrived(self.context) is not None
+            if line.park(self, self._waits_for, place) and not looks:
                 longest = min(HELD, longest_delay(self.app.conf))
                 self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
         if self.expires is not None and self.eta - self.expires > EXPIRED:

@@ -161,6 +161,25 @@ def patient(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
+@app.task(bind=True, base=Exclusive, on_conflict="rerun")
+def rerunning(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, on_conflict="rerun", acks_late=True, reject_on_worker_lost=True)
+def rerunning_late(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, on_conflict="rerun")
+def rerunning_retried(self: Any, job: str, seconds: float = 0.05) -> str:
+    """Retries itself once, when it has run."""
+    _work(self, job, seconds)
+    if self.request.retries == 0:
+        raise self.retry(countdown=0)
+    return job
+
+
 @app.task(bind=True, base=Exclusive, on_conflict="retry")
 def described(self: Any, job: str, *values: Any, **named: Any) -> dict[str, Any]:
     """The message as it came here: what of it is to be as it was sent."""

@@ -123,6 +123,7 @@ def test_nothing_is_said_about_a_plain_task() -> None:
         ({"lock_queue_ttl": 60}, {}, "warning", "lock_queue_ttl does nothing"),
         ({"on_send_unavailable": "raise"}, {}, "warning", "on_send_unavailable does nothing"),
         ({"lock_scope": "until_and_while_executing", "on_conflict": "skip"}, {}, "warning", "drops it"),
+        ({"on_conflict": "rerun"}, {}, "note", "is lost, and what it has superseded"),
     ],
 )
 def test_finds_in_a_task(options: dict[str, Any], conf: dict[str, Any], severity: str, words: str) -> None:
@@ -280,6 +281,18 @@ class TestSharedName:
         (finding,) = self._of({"lock_key": [], "lock_limit": 2}, {"lock_key": []})
         assert finding.severity == "warning"
         assert "2 for bill; 1 for refund" in finding.text
+
+    def test_one_of_which_only_the_newest_runs_beside_another(self) -> None:
+        (finding,) = self._of({"lock_key": [], "on_conflict": "rerun"}, {"lock_key": []})
+        assert finding.severity == "note"
+        assert "'rerun' for bill; 'skip' for refund" in finding.text
+
+    def test_only_the_newest_runs_is_a_problem_on_a_redlock(self) -> None:
+        options = {"lock_key": [], "on_conflict": "rerun"}, {"lock_key": [], "on_conflict": "rerun"}
+        found = self._of(*options, singleton_lock_backend="redis://a;redis://b;redis://c")
+        assert [(it.subject, it.severity) for it in found] == [("bill", "problem"), ("refund", "problem")]
+        assert all("another order" in finding.text for finding in found)
+        assert self._of(*options) == []
 
     def test_different_ttls_are_a_problem_on_a_redlock_only(self) -> None:
         options = {"lock_key": [], "lock_ttl": 60}, {"lock_key": []}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.mutex import Mutex
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation, Superseded
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
@@ -26,11 +28,15 @@ OVER = 60.0
 #: Seconds from being refused to waiting, and from freeing to a claim of the wake-up.
 CLAIMED_WITHIN = 1.0
 
+#: Messages of a key of which it is known when they came, at most.
+KNOWN = 1000
+
 
 class MemoryStore:
     """A `Store` in memory; instances do not see each other's locks."""
 
     server = "memory://"
+    knows_newest: Literal[True] = True
 
     def __init__(self) -> None:
         self._fences = itertools.count(1)
@@ -43,6 +49,8 @@ class MemoryStore:
         #: When somebody was last refused that is about to wait, and when it was freed and nobody waited yet.
         self._refused: dict[str, float] = {}
         self._unclaimed: dict[str, float] = {}
+        #: Of messages of which only the newest is to run, when they came; and until when that is known of a key.
+        self._orders: dict[str, tuple[dict[str, int], float]] = {}
         self._ledgers: dict[str, MemoryLedger] = {}
         self._journals: dict[str, MemoryJournal] = {}
 
@@ -57,13 +65,17 @@ class MemoryStore:
                 self._vacate(key, request.owner)
                 return record
             live = self._live(key)
+            arrived, newer = self._arrive(request)
             slot = slot_of(request.owner, live)
             if slot is None:
                 slot = free_slot(request, live)
+                is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.reserved_as for it in live.values())
+                if newer and not is_its:
+                    return self._superseded(request, newer, live)
                 if slot is None:
                     if request.waiting:
                         self._refused[key] = sent_at
-                    return in_the_way(request, live).held(sent_at)
+                    return replace(in_the_way(request, live).held(sent_at), arrived=arrived)
                 if (reserved := slot_of(holder.reserved_as, live)) is not None:
                     del live[reserved]
                 taken = Occupant(request.owner, replace(holder, ttl=request.ttl), next(self._fences), 0.0)
@@ -71,6 +83,29 @@ class MemoryStore:
             occupant = self._occupants[key][slot]
             occupant.ends_at = sent_at + request.ttl
             return request.lease(fence=occupant.fence, sent_at=sent_at, slot=slot)
+
+    def _arrive(self, request: LockRequest) -> tuple[int | None, str | None]:
+        """The number of its message in the order of its key, and the newest of that, if that is another one."""
+        if request.arrival is None:
+            return None, None
+        now = clock.now()
+        self._orders = {key: found for key, found in self._orders.items() if found[1] > now}
+        order, _ = self._orders.get(request.key, ({}, 0.0))
+        self._orders[request.key] = order, now + request.arrival.seconds
+        name, highest = request.holder.arrives_as, max(order.values(), default=0)
+        number = order.setdefault(name, request.arrival.number or max(highest + 1, int(clock.wall() * 1e6)))
+        while len(order) > KNOWN:
+            del order[min(order, key=order.__getitem__)]
+        return number, max(order, key=order.__getitem__) if number < highest else None
+
+    def _superseded(self, request: LockRequest, newer: str, live: dict[int, Occupant]) -> Superseded:
+        """What its message is told, which takes nothing of what it was woken for, or has found."""
+        by = json.loads(newer.rstrip(",") + "]")[1]
+        if not live:
+            self._wake(request.key)
+            return Superseded(None, "", 0.0, by=by)
+        met = in_the_way(request, live).held(clock.now())
+        return Superseded(met.holder, met.owner, met.remaining, met.slot, by=by)
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         with self._mutex.lock:

@@ -61,6 +61,11 @@ def waiting_key(key: str) -> str:
     return _beside(key, "waiting")
 
 
+def order_key(key: str) -> str:
+    """The messages of which only the newest is to run: a sorted set, by when they came."""
+    return _beside(key, "order")
+
+
 def nudge_key(key: str, process: str) -> str:
     """The list whose elements unblock a process that has something else to say; in the slot of `key`."""
     return _beside(key, f"nudge:{process}")

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError, TimeoutError
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.holder import FIELDS, OWNER_LENGTH, Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
 
 #: Slots of one key that are looked at, at most.
 MAX_SLOTS = 10_000
@@ -32,6 +32,8 @@ class Answer(IntEnum):
     NO_VOTE = 3
     GIVEN_UP = 4
     MORE_SLOTS = 5
+    NEWEST = 6
+    SUPERSEDED = 7
 
 
 #: The parts of each, itself among them.
@@ -42,7 +44,13 @@ _PARTS: Mapping[int, list[type]] = {
     Answer.NO_VOTE: [int, int],
     Answer.GIVEN_UP: [int],
     Answer.MORE_SLOTS: [int, int],
+    Answer.NEWEST: [int, bytes, int, int, int],
+    Answer.SUPERSEDED: [int, bytes, int, int, bytes],
 }
+
+
+#: What a refusal is not answered.
+_OF_AN_ACQUIRE = (Answer.GRANTED, Answer.GIVEN_UP, Answer.NEWEST, Answer.SUPERSEDED)
 
 
 def answers_vote(answer: Any) -> bool:
@@ -60,7 +68,7 @@ def answers_question(answer: Any) -> bool:
 def answers_refusal(answer: Any) -> bool:
     """Whether a `refuse` can answer that."""
     refused = [Answer.GRANTED]
-    return answer == refused or (answers_question(answer) and answer[0] not in (Answer.GRANTED, Answer.GIVEN_UP))
+    return answer == refused or (answers_question(answer) and answer[0] not in _OF_AN_ACQUIRE)
 
 
 class Freed(IntEnum):
@@ -145,11 +153,20 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
     kind, *rest = answer
     if kind == Answer.MORE_SLOTS:
         raise MoreSlots(*rest)
-    if kind == Answer.HELD:
-        value, pttl, slot = rest
-        return replace(held(value, pttl), slot=slot)
+    if kind in (Answer.HELD, Answer.NEWEST, Answer.SUPERSEDED):
+        value, pttl, slot, *about = rest
+        found = replace(held(value, pttl), slot=slot)
+        if kind == Answer.SUPERSEDED:
+            return Superseded(found.holder, found.owner, found.remaining, slot, by=_task_of(*about))
+        return replace(found, arrived=about[0]) if about else found
     content, pttl = rest
     return Record(message, content, max(pttl, 0) / 1000)
+
+
+def _task_of(arrives_as: bytes) -> str | None:
+    """The id of the task in what `Holder.arrives_as` says."""
+    fields = cleaned.array(arrives_as.rstrip(b",") + b"]")
+    return cleaned.text_or_none(fields[1]) if fields is not None and len(fields) > 1 else None
 
 
 def fence_of(value: bytes) -> int | None:

@@ -43,7 +43,7 @@ _OF_RECORD = 4
 
 #: What the scripts that are asked for a lock begin with, and what they look with.
 ASKED = "now", "lock/request", "lock/grant", "lock/answers"
-LOOKING = "lock/places", "lock/ended"
+LOOKING = "lock/places", "lock/ended", "lock/newest"
 ACQUIRE = Script(*ASKED, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
 HAND_OVER = Script(*ASKED, *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
 FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
@@ -76,6 +76,9 @@ class Asked(NamedTuple):
     over_ms: int = 0
     wake_ms: int = 0
     woken: int = 0
+    arrives_as: str = ""
+    arrived: int | str = ""
+    order_ms: int = 0
 
 
 class Ending(NamedTuple):
@@ -144,13 +147,15 @@ def question(
 ) -> tuple[list[str], Asked]:
     """KEYS and ARGV of `request.lua`; see `acquire`, and `keyspace.shared`."""
     key, holder, given_up, once = request.key, request.holder, request.given_up, request.once
+    arrival = request.arrival
     slots, shared = max(slots, request.limit), shared or keyspace.shared(key)
     ended_name = keyspace.ended_name(key, holder.message) if once else b""
     ended, more = keyspace.ended_keys(shared, ended_name)
     keys = [keyspace.shared_fence_key(shared), *([ended] if once else []), keyspace.slots_key(key)]
     keys += [keyspace.over_key(key, request.owner), keyspace.over_key(key, name), keyspace.wake_key(key)]
     keys += [keyspace.done_key(key, holder.message), more] if once else []
-    keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up else []
+    keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
+    keys += [keyspace.order_key(key)] if arrival else []
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
     return keys, Asked(
@@ -162,13 +167,16 @@ def question(
         waiting_ms=ms(WAITING_TTL) if request.waiting else 0,
         asked_at_ms=asked_at(request),
         reserved_as=_reserved_as(holder),
-        sending=_beginning_of_copies(holder) if slots > 1 else "",
+        sending=_beginning_of_copies(holder) if slots > 1 or arrival else "",
         slots=slots,
         limit=request.limit,
         given_up="".join(given_up),
         over_ms=over_ms(request.ttl) if late or given_up else 0,
-        wake_ms=ms(WAKE_TTL) if given_up or request.in_line else 0,
+        wake_ms=ms(WAKE_TTL) if given_up or request.in_line or arrival else 0,
         woken=int(request.in_line),
+        arrives_as=holder.arrives_as if arrival else "",
+        arrived=arrival.number or "" if arrival else "",
+        order_ms=ms(arrival.seconds) if arrival else 0,
     )
 
 

@@ -204,6 +204,7 @@ def _commands_on(key: str) -> list[Command]:
         ("ZCARD", key),
         ("ZCOUNT", key, 0, 0),
         ("ZRANGE", key, 0, 0),
+        ("ZSCORE", key, "a"),
         ("ZREMRANGEBYRANK", key, 0, 0),
         ("ZREMRANGEBYSCORE", key, 0, 0),
         ("TYPE", key),

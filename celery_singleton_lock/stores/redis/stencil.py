@@ -37,6 +37,8 @@ def acquire(request: LockRequest, name: str) -> Ready | None:
     key, holder = request.key, request.holder
     if request.limit != 1 or request.given_up or request.in_line or holder.replaced or holder.retries or not key:
         return None
+    if request.arrival is not None:
+        return None
     parts = [*_of_key(key), request.owner.encode(), name.encode(), holder.dumps(request.ttl).encode()]
     if request.waiting:
         parts.append(str(lock_commands.asked_at(request)).encode())

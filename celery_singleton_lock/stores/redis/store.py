@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from celery.utils.log import get_logger
 from redis.exceptions import (
@@ -78,6 +78,8 @@ class RedisStore:
         replicas: how many replicas must have a lock before it counts as taken, and the end of a message before it
             counts as recorded.
     """
+
+    knows_newest: Literal[True] = True
 
     def __init__(self, servers: Server | Cluster, server: str, *, replicas: int = 0) -> None:
         self.server = server

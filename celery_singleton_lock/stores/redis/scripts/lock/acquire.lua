@@ -1,7 +1,9 @@
 -- Takes a lock, or a slot of a semaphore.
--- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, answers.lua and ended.lua.
+-- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, newest.lua, answers.lua and ended.lua.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} so many are in use: name them all
+--  | {NEWEST, value, pttl, slot, number} held, and of those of which only the newest is to run this is it; with its number in their order
+--  | {SUPERSEDED, value, pttl, slot, newest} it is not
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.
 if redis.call('EXISTS', over, request, in_use) ~= 0 then
   if redis.call('EXISTS', over, request) ~= 0 then
@@ -40,6 +42,11 @@ if once then
     wake_others(freed + (is_taken and 0 or woken))
     return {RECORD, type(record) == 'string' and record or FORGOTTEN, left or redis.call('PTTL', done)}
   end
+end
+
+local place, newer, before
+if order then
+  place, newer, before = arrive()
 end
 
 local held, free, kept, copy, first, first_pttl, first_slot = 0
@@ -86,6 +93,8 @@ end
 local slot
 if copy then
   slot = nil
+elseif newer and not kept then
+  slot = nil -- It is never to run.
 elseif kept and kept < limit then
   slot = kept
 elseif free and (kept or held < limit) then
@@ -95,13 +104,27 @@ elseif free and (kept or held < limit) then
   end
 end
 if not slot then
+  if newer and not copy then
+    if waiting_ms ~= '0' then
+      redis.call('ZADD', waiting, 'XX', 0, owner)
+    end
+    -- It takes nothing of what it was woken for, or has found.
+    wake_others(math.max(freed, held < limit and 1 or 0))
+    return {SUPERSEDED, first or '', first_pttl or 0, first_slot or 0, newer}
+  end
   if waiting_ms ~= '0' then
     redis.call('ZADD', waiting, asked_at, owner)
     redis.call('ZREMRANGEBYSCORE', waiting, '-inf', asked_at - 10 * waiting_ms)
     redis.call('PEXPIRE', waiting, waiting_ms)
   end
-  wake_others(freed)
-  return copy or {HELD, first or '', first_pttl or 0, first_slot or 0}
+  if copy or not order then
+    wake_others(freed)
+    return copy or {HELD, first or '', first_pttl or 0, first_slot or 0}
+  end
+  -- The one that waited before this is woken, to end: it is the first in line, as far as all of them are of the order.
+  local waits = before and string.sub(first or '', #owner + 1, #owner + #before) ~= before
+  wake_others(math.max(freed, waits and 1 or 0))
+  return {NEWEST, first or '', first_pttl or 0, first_slot or 0, place}
 end
 
 if waiting_ms ~= '0' then

@@ -1,0 +1,49 @@
+"""Of the messages that wait for a lock only the newest is to run: `on_conflict="rerun"`.
+
+Each takes a place in the order of its key as it first asks for the lock, in the same round trip; the lock server says
+of an older one that it is superseded. Protocol: `docs/protocol.md`, section 14.
+"""
+
+from __future__ import annotations
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.errors import InvalidOption, LockSuperseded
+from celery_singleton_lock.options.rules import NEWEST_POLICIES
+from celery_singleton_lock.stores.base import Arrival, Superseded
+from celery_singleton_lock.task import journal_entries, requeue
+from celery_singleton_lock.task.execution import Execution
+
+logger = get_logger(__name__)
+
+#: Seconds for which the order of a key is known at least, from the last question for its lock on: of a message that its
+#: worker held until it died, and that the broker delivers again then, it has to be known whether it is the newest.
+KNOWN_FOR = 3600.0
+
+
+def arrival_of(execution: Execution) -> Arrival | None:
+    """What its acquire says of the order; None for one that is not in it: another policy, or no message.
+
+    Raises:
+        InvalidOption: the locks are kept where the order is not known.
+    """
+    policy, request = execution.options.on_conflict, execution.request
+    if policy not in NEWEST_POLICIES or request.is_eager or request.id is None:
+        return None
+    store = execution.runtime.store
+    if not getattr(store, "knows_newest", False):
+        raise InvalidOption(
+            f"option on_conflict of task {execution.task.name} is {policy!r}, but where its locks are, at "
+            f"{store.server}, it is not known which message is the newest; allowed: locks on one Redis, behind "
+            "Sentinels, on a cluster, or in memory, and no Redlock; use another policy, or set singleton_lock_backend"
+        )
+    return Arrival(requeue.arrived(request), max(execution.runtime.settings.done_ttl, KNOWN_FOR))
+
+
+def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:
+    """Say that an execution ends so."""
+    logger.info("%s is superseded by task %s: %s", execution, error.task_id, error.key)
+    details = {"task_id": execution.request.id, "key": error.key, "by": error.task_id}
+    signals.lock_superseded.send(sender=execution.task, **details)
+    journal_entries.did_not_run(execution, "superseded", found.holder)

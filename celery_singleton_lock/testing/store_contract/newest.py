@@ -1,0 +1,140 @@
+"""Messages of a key of which only the newest is to run: for stores that know the order in which they came.
+
+Inherit it beside `StoreContract`. A store that does not say `knows_newest` need not promise any of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Arrival, Held, LockStore, Record, Reservation, Superseded
+from celery_singleton_lock.testing.store_contract.asking import TTL, ask, taken
+
+FIRST, SECOND, THIRD = (Holder(name, sending=f"{name}'s") for name in ("first", "second", "third"))
+
+
+def come(store: LockStore, holder: Holder, number: int | None = None, **more: Any) -> Lease | Held | Record:
+    """A copy of its message asks; it was given this number before, as far as it knows."""
+    return ask(store, holder=holder, arrival=Arrival(number, TTL), **more)
+
+
+class NewestContract:
+    """Older ones do not run after the newest has come."""
+
+    def test_newest_waits_and_knows_its_number(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        assert isinstance(running, Lease)
+        second, third = come(store, SECOND), come(store, THIRD)
+        assert [type(found) for found in (second, third)] == [Held, Held]
+        assert isinstance(second, Held)
+        assert isinstance(third, Held)
+        assert (second.arrived or 0) < (third.arrived or 0)
+        assert second.holder == FIRST
+
+    def test_older_one_is_superseded_while_the_lock_is_held(self, store: LockStore) -> None:
+        come(store, FIRST)
+        come(store, SECOND)
+        come(store, THIRD)
+        found = come(store, SECOND)
+        assert isinstance(found, Superseded)
+        assert (found.by, found.holder) == ("third", FIRST)
+
+    def test_older_one_is_superseded_when_the_lock_is_free(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        come(store, SECOND)
+        come(store, THIRD)
+        assert isinstance(running, Lease)
+        store.free(running)
+        found = come(store, SECOND)
+        assert isinstance(found, Superseded)
+        assert (found.by, found.owner) == ("third", "")
+        assert isinstance(come(store, THIRD), Lease)
+
+    def test_newcomer_that_finds_it_free_supersedes_who_waits(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        come(store, SECOND)
+        assert isinstance(running, Lease)
+        store.free(running)
+        following = come(store, THIRD)
+        assert isinstance(following, Lease)
+        store.free(following)
+        assert isinstance(come(store, SECOND), Superseded)
+
+    def test_copy_is_no_newcomer(self, store: LockStore) -> None:
+        come(store, FIRST)
+        come(store, SECOND)
+        come(store, THIRD)
+        for _ in range(3):
+            assert isinstance(come(store, SECOND), Superseded)
+            assert type(come(store, THIRD)) is Held
+
+    def test_copy_of_the_one_that_runs_is_no_newcomer_and_not_superseded(self, store: LockStore) -> None:
+        come(store, FIRST)
+        come(store, SECOND)
+        found = come(store, FIRST)
+        assert type(found) is Held
+        assert found.holder == FIRST
+        assert type(come(store, SECOND)) is Held
+
+    def test_one_that_ran_and_was_killed_is_superseded(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        come(store, SECOND)
+        assert isinstance(running, Lease)
+        store.abandon(running)
+        assert isinstance(come(store, FIRST), Superseded)
+        assert isinstance(come(store, SECOND), Lease)
+
+    def test_retry_is_no_newcomer(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        come(store, SECOND)
+        assert isinstance(running, Lease)
+        store.free(running)
+        assert isinstance(come(store, replace(FIRST, retries=1)), Superseded)
+
+    def test_retry_has_the_lock_that_was_kept_for_it(self, store: LockStore) -> None:
+        running, following = come(store, FIRST), replace(FIRST, retries=1)
+        come(store, SECOND)
+        assert isinstance(running, Lease)
+        store.free(running, reservation=Reservation(following, TTL))
+        assert type(come(store, SECOND)) is Held
+        assert isinstance(come(store, following), Lease)
+
+    def test_one_that_has_ended_is_not_superseded(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        assert isinstance(running, Lease)
+        store.free(running, record=Record(FIRST.message, b"over", TTL))
+        come(store, SECOND)
+        assert isinstance(come(store, FIRST, once=True), Record)
+
+    def test_number_orders_where_the_store_has_forgotten_them(self, store: LockStore) -> None:
+        """As after a restart without memory: what the messages themselves know."""
+        come(store, FIRST, key="earlier:{1}")
+        second, third = come(store, SECOND, key="earlier:{1}"), come(store, THIRD, key="earlier:{1}")
+        assert isinstance(second, Held)
+        assert isinstance(third, Held)
+        running = come(store, THIRD, third.arrived)
+        assert isinstance(running, Lease)
+        assert isinstance(come(store, SECOND, second.arrived), Superseded)
+
+    def test_others_are_not_in_the_order(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        come(store, SECOND)
+        assert type(ask(store, holder=THIRD)) is Held
+        assert isinstance(running, Lease)
+        store.free(running)
+        other = taken(store, holder=THIRD)
+        found = come(store, SECOND)
+        assert type(found) is Held
+        store.free(other)
+        assert isinstance(come(store, SECOND), Lease)
+
+    def test_same_owner_asks_again_for_what_it_has(self, store: LockStore) -> None:
+        running = come(store, FIRST)
+        come(store, SECOND)
+        assert isinstance(running, Lease)
+        again = come(store, FIRST, owner=running.owner)
+        assert isinstance(again, Lease)
+        assert again.fence == running.fence

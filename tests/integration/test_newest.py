@@ -1,0 +1,271 @@
+"""Of the messages that wait for a lock only the newest runs: `on_conflict="rerun"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from celery_singleton_lock import LockSuperseded
+from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
+from tests.patience import LIMIT
+from tests.recording import overlaps
+from tests.servers import RedisServer
+
+#: Seconds of leases: longer than a busy machine stops a process for.
+TTL = 60.0
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+    return shop_on(redis_server, singleton_lock_ttl=TTL)
+
+
+def in_line(shop: Shop) -> int:
+    with shop.locks() as client:
+        return sum(client.zcard(key) for key in client.scan_iter("*:waiting"))
+
+
+def waiting(shop: Shop, task: str = "rerunning", job: str = "report", **options: object) -> AsyncResult:
+    """One that has met the lock, and waits."""
+    refused = shop.log.count("on_conflict=rerun")
+    result: AsyncResult = shop.send(task, job, **options)
+    until(lambda: shop.log.count("on_conflict=rerun") > refused)
+    return result
+
+
+def ran(shop: Shop, job: str = "report") -> list[str]:
+    """The ids of the runs, in their order."""
+    runs = shop.record.runs(job)
+    assert overlaps(runs) == []
+    return [run.task_id for run in runs]
+
+
+def is_superseded_by(result: AsyncResult, newest: AsyncResult) -> bool:
+    with pytest.raises(LockSuperseded) as caught:
+        result.get(timeout=LIMIT)
+    assert isinstance(caught.value, TaskRevokedError)
+    assert result.state == "REVOKED"
+    return bool(caught.value.task_id == newest.id)
+
+
+class TestManyCome:
+    def test_they_become_one_further_run_with_the_newest_arguments(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        *older, newest = [waiting(shop) for _ in range(5)]
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == holder.get(timeout=LIMIT) == "report"
+        for result in older:
+            with pytest.raises(LockSuperseded):
+                result.get(timeout=LIMIT)
+        assert ran(shop) == [holder.id, newest.id]
+
+    def test_older_ones_leave_the_line_while_the_lock_is_held(self, shop: Shop) -> None:
+        shop.start("one")
+        holder = shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        older = waiting(shop)
+        until(lambda: shop.log.count(f"[{older.id}] received") > 1)
+        newest = waiting(shop)
+        assert is_superseded_by(older, newest)
+        assert shop.state_of(holder) != "SUCCESS"
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert ran(shop) == [holder.id, newest.id]
+
+    def test_at_once_without_a_pause(self, shop: Shop) -> None:
+        """Whatever the order in which workers get them: the one that runs last came last."""
+        shop.start("one", "two", concurrency=4)
+        holder = shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        results = [shop.send("rerunning", "report") for _ in range(40)]
+        until(lambda: all(f"[{result.id}] ignored" in shop.log for result in results))
+        shop.record.let_end("report")
+        until(lambda: all(result.ready() for result in results))
+        *_, last = ran(shop)
+        states = {result.id: result.state for result in results}
+        assert states[last] == "SUCCESS"
+        assert [state for state in states.values() if state not in ("SUCCESS", "REVOKED")] == []
+        assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
+        assert ran(shop)[0] == holder.id
+
+    def test_newcomer_that_finds_it_free_supersedes_who_waits(self, shop: Shop) -> None:
+        """One that its worker holds, and could begin only later."""
+        shop.start("holding", arguments=("-Q", "held"))
+        holder = shop.send("rerunning", "report", LONG, queue="held")
+        shop.record.wait_for(starts=1)
+        (frozen,) = shop.start("frozen")
+        older = waiting(shop)
+        until(lambda: shop.log.count(f"[{older.id}] received") > 1)
+        frozen.pause()
+        shop.record.let_end("report")
+        assert holder.get(timeout=LIMIT) == "report"
+        # It was woken first, and does not hear that.
+        newest = shop.send("rerunning", "report", queue="held")
+        assert newest.get(timeout=LIMIT) == "report"
+        frozen.resume()
+        assert is_superseded_by(older, newest)
+        assert ran(shop) == [holder.id, newest.id]
+
+    def test_with_a_wait_in_the_slot(self, shop: Shop) -> None:
+        shop.start("one", "two", concurrency=3)
+        holder = shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        older = shop.send("rerunning", "report", singleton_lock={"on_conflict": "rerun", "wait": 60.0})
+        until(lambda: in_line(shop) > 0)
+        newest = waiting(shop)
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(older, newest)
+        assert ran(shop) == [holder.id, newest.id]
+
+    def test_same_id_on_purpose(self, shop: Shop) -> None:
+        """The result of an id is that of who runs."""
+        shop.start("one", "two")
+        shop.send("rerunning", "report", LONG, task_id="same")
+        shop.record.wait_for(starts=1)
+        signed = [shop.sign("rerunning", "report", headers={"x": number}) for number in range(2)]
+        for one in signed:
+            refused = shop.log.count("on_conflict=rerun")
+            one.apply_async(task_id="same", root_id=f"root-{one.options['headers']['x']}")
+            until(lambda refused=refused: shop.log.count("on_conflict=rerun") > refused)
+        until(lambda: "is superseded by" in shop.log)
+        assert shop.state_of(AsyncResult("same", app=shop.app)) != "REVOKED"
+        shop.record.let_end("report")
+        shop.record.wait_for(ends=2)
+        until(lambda: shop.state_of(AsyncResult("same", app=shop.app)) == "SUCCESS")
+        assert len(ran(shop)) == 2
+
+
+class TestNothingIsLost:
+    def test_holder_is_killed(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        shop.send("rerunning", "report", LONG)
+        (run,) = shop.record.wait_for(starts=1)
+        older, newest = waiting(shop), waiting(shop)
+        shop.record.let_end("other")
+        kill_child(run)
+        until(lambda: len(shop.record.runs("report")) == 2)
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(older, newest)
+
+    def test_holder_that_is_killed_and_delivered_again_does_not_run_after_a_newer_one(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = shop.send("rerunning_late", "report", LONG)
+        (run,) = shop.record.wait_for(starts=1)
+        newest = waiting(shop, "rerunning_late")
+        shop.record.let_end("report")
+        kill_child(run)
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+        assert [run.task_id for run in shop.record.runs("report")] == [holder.id, newest.id]
+
+    def test_holder_that_is_killed_and_delivered_again_runs_when_no_other_came(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = shop.send("rerunning_late", "report", LONG)
+        (run,) = shop.record.wait_for(starts=1)
+        shop.record.let_end("report")
+        kill_child(run)
+        assert holder.get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 2
+
+    def test_worker_with_the_newest_is_killed(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+        shop = shop_on(redis_server, singleton_lock_ttl=TTL, broker_transport_options=FORGETFUL)
+        shop.start("holding", arguments=("-Q", "held"))
+        holder = shop.send("rerunning", "report", LONG, queue="held")
+        shop.record.wait_for(starts=1)
+        (killed,) = shop.start("killed")
+        older, newest = waiting(shop), waiting(shop)
+        until(lambda: shop.log.count(f"[{newest.id}] received") > 1)
+        killed.kill()
+        shop.start("staying")
+        shop.record.let_end("report")
+        with redelivering(shop):
+            assert newest.get(timeout=LIMIT) == "report"
+            assert is_superseded_by(older, newest)
+        assert ran(shop) == [holder.id, newest.id]
+
+    def test_lock_server_forgets_the_order(self, shop: Shop) -> None:
+        """The messages know their numbers."""
+        shop.start("one", "two")
+        holder = shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        others = [waiting(shop) for _ in range(3)]
+        until(lambda: all(shop.log.count(f"[{result.id}] received") > 1 for result in others))
+        with shop.locks() as client:
+            client.delete(*client.scan_iter("*:order"))
+        shop.record.let_end("report")
+        until(lambda: all(result.ready() for result in others))
+        assert others[-1].state == "SUCCESS"
+        first, *_, last = ran(shop)
+        assert (first, last) == (holder.id, others[-1].id)
+
+    def test_holder_retries_itself(self, shop: Shop) -> None:
+        """Its next attempt is older than who came meanwhile."""
+        shop.start("one", "two")
+        holder = shop.send("rerunning_retried", "report", LONG)
+        shop.record.wait_for(starts=1)
+        newest = waiting(shop)
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+        assert ran(shop) == [holder.id, newest.id]
+
+    def test_one_that_retries_itself_alone(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = shop.send("rerunning_retried", "report")
+        assert holder.get(timeout=LIMIT) == "report"
+        assert ran(shop) == [holder.id] * 2
+
+
+class TestNobodyWaitsForEver:
+    def test_rest_of_the_chain(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        older = chain(shop.sign("rerunning", "report"), shop.sign("mark")).apply_async()
+        until(lambda: "on_conflict=rerun" in shop.log)
+        newest = waiting(shop)
+        assert is_superseded_by(older.parent, newest)
+        until(lambda: older.state == "REVOKED")
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert shop.record.runs("mark") == []
+
+    def test_chord(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        shop.send("rerunning", "report", LONG)
+        shop.record.wait_for(starts=1)
+        older = chord(group(shop.sign("rerunning", "report"), shop.sign("mark")), shop.sign("mark")).apply_async()
+        until(lambda: "on_conflict=rerun" in shop.log)
+        newest = waiting(shop)
+        until(lambda: older.state == "FAILURE")
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+
+
+def test_every_key_ends_by_itself(shop: Shop) -> None:
+    shop.start("one")
+    shop.send("rerunning", "report", LONG)
+    shop.record.wait_for(starts=1)
+    newest = waiting(shop)
+    with shop.locks() as client:
+        (order,) = client.scan_iter("*:order")
+        assert 3000 < client.ttl(order) <= 3600
+    shop.record.let_end("report")
+    assert newest.get(timeout=LIMIT) == "report"
+
+
+def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
+    urls = ";".join(redis_server.url_of(number) for number in range(3))
+    shop = shop_on(redis_server, singleton_lock_backend=urls)
+    shop.start("one")
+    with pytest.raises(Exception, match="no Redlock"):
+        shop.send("rerunning", "report").get(timeout=LIMIT)
+    assert shop.record.runs("report") == []
