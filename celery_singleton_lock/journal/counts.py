@@ -112,12 +112,10 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
         return found
     if entry.kind in ("stand-by", "drop", "repeat"):
         return [(("redeliveries", task, entry.kind), 1)]
-    if entry.kind == "joined":
-        return [(("joined", task, ""), 1)]
+    if entry.kind in ("joined", "superseded"):
+        return [((entry.kind, task, ""), 1)]
     if entry.kind == "free":
         return [(("takeovers", task, ""), 1)]
-    if entry.kind == "superseded":
-        return [(("superseded", task, ""), 1)]
     conflict: tuple[Key, int] = ("conflicts", task, entry.kind), 1
     if entry.scheduled and entry.kind in REFUSALS:
         return [conflict, (("refused_ticks", task, entry.scheduled), 1)]

@@ -212,8 +212,7 @@ class SingletonRequest(WorkerRequest):
         line, waits = line_of.get(self.app), requeue.waits_for(self.context, Runtime.of(self.app).settings.prefix)
         if line is not None and waits is not None:
             self._waits_for, place = waits
-            # One that has joined a task looks now and then: that may have ended, and another one may have the lock. One of
-            # which only the newest is to run looks whether it is that.
+            # Now and then these look whether the task has ended that they joined, and whether a newer one has come.
             looks = requeue.joined_by(self.context) is not None or requeue.arrived(self.context) is not None
             if line.park(self, self._waits_for, place) and not looks:
                 longest = min(HELD, longest_delay(self.app.conf))
