@@ -23,10 +23,10 @@ from typing import NamedTuple
 from celery import states
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.confirmations import PROVISIONAL
 from celery_singleton_lock.errors import LockSuperseded, LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.holder import Holder, new_owner, stem
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
@@ -37,8 +37,14 @@ from celery_singleton_lock.task.queue_lock import SAID_FOR, QueueLock
 
 logger = get_logger(__name__)
 
-#: How often a lock that goes from hand to hand is tried to be taken over.
-TRIES = 20
+#: Seconds for which it is tried to take over a lock that goes from hand to hand: one newcomer at a time gets it.
+PATIENCE = 10.0
+
+#: Seconds between two tries at most, so that not all come at once.
+PAUSE = 0.02
+
+#: Seconds for which a message may still come of which the lock does not say it: it was not confirmed yet.
+UNKNOWN = 86_460.0
 
 
 class Taken(NamedTuple):
@@ -69,8 +75,8 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
     # Two sends of one id are two messages.
     holder = Holder(text, node=socket.gethostname(), since=clock.wall(), record=new_owner())
     lock = replace(lock, owner=holder.reserved_as)
-    ttl = min(PROVISIONAL, lock.seconds)
-    for _ in range(TRIES):
+    ttl, began = min(PROVISIONAL, lock.seconds), clock.now()
+    while True:
         old = found.hold(lock.key, ttl=ttl, limit=lock.limit)
         freeing = store.free(old, reservation=Reservation(holder, ttl))
         if freeing is Freeing.UNCLEAR:  # Somebody else may have freed it before.
@@ -81,7 +87,9 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
         if not isinstance(answer, Held):
             return Taken(lock, None)
         found = answer
-    raise LockUnavailable(store.server, f"the lock {lock.key} changes hands too often")
+        if clock.now() - began > PATIENCE:
+            raise LockUnavailable(store.server, f"the lock {lock.key} changes hands too often")
+        clock.sleep(chance.spread(PAUSE, least=0.0))
 
 
 def give_back(store: Store, taken: Taken) -> None:
@@ -95,7 +103,7 @@ def give_back(store: Store, taken: Taken) -> None:
         store.acquire(LockRequest(taken.lock.key, old.owner, ttl=ttl, holder=old.holder, limit=taken.lock.limit))
 
 
-def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[str], seconds: float = 0.0) -> None:
+def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[str], old: Held | None = None) -> None:
     """Have the messages of these owners never run, unless they have started: the newcomer was sent.
 
     Args:
@@ -103,21 +111,27 @@ def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[s
         lock: of the newcomer.
         task_id: of the newcomer.
         owners: of the lock before.
-        seconds: for which they may still come, if that is longer than the newcomer itself may wait.
+        old: the hold of theirs that was taken over, where it is known.
     """
-    seconds = min(max(seconds, lock.seconds), MAX_QUEUE_TTL)
-    ended = Outcome(states.REVOKED, json.dumps([cleaned.text_or_none(task_id)]).encode(), settled=True)
+    text = cleaned.text_or_none(task_id)
+    still = UNKNOWN if old is None or old.remaining <= PROVISIONAL else old.remaining
+    seconds = min(max(still, lock.seconds), MAX_QUEUE_TTL)
+    ended = Outcome(states.REVOKED, json.dumps([text]).encode(), settled=True)
+    has_other_id = old is not None and old.holder is not None and old.holder.task_id != text
     for owner in owners:
-        said_of = Holder(record=owner)
+        said_of = _named(owner)
+        record = ended.record_of(said_of, seconds)
+        if not has_other_id:  # To the end it must be known whose the result is.
+            record = record._replace(content_for=None)
         try:
-            store.refuse(lock.key, said_of, ended.record_of(said_of, seconds))
+            store.refuse(lock.key, said_of, record)
         except LockUnavailable as error:  # The worker says it, as the newcomer comes.
             logger.warning("%s: a message that was replaced may still run: %s", lock.key, error)
 
 
 def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
     """The message starts, whose lock is not its own any more; why it must not, where it was superseded."""
-    said_of = Holder(record=lock.owner)
+    said_of = _named(lock.owner)
     try:
         found = store.refuse(lock.key, said_of, Outcome(states.STARTED).record_of(said_of, SAID_FOR))
     except LockUnavailable as error:
@@ -132,3 +146,9 @@ def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
         return None
     newest = cleaned.array(ended.content or b"") or [None]
     return LockSuperseded(lock.key, cleaned.text_or_none(newest[0]))
+
+
+def _named(owner: str) -> Holder:
+    """Under which name it is said what has become of the message whose lock has this owner."""
+    # Of what a Redlock shows as the owner: each attempt to get a majority has a name of its own.
+    return Holder(record=stem(owner))

@@ -214,7 +214,7 @@ def _send_instead(
         replacing.give_back(runtime.store, taken)
         raise
     if old is not None:
-        replacing.supersede(runtime.store, lock, task_id, lock.replaced, old.remaining)
+        replacing.supersede(runtime.store, lock, task_id, lock.replaced, old)
     runtime.confirmations.add(lock.confirmed())
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,11 @@ from celery import chain, chord, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockSuperseded
+from celery_singleton_lock import LockSuperseded, confirmations
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import replacing
+from tests import programs
 from tests.integration.conftest import LONG, Shop, until
+from tests.integration.operators import environment_of
 from tests.integration.queued_tasks import define
 from tests.integration.test_queued import queued, start, until_can_be_sent
 from tests.patience import LIMIT
@@ -133,28 +135,57 @@ def test_part_of_a_chord(shop: Shop, job: Any) -> None:
     assert ran(shop, "body") == set()
 
 
-def test_sender_dies_before_it_has_sent(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock is the newcomer's, which does not come; the other one runs."""
-    old = job.delay("report")
-    monkeypatch.setattr(replacing, "give_back", lambda *_: None)
-    monkeypatch.setattr(shop.app, "send_task", dies)
-    with pytest.raises(KeyboardInterrupt):
-        job.delay("report")
+def killed(shop: Shop, task: Any, step: str, countdown: float = 0.0) -> None:
+    """A program sends it, and is killed after this step."""
+    arguments = [task.name.partition(".")[2], step, str(countdown)]
+    program = programs.run("tests.integration.killed_sender", arguments, environment=environment_of(shop))
+    assert program.returncode == -signal.SIGKILL, program.stderr
+
+
+@pytest.mark.parametrize("step", ["lock is asked for", "lock is taken over"])
+def test_sender_is_killed_before_it_has_sent(shop: Shop, job: Any, step: str) -> None:
     start(shop)
+    old = job.apply_async(("report",), countdown=2.0)
+    killed(shop, job, step)
     assert old.get(timeout=LIMIT) == "report"
+    assert ran(shop) == {old.id}
 
 
-def test_sender_dies_after_it_has_sent(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker says that the other one is superseded, as the newcomer comes first."""
+@pytest.mark.parametrize("step", ["message is sent", "old one is superseded"])
+def test_sender_is_killed_after_it_has_sent(shop: Shop, job: Any, step: str) -> None:
     start(shop)
     old = job.apply_async(("report",), countdown=6.0)
-    monkeypatch.setattr(replacing, "supersede", dies)
-    with pytest.raises(KeyboardInterrupt):
-        job.delay("report")
+    killed(shop, job, step)
     shop.record.wait_for(ends=1)
     with pytest.raises(TaskRevokedError):
         old.get(timeout=LIMIT)
+    (run,) = shop.record.runs("report")
+    assert run.task_id != old.id
+    until_can_be_sent(shop)
+
+
+def test_senders_are_killed_one_after_the_other(shop: Shop, job: Any) -> None:
+    """Each message says which one it replaces, though it is replaced itself by the time that a worker has it."""
+    start(shop)
+    first = job.apply_async(("report",), countdown=8.0)
+    killed(shop, job, "message is sent", countdown=4.0)
+    killed(shop, job, "message is sent")
+    shop.record.wait_for(ends=1)
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=LIMIT)
     assert len(shop.record.runs("report")) == 1
+    until_can_be_sent(shop)
+
+
+@pytest.mark.parametrize("step", ["lock is asked for", "lock is had"])
+def test_sender_that_is_killed_leaves_a_lock_that_is_replaced(shop: Shop, job: Any, step: str) -> None:
+    killed(shop, job, step)
+    with shop.locks() as locks:
+        assert all(0 < locks.pttl(key) <= confirmations.PROVISIONAL * 1000 for key in queued(shop))
+    newest = job.delay("report")
+    start(shop)
+    assert newest.get(timeout=LIMIT) == "report"
+    assert ran(shop) == {newest.id}
 
 
 def dies(*args: Any, **options: Any) -> None:

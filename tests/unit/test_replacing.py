@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,22 @@ def test_two_sends_of_one_id_are_two_messages(store: Any) -> None:
     second = replacing.take_over(store, lock(), "same", found)
     assert first.lock.owner != second.lock.owner
     assert (found.owner, holders(store)) == (first.lock.owner, ["same"])
+
+
+@pytest.mark.parametrize(
+    ("left", "newest", "least"),
+    [(3000.0, 5.0, 2990.0), (20.0, 5.0, 86_000.0), (20.0, 100_000.0, 100_000.0), (None, 5.0, 86_000.0)],
+)
+def test_superseded_for_as_long_as_it_may_come(
+    store: Any, monkeypatch: pytest.MonkeyPatch, left: float | None, newest: float, least: float
+) -> None:
+    """What is left of a lock that was not confirmed yet is no measure of that."""
+    said: list[float] = []
+    monkeypatch.setattr(store, "refuse", lambda key, holder, record, **_: said.append(record.seconds))
+    old, found = queue(store)
+    known = None if left is None else replace(found, remaining=left)
+    replacing.supersede(store, replace(lock(), seconds=newest), "new", [old.owner], known)
+    assert least <= said[0] <= max(least, 86_460.0)
 
 
 class TestNothingIsSent:

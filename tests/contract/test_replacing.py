@@ -1,0 +1,113 @@
+"""Replacing a message that waits, on each store: what a later step finds of an earlier one."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from celery_singleton_lock import LockSuperseded
+from celery_singleton_lock.holder import Holder, new_owner, stem
+from celery_singleton_lock.keys.key import key_of_queue, key_of_text
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.redis.redlock.store import RedlockStore
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.task import outcome, replacing
+from celery_singleton_lock.task.queue_lock import QueueLock
+from tests.patience import LIMIT
+
+KEY = key_of_queue(key_of_text("singleton_lock", "job", "1"))
+
+
+def lock() -> QueueLock:
+    return QueueLock(KEY, new_owner(), 100.0, 1, "until_executing")
+
+
+def queue(store: Store, task_id: str = "old", ttl: float = 50.0) -> tuple[QueueLock, Held]:
+    """A message that has the lock."""
+    queued = lock()
+    store.acquire(LockRequest(KEY, queued.owner, ttl=ttl, holder=Holder(task_id)))
+    (held,) = store.held(KEY)
+    return queued, held
+
+
+def holders(store: Store) -> list[str | None]:
+    return [held.holder.task_id for held in store.held(KEY) if held.holder is not None]
+
+
+def test_taken_over_sent_superseded(store: Store) -> None:
+    old, found = queue(store)
+    taken = replacing.take_over(store, lock(), "new", found)
+    assert holders(store) == ["new"]
+    replacing.supersede(store, taken.lock, "new", [found.owner], found)
+    assert not store.free(old.hold())
+    assert isinstance(replacing.started(store, old), LockSuperseded)
+    assert store.free(taken.lock.hold())
+
+
+@pytest.mark.parametrize("order", ["starts first", "is given back first"])
+def test_not_sent_and_the_old_one_starts(store: Store, order: str) -> None:
+    """Nobody is left who would free what it gets back."""
+    old, found = queue(store)
+    taken = replacing.take_over(store, lock(), "new", found)
+    assert not store.free(old.hold())
+    if order == "starts first":
+        assert replacing.started(store, old) is None
+        replacing.give_back(store, taken)
+    else:
+        replacing.give_back(store, taken)
+        assert replacing.started(store, old) is None
+    assert holders(store) == []
+
+
+def test_not_sent_and_the_old_one_ends_without_a_start(store: Store) -> None:
+    """It was revoked, or has expired: its worker gives the lock up."""
+    old, found = queue(store)
+    taken = replacing.take_over(store, lock(), "new", found)
+    store.abandon(old.hold())
+    replacing.give_back(store, taken)
+    assert holders(store) == []
+
+
+def test_of_one_id_it_is_known_for_as_long_as_the_old_one_may_come(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result is the newest's: nobody may write there that this one is revoked."""
+    monkeypatch.setattr(outcome, "OF_USE", 0.02)
+    old, found = queue(store, "same")
+    taken = replacing.take_over(store, lock(), "same", found)
+    replacing.supersede(store, taken.lock, "same", [found.owner], found)
+    time.sleep(0.2)
+    why = replacing.started(store, old)
+    assert isinstance(why, LockSuperseded)
+    assert why.task_id == "same"
+
+
+def test_many_at_once_follow_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is sent with the lock, whoever had it before; also where each step takes its time."""
+    count, acquire = 30, store.acquire
+
+    def late(request: LockRequest) -> Lease | Held | Record:
+        found = acquire(request)
+        time.sleep(0.005)
+        return found
+
+    _, found = queue(store)
+    monkeypatch.setattr(store, "acquire", late)
+    monkeypatch.setattr(replacing, "PATIENCE", LIMIT)
+    together = Barrier(count)
+
+    def take(number: int) -> replacing.Taken:
+        together.wait()
+        return replacing.take_over(store, lock(), f"new {number}", found)
+
+    with ThreadPoolExecutor(count) as threads:
+        taken = list(threads.map(take, range(count)))
+    before = [stem(each.old.owner) for each in taken if each.old is not None]
+    assert len(before) == len({*before}), "one takes it over"
+    assert {stem(held.owner) for held in store.held(KEY)} <= {stem(each.lock.owner) for each in taken}
+    if not isinstance(store, RedlockStore):  # There it may be free for a moment: nodes are freed one by one.
+        assert len(before) == count, "nobody was passed over"
