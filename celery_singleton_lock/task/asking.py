@@ -33,10 +33,16 @@ class Asking:
         self._store = store
         self._request = request
         self._is_answered = False
-        ask = getattr(store, "ask", None)
-        self._asked: Asked = Asked(partial(store.acquire, request), _nop) if ask is None else ask(request)
+        self._asked = Asked(partial(store.acquire, request), _nop)
 
     def __enter__(self) -> Asking:
+        if (ask := getattr(self._store, "ask", None)) is not None:
+            try:
+                self._asked = ask(self._request)
+            except BaseException as error:  # An interruption, before it was sent or after that: nobody waits for it.
+                self._store.abandon(self._request.hold())
+                self.refusal = error if isinstance(error, LockUnavailable) else None
+                raise
         return self
 
     def __exit__(
@@ -98,7 +104,7 @@ class _Producer:
         return getattr(self._producer, name)
 
     def release(self) -> None:
-        if self._producer is not None:
+        if self._context is not None:
             self._context.__exit__(None, None, None)
 
 

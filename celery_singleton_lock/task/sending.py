@@ -121,8 +121,9 @@ def send(
         if before.request is not None:
             progress_of(before.request).passes_on = lock.confirmed()
     else:
+        asking = Asking(runtime.store, _request(lock, task_id))
         try:
-            with Asking(runtime.store, _request(lock, task_id)) as asking:
+            with asking:
                 result = asking.publish(task.app, publish, _with_lock(task, named, lock))
         except (DuplicateTask, LockUnavailable) as error:
             if error is not asking.refusal:  # Of something else that was sent meanwhile.

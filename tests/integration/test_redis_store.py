@@ -20,7 +20,10 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.script import Sent
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 from tests.servers import until
@@ -372,6 +375,36 @@ class TestForeignValues:
             assert again.fence == lease.fence
             store.free(lease)
         assert fences == sorted(set(fences))
+
+
+class TestInterruptedAhead:
+    """What is asked for while a message is made (`task.asking`)."""
+
+    @pytest.mark.parametrize("sent", [True, False])
+    def test_interruption_as_it_is_sent(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
+        store.free(taken(store))
+        send, interruptions = Connection.send, [KeyboardInterrupt()]
+
+        def interrupted(connection: Connection, *commands: Sent) -> None:
+            if sent or not interruptions:
+                send(connection, *commands)
+            if interruptions:
+                raise interruptions.pop()
+
+        monkeypatch.setattr(Connection, "send", interrupted)
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+        with pytest.raises(KeyboardInterrupt), Asking(store, request):
+            pass
+        assert store.held(KEY) == []
+
+    def test_interruption_before_its_answer(self, store: RedisStore) -> None:
+        """Nobody gets that answer for another one."""
+        store.free(taken(store))
+        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
+        with pytest.raises(KeyboardInterrupt), Asking(store, request):
+            raise KeyboardInterrupt
+        assert store.held(KEY) == []
+        assert taken(store).owner != request.owner
 
 
 class TestConnections:

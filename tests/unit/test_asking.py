@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.signals import before_task_publish
 
 from celery_singleton_lock import DuplicateResult, LockUnavailable, SingletonTask
@@ -114,6 +115,28 @@ def test_another_ones_refusal_as_it_is_made_is_none_of_its_own(steps: Steps, job
     assert held(job, 1) == ()
 
 
+class TestQuestionThatIsNotAsked:
+    """An interruption as it is sent: it may have been."""
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), LockUnavailable("memory://"), RuntimeError("as told")])
+    def test_leaves_no_lock(
+        self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        def ask(store: MemoryStore, request: LockRequest) -> Asked:
+            store.acquire(request)
+            raise error
+
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryStore, "ask", ask)
+            if isinstance(error, LockUnavailable):
+                assert not isinstance(job.delay(1), DuplicateResult)
+            else:
+                with pytest.raises(type(error)):
+                    job.delay(1)
+        assert held(job, 1) == ()
+        assert steps == (["made", "backend told", "published"] if isinstance(error, LockUnavailable) else [])
+
+
 class TestPublishingThatIsNotCelerys:
     """The lock is had before: nobody knows when that sends."""
 
@@ -131,3 +154,18 @@ class TestPublishingThatIsNotCelerys:
         with job.app.connection_for_write() as connection:
             job.apply_async((1,), connection=connection)
         assert steps == ["asked", "answered", "made", "backend told", "published"]
+
+    @pytest.mark.parametrize("owner", [Task, Celery])
+    def test_of_the_class(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch, owner: type) -> None:
+        """As tests and tracing put it there, under the name of the one before."""
+        method = Task.apply_async if owner is Task else Celery.send_task
+
+        @wraps(method)
+        def instead(self: Any, *args: Any, **options: Any) -> Any:
+            steps.append("sent")
+            return job.AsyncResult(options["task_id"])
+
+        monkeypatch.setattr(owner, method.__name__, instead)
+        job.delay(1)
+        assert isinstance(job.delay(1), DuplicateResult)
+        assert steps == ["asked", "answered", "sent", "asked", "answered"]

@@ -99,8 +99,8 @@ MUTANTS = (
     ),
     _asking(
         "who has not sent keeps the lock",
-        old="            self._store.abandon(self._request.hold())\n",
-        new="            pass\n",
+        old="        if error is not None and error is not self.refusal:",
+        new="        if False:",
         breaks="what was not sent can be sent again",
     ),
     _sending(
