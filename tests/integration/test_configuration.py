@@ -78,6 +78,10 @@ def test_bad_ttl_on_the_command_line_is_refused(tmp_path: Path, ttl: str) -> Non
         ),
         ({"broker_url": "amqp://"}, ["singleton_lock_backend is not set"]),
         ({"broker_url": "memory://"}, ["memory://", "prefork", "-P threads"]),
+        (
+            {"singleton_lock_on_duplicate": "replace", "singleton_lock_scope": "until_executed"},
+            ["on_duplicate of task", "'replace'", "lock_scope 'until_executed'", "allowed: 'until_executing'"],
+        ),
     ],
 )
 def test_worker_with_wrong_settings_does_not_start(tmp_path: Path, conf: dict[str, object], words: list[str]) -> None:

@@ -120,6 +120,7 @@ def test_nothing_is_said_about_a_plain_task() -> None:
         ({"lock_retain_on_retry": True, "max_retries": None}, {}, "note", "never frees its lock"),
         ({"serializer": "pickle"}, {}, "note", "InvalidKey"),
         ({"on_duplicate": "raise"}, {}, "warning", "on_duplicate does nothing"),
+        ({"on_duplicate": "replace"}, {}, "warning", "on_duplicate does nothing"),
         ({"lock_queue_ttl": 60}, {}, "warning", "lock_queue_ttl does nothing"),
         ({"on_send_unavailable": "raise"}, {}, "warning", "on_send_unavailable does nothing"),
         ({"lock_scope": "until_and_while_executing", "on_conflict": "skip"}, {}, "warning", "drops it"),
