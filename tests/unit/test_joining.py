@@ -217,7 +217,7 @@ class TestDied:
         assert pair.copy() == "ran"
         joined = Joined.read(pair.headers[0]["joins"])
         assert joined is not None
-        later = {**pair.headers[0], "joins": list(joined._replace(since=joined.since + 1))}
+        later = {"retries": 0, "joins": list(joined._replace(since=joined.since + 1))}
         assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: later}) == "ran"
         assert len(pair.runs) == 3
 
@@ -239,7 +239,8 @@ class TestDied:
         pair = Pair(app, sent, lambda: 1, lock_name="shared")
         pair.run_first()
         other, runs = make(app, lambda: "other", on_conflict="join", lock_name="shared")
-        assert deliver(other, id="new", headers={PUT_BACK_HEADER: pair.headers[0]}) == "other"
+        header = {"retries": 0, "joins": pair.headers[0]["joins"]}
+        assert deliver(other, id="new", headers={PUT_BACK_HEADER: header}) == "other"
         assert runs == ["new"]
 
 
@@ -316,6 +317,13 @@ class TestNotJoined:
         task, runs = make(app, lambda: 1, on_conflict="join")
         assert deliver(task, headers={PUT_BACK_HEADER: {"retries": 0, "joins": forged}}) == 1
         assert len(runs) == 1
+
+    def test_headers_that_a_body_passes_on_to_another_message(self, app: Celery, sent: Sent) -> None:
+        """That one was sent when the first had ended, and is to run."""
+        pair = Pair(app, sent, lambda: 1)
+        pair.run_first()
+        assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: pair.headers[0]}) == "ran"
+        assert pair.runs == [pair.first, "new"]
 
     def test_lock_server_that_does_not_answer(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = Pair(app, sent, lambda: 1)

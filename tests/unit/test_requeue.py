@@ -108,7 +108,7 @@ def test_place_in_line_is_kept_whatever_the_copy_is_put_back_for(monkeypatch: py
         request.headers[PUT_BACK_HEADER] = requeue._header(request, reason, waited, None, None)  # type: ignore[arg-type]
         assert waits_for(request, "app") == (expected and (KEY, expected))
         now[0] += 1
-    request.headers[PUT_BACK_HEADER] = requeue._header(request, "conflict", waits, None)
+    request.headers[PUT_BACK_HEADER] = requeue._header(request, "conflict", waits, None, None)
     assert waits_for(request, "app") == (KEY, Place(1000.0, 1))
 
 
@@ -141,4 +141,4 @@ def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, e
     owner = progress_of(task.request).gives_up = new_owner()
     with pytest.raises(Ignore, match="put back"):
         put_back(task, reason="unavailable")
-    assert sent == [{"retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
+    assert sent == [{"id": "the id", "retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
