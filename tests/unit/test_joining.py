@@ -275,6 +275,29 @@ class TestGoesOn:
         pair.store._records.clear()
         assert pair.copy(header=sent[-1]) == "ran"
 
+    @pytest.mark.parametrize(("state", "ends"), [("REVOKED", "ran"), ("SUCCESS", "of the retry")])
+    def test_retry_that_leaves_no_record_here(self, app: Celery, sent: Sent, state: str, ends: str) -> None:
+        """It is revoked before it begins, or has other arguments, and with them another lock."""
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        app.backend.store_result(pair.first, "of the retry" if state == "SUCCESS" else ValueError("revoked"), state)
+        assert pair.copy(header=sent[-1]) == ends
+        assert len(pair.runs) == (2 if state == "REVOKED" else 1)
+
+    def test_result_backend_that_does_not_answer_while_a_retry_is_waited_for(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        monkeypatch.setattr(app.backend, "get_state", lambda *_: 1 / 0)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        joined = Joined.read(sent[-1]["joins"])
+        assert joined is not None
+        assert (joined.retries, joined.goes_on) == (1, True)
+
     def test_it_has_retried_meanwhile_and_may_have_met_this_copy(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
