@@ -199,7 +199,7 @@ class TestNothingIsLost:
         others = [waiting(shop) for _ in range(3)]
         until(lambda: all(shop.log.count(f"[{result.id}] received") > 1 for result in others))
         with shop.locks() as client:
-            client.delete(*client.scan_iter("*:order"))
+            client.delete(*client.scan_iter("*:order:*"))
         shop.record.let_end("report")
         until(lambda: all(result.ready() for result in others))
         assert others[-1].state == "SUCCESS"
@@ -256,7 +256,7 @@ def test_every_key_ends_by_itself(shop: Shop) -> None:
     shop.record.wait_for(starts=1)
     newest = waiting(shop)
     with shop.locks() as client:
-        (order,) = client.scan_iter("*:order")
+        (order,) = client.scan_iter("*:order:*")
         assert 3000 < client.ttl(order) <= 3600
     shop.record.let_end("report")
     assert newest.get(timeout=LIMIT) == "report"
