@@ -90,7 +90,7 @@ def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
     if (ended := joining.before_lock()) is not None:
         return ended
     found = acquisition.found()
-    return (joining.with_lock() or found) if isinstance(found, Lease) else found
+    return (joining.with_lock(found) or found) if isinstance(found, Lease) else found
 
 
 def end_by_now(acquisition: Acquisition, joined: Joined) -> End | None:
@@ -128,7 +128,7 @@ class Joining:
             self._put_back(found)
         return found
 
-    def with_lock(self) -> End | None:
+    def with_lock(self, lease: Lease) -> End | None:
         """The same, for a copy that has got the lock meanwhile; None if it is to run. Then all that wait can tell.
 
         Raises:
@@ -145,6 +145,9 @@ class Joining:
             return found
         if found is not None and found.delay is not None:
             self._put_back(found)
+        if not lease.held:  # Nobody renews it yet.
+            silent = LockUnavailable(self._execution.runtime.store.server, "the lease ended as it looked for another end")
+            self._acquisition.put_back(silent)
         self._take_over()
         return None
 

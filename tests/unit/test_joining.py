@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
+from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.app import Settings
@@ -369,6 +369,30 @@ class TestNotJoined:
         assert pair.store.held(pair.task.lock_key_of()) != [] or sent[-1]["given_up"]
         assert pair.copy(header=sent[-1]) == 1
         assert pair.runs == [pair.first]
+
+
+    def test_lease_that_has_ended_as_it_looked(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody else may have the lock by now: it has not run, and comes again."""
+        pair = Pair(app, sent, fail(SystemExit()), on_lock_lost="warn")
+        with pytest.raises(SystemExit):
+            deliver(pair.task, id=pair.first)
+        later = [0.0]
+        recorded, now = pair.store.recorded, clock.now
+
+        def slow(*args: Any) -> Any:
+            later[0] += 100.0
+            return recorded(*args)
+
+        with monkeypatch.context() as busy:
+            busy.setattr(clock, "now", lambda: now() + later[0])
+            busy.setattr(joining.Joining, "before_lock", lambda _: None)
+            busy.setattr(pair.store, "recorded", slow)
+            with pytest.raises(requeue.GoesOn):
+                pair.copy()
+        assert pair.runs == [pair.first]
+        assert sent[-1]["joins"] == pair.headers[0]["joins"]
 
 
 class TestSettings:
