@@ -122,6 +122,16 @@ class TestEnded:
             pair.copy()
         assert pair.runs == [pair.first]
 
+    @pytest.mark.parametrize("why", [{}, {"untold": 1}])
+    def test_copy_of_one_that_ended_so_and_could_not_say_it(self, app: Celery, sent: Sent, why: Any) -> None:
+        """Its worker died before its result was stored, or the backend did not take that: the task has it still."""
+        pair = Pair(app, sent, lambda: "x" * 10_000)
+        pair.run_first()
+        app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
+        assert pair.copy() == "x" * 10_000
+        assert pair.copy(header=pair.headers[0] | why) == "x" * 10_000
+        assert pair.runs == [pair.first]
+
     def test_value_that_is_stored_later(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, lambda: "x" * 10_000)
         pair.run_first()
