@@ -182,6 +182,19 @@ class TestEnded:
         assert pair.runs == [pair.first]
 
 
+class TestWaits:
+    def test_bound_of_retries_is_none_of_its_looks(self, app: Celery, sent: Sent) -> None:
+        """`lock_conflict_retries` may be set for the whole app."""
+        task, runs = make(app, one, on_conflict="join", lock_conflict_retries=1)
+        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
+        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+        for _ in range(3):
+            headers = {PUT_BACK_HEADER: sent[-1]} if sent else {}
+            with pytest.raises(requeue.GoesOn):
+                deliver(task, headers=headers)
+        assert runs == []
+
+
 class TestDied:
     @pytest.mark.parametrize("end", [SystemExit(), Reject("as told"), Ignore()])
     def test_one_runs_and_the_others_end_as_it_does(self, app: Celery, sent: Sent, end: BaseException) -> None:
