@@ -211,11 +211,11 @@ class TestNothingIsLost:
         shop.start("one", "two")
         holder = shop.send("rerunning_retried", "report", LONG)
         shop.record.wait_for(starts=1)
-        newest = waiting(shop)
+        newest = waiting(shop, "rerunning_retried")
         shop.record.let_end("report")
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(holder, newest)
-        assert ran(shop) == [holder.id, newest.id]
+        assert ran(shop) == [holder.id, newest.id, newest.id]
 
     def test_one_that_retries_itself_alone(self, shop: Shop) -> None:
         shop.start("one", "two")
