@@ -16,6 +16,7 @@ from datetime import datetime
 from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
 from celery.app.control import Inspect
@@ -23,6 +24,7 @@ from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context, Task
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
+from celery.exceptions import Reject
 from celery.worker import state as worker_state
 from kombu import serialization
 from kombu.utils import functional
@@ -115,9 +117,11 @@ class WorkerRequest(ReceivedRequest):
     """A delivery in the worker's main process, which says more of itself.
 
     Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
-    sends a message again whose child died (`_retry_worker_lost`); what runs as the connection is lost is cancelled.
-    Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._already_cancelled,
-    celery.worker.request.Request._context, celery.worker.request.Request.request_dict
+    sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result was stored before
+    (`_success_was_stored`); what runs as the connection is lost is cancelled.
+    Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._success_was_stored,
+    celery.worker.request.Request._already_cancelled, celery.worker.request.Request._context,
+    celery.worker.request.Request.request_dict
     """
 
     @property
@@ -130,6 +134,12 @@ class WorkerRequest(ReceivedRequest):
         """Whether it was stopped so that it runs elsewhere."""
         return self._already_cancelled
 
+    @property
+    def success_was_stored(self) -> bool:
+        """Whether its child was lost when it had stored its result, which Celery takes for the end of it."""
+        ask = getattr(self, "_success_was_stored", None)
+        return ask is not None and bool(ask())
+
     def on_sent_again(self) -> None:
         """Its child was lost, and Celery has sent it as a retry."""
 
@@ -137,6 +147,18 @@ class WorkerRequest(ReceivedRequest):
         if sent := super()._retry_worker_lost(exc, exc_info):
             self.on_sent_again()
         return sent
+
+
+def gives_back(why: str) -> Any:
+    """What Celery gets from a child whose task gives its message back to the broker.
+
+    Promise: as for `counts_part_once`.
+    Touches: billiard.einfo.ExceptionInfo
+    """
+    try:
+        raise Reject(why, requeue=True)
+    except Reject:
+        return ExceptionInfo()
 
 
 def active_requests() -> list[Any]:

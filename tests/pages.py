@@ -112,6 +112,7 @@ class Reader:
     exits: ExitStack
     programs: list[Program] = field(default_factory=list)
     pids: dict[str, str] = field(default_factory=dict)
+    worker: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         self.namespace: dict[str, Any] = {"__name__": "__main__", "start_worker": self._start_worker}
@@ -206,9 +207,11 @@ class Reader:
         return re.compile((r"(?:.*\n)*?.*?" if between else "").join(lines))
 
     def _start_worker(self, app: Any) -> None:
-        """A worker of the page's app, in this process."""
+        """A worker of the page's app, in this process; in the place of one that does not know of later tasks."""
+        self.worker.close()
         options = {"pool": "threads", "concurrency": 4, "perform_ping_check": False, "loglevel": "WARNING"}
-        self.exits.enter_context(start_worker(app, **options))
+        self.worker.enter_context(start_worker(app, shutdown_timeout=LIMIT, **options))
+        self.exits.callback(self.worker.close)
 
 
 def main(page: Path) -> int:

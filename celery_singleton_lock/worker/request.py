@@ -23,7 +23,7 @@ from celery.signals import task_revoked
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock
-from celery_singleton_lock._celery import WorkerRequest, is_active
+from celery_singleton_lock._celery import WorkerRequest, counts_part_once, gives_back, is_active
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold
@@ -158,6 +158,8 @@ class SingletonRequest(WorkerRequest):
             return result
         # Before the message goes back: its next delivery must not be refused by this one's lock.
         self._free_if_gone()
+        if isinstance(error, WorkerLostError) and self._may_be_uncounted():
+            exc_info = gives_back("its chord may not know of it")
         settled = False
         try:
             result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -246,6 +248,20 @@ class SingletonRequest(WorkerRequest):
         brought, self._brought = self._brought, None
         if brought is not None and brought.ends_at_end:
             aside.do(partial(abandon, self.app, brought.hold()))
+
+    def _may_be_uncounted(self) -> bool:
+        """Whether the child may have died between storing its result and having its chord count it: a copy, which ends
+        as was recorded of this one, sees to that.
+        """
+        is_part = self.context.chord is not None and counts_part_once(self.task.backend)
+        if not (is_part and self.task.acks_late and self.success_was_stored) or (hold := self.hold()) is None:
+            return False
+        try:
+            found = Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
+        except LockUnavailable as error:
+            logger.warning("%s: nobody knows whether its chord has counted it: %s", self, error)
+            return False
+        return found is not None and not outcome.read(found)[0].settled
 
     def _free_if_gone(self) -> None:
         """Free the lock if the child is gone; one that still cleans up does it itself, or dies and is seen to."""

@@ -81,9 +81,11 @@ _count_part = RedisBackend.on_chord_part_return
 
 
 def _fail_to_count(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of a part of a chord is stored. Once, the whole worker goes before the part counts; or Redis counts
-    the last part, and its reply is lost.
+    """The result of a part of a chord is stored. Once, the whole worker goes before the part counts, or its process;
+    or Redis counts the last part, and its reply is lost.
     """
+    if request.id.startswith("child-uncounted") and _is_first("uncounted", request.id):
+        os.kill(os.getpid(), signal.SIGKILL)
     if request.id.startswith("dies-uncounted") and _is_first("uncounted", request.id):
         os.killpg(0, signal.SIGKILL)
     if not request.id.startswith("counts-unheard"):

@@ -45,7 +45,10 @@ def live(pool: str, url: str, apps: list[ref[Celery]]) -> None:
     def work(task: SingletonTask, job: str) -> str:
         return job
 
-    with Redis.from_url(url) as client, start_worker(app, pool=pool, perform_ping_check=False, loglevel="CRITICAL"):
+    with (
+        Redis.from_url(url) as client,
+        start_worker(app, pool=pool, perform_ping_check=False, loglevel="CRITICAL", shutdown_timeout=LIMIT),
+    ):
         with allow_join_result():
             assert work.delay("done").get(timeout=LIMIT) == "done"
         with hold_lock(work, "held"):

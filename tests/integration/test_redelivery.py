@@ -162,11 +162,12 @@ class TestFinishedMessage:
         assert len(two.record.runs("report")) == 1
 
     @pytest.mark.parametrize(("task", "arguments"), [("late", []), ("large", [100_000])])
+    @pytest.mark.parametrize("dies", ["dies", "child"])
     def test_chord_is_completed_whose_part_was_stored_and_not_counted(
-        self, two: Shop, task: str, arguments: list[int]
+        self, two: Shop, task: str, arguments: list[int], dies: str
     ) -> None:
-        """Celery stores the result of a part before it counts the part."""
-        step = two.sign(task, "report", *arguments).set(task_id="dies-uncounted")
+        """Celery stores the result of a part before it counts the part, and asks no more of a child that dies then."""
+        step = two.sign(task, "report", *arguments).set(task_id=f"{dies}-uncounted")
         result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
         assert result.get(timeout=LIMIT) == [1, "x" * arguments[0] if arguments else "report"]
         assert len(two.record.runs("report")) == 1

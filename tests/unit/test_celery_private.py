@@ -29,6 +29,7 @@ from celery.app.control import Inspect
 from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
+from celery.exceptions import Reject
 from celery.utils import timer2
 from celery.worker import state, strategy
 from celery.worker.request import Request
@@ -39,7 +40,7 @@ from kombu.transport import virtual
 from kombu.utils import functional
 
 from celery_singleton_lock import _celery
-from celery_singleton_lock._celery import WorkerRequest
+from celery_singleton_lock._celery import WorkerRequest, gives_back
 from celery_singleton_lock.stores.redis import _redis_py
 from docs import celery_inside
 
@@ -51,7 +52,10 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path not in ROOMS)
 VERSION = tuple(map(int, celery.__version__.split(".")[:2]))
 
 #: Parts that older versions do not have, and what we do without them.
-SINCE = {"celery.worker.request.Request._retry_worker_lost": (5, 7)}
+SINCE = {
+    "celery.worker.request.Request._retry_worker_lost": (5, 7),
+    "celery.worker.request.Request._success_was_stored": (5, 7),
+}
 
 #: What only `_celery` and its like import: nothing of it is documented.
 INSIDE = (
@@ -251,6 +255,21 @@ class TestRequest:
             monkeypatch.setattr(Request, "_retry_worker_lost", lambda self, exc, exc_info, answer=answer: answer)
             assert request_of._retry_worker_lost(RuntimeError(), None) is answer
             assert noticed == expected
+
+    @pytest.mark.skipif(VERSION < (5, 7), reason="it takes each lost child for a failure")
+    def test_lost_child_that_had_stored_its_result_is_known(
+        self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a chord waits for ever for a part that was not counted."""
+        assert "_success_was_stored" in Request.on_failure.__code__.co_names
+        for answer in (False, {"status": "SUCCESS"}):
+            monkeypatch.setattr(Request, "_success_was_stored", lambda self, answer=answer: answer)
+            assert request_of.success_was_stored is bool(answer)
+
+    def test_child_that_gives_its_message_back_is_one_that_rejects_it(self) -> None:
+        exception = gives_back("why").exception
+        assert isinstance(getattr(exception, "exc", exception), Reject)
+        assert getattr(exception, "exc", exception).requeue
 
     def test_cancelled_request_is_known_as_one(self, request_of: WorkerRequest) -> None:
         """Else it is recorded as revoked, and its next delivery is dropped."""

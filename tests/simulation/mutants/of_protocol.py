@@ -46,8 +46,8 @@ MUTANTS = (
     ),
     _question(
         "trusted from the answer",
-        old="found = lock_answers.acquired(self._run(call), request, sent_at)",
-        new="answer = self._run(call)\n            found = lock_answers.acquired(answer, request, clock.now())",
+        old="found = lock_answers.acquired(answer, self._request, sent_at)",
+        new="found = lock_answers.acquired(answer, self._request, clock.now())",
         breaks="trust counts from sending",
         kind="locks",
     ),
@@ -362,8 +362,8 @@ MUTANTS = (
     Mutant(
         "a lost child's message goes back first",
         "worker/request.py",
-        "        self._free_if_gone()\n        settled = False\n",
-        "        settled = False\n",
+        "        self._free_if_gone()\n        if isinstance(error, WorkerLostError)",
+        "        if isinstance(error, WorkerLostError)",
         "a redelivery is not refused by the lock of the dead",
         unseen="the thread that looks after children has freed it by then",
     ),

@@ -7,6 +7,7 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _sending = partial(Mutant, file="task/sending.py", kind="sent")
+_asking = partial(Mutant, file="task/asking.py", kind="sent")
 _lock = partial(Mutant, file="task/queue_lock.py", kind="sent")
 _queued = partial(Mutant, file="task/queued.py", kind="sent")
 _request = partial(Mutant, file="worker/request.py", kind="sent")
@@ -15,8 +16,8 @@ _confirmations = partial(Mutant, file="confirmations.py", kind="sent")
 MUTANTS = (
     _queued(
         "the lock is not freed as the body begins",
-        old="        self._progress.is_begun = True\n        self._free()\n",
-        new="        self._progress.is_begun = True\n",
+        old="        if self._free() in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (",
+        new="        if False and (",
         breaks="until it starts, and no longer",
     ),
     _queued(
@@ -80,28 +81,13 @@ MUTANTS = (
         new="        return True\n\n    def hold",
         breaks="until it has expired",
     ),
-    _sending(
+    _asking(
         "the lock is taken when it is sent",
-        old="""            _take(runtime, lock, task_id)
-        except DuplicateTask as duplicate:
-            if not (before.is_one or _is_part(named)):
-                return _answer(task, options, duplicate)
-            return _publish_without(publish, task, named, duplicate)
-        except LockUnavailable as error:
-            if options.on_send_unavailable == "raise" and not _follows(before, named):
-                raise
-            return _publish_without(publish, task, named, error)
-        try:
-            result = publish(**_with_lock(task, named, lock))
+        old="""            return publish(**{**named, "producer": producer})
 """,
-        new="""            result = publish(**_with_lock(task, named, lock))
-            _take(runtime, lock, task_id)
-        except DuplicateTask as duplicate:
-            return _answer(task, options, duplicate)
-        except LockUnavailable as error:
+        new="""            result = publish(**{**named, "producer": _Producer(app, named.get("producer"), _nop)})
+            self.wait()
             return result
-        try:
-            pass
 """,
         breaks="one waits",
     ),
@@ -111,10 +97,10 @@ MUTANTS = (
         new="    ttl = lock.seconds\n",
         breaks="who dies before it sends keeps others out for 30 s",
     ),
-    _sending(
+    _asking(
         "who has not sent keeps the lock",
-        old="            runtime.store.abandon(lock.hold())\n            raise\n",
-        new="            raise\n",
+        old="            self._store.abandon(self._request.hold())\n",
+        new="            pass\n",
         breaks="what was not sent can be sent again",
     ),
     _sending(
@@ -137,8 +123,8 @@ MUTANTS = (
     ),
     _sending(
         "without a lock server, nothing is sent",
-        old='            if options.on_send_unavailable == "raise" and not _follows(before, named):\n',
-        new="            if not _follows(before, named):\n",
+        old='            elif options.on_send_unavailable == "raise" and not _follows(before, named):\n',
+        new="            elif not _follows(before, named):\n",
         breaks="it is sent without a lock",
     ),
     _sending(

@@ -77,7 +77,8 @@ class Conversation:
         self._unanswered: list[deque[_Sent]] = [deque() for _ in nodes]
         #: The number of the last round.
         self._round = 0
-        #: Whether a round ended before it was decided, since there was last nothing to wait for.
+        #: Whether a round ended before it was decided, or a node had to be asked twice, since there was last nothing to
+        #: wait for.
         self._is_late = False
         self._unused_since = 0.0
         self._selector = selectors.DefaultSelector()
@@ -274,6 +275,7 @@ class Conversation:
                 if isinstance(answer, NoScriptError):
                     # Also where nobody waits for it any more: it may end a hold.
                     self._send(index, sent, packed(sent.call.by_text))
+                    self._is_late = True
                     if self._connections[index] is None:
                         return
                 else:
