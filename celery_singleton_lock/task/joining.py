@@ -146,8 +146,8 @@ class Joining:
         if found is not None and found.delay is not None:
             self._put_back(found)
         if not lease.held:  # Nobody renews it yet.
-            silent = LockUnavailable(self._execution.runtime.store.server, "the lease ended as it looked for another end")
-            self._acquisition.put_back(silent)
+            server = self._execution.runtime.store.server
+            self._acquisition.put_back(LockUnavailable(server, "the lease ended as it looked for another end"))
         self._take_over()
         return None
 

@@ -393,10 +393,7 @@ class TestNotJoined:
         assert pair.copy(header=sent[-1]) == 1
         assert pair.runs == [pair.first]
 
-
-    def test_lease_that_has_ended_as_it_looked(
-        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_lease_that_has_ended_as_it_looked(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
         """Somebody else may have the lock by now: it has not run, and comes again."""
         pair = Pair(app, sent, fail(SystemExit()), on_lock_lost="warn")
         with pytest.raises(SystemExit):
