@@ -13,7 +13,7 @@ from celery_singleton_lock.diagnosis.finding import Finding, Subject, some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
-from celery_singleton_lock.options.rules import NEWEST_POLICIES, one_of
+from celery_singleton_lock.options.rules import NEWEST_POLICIES
 from celery_singleton_lock.options.task import options_for, raw_attribute
 
 
@@ -102,13 +102,6 @@ def _of_one_name(subject: str, tasks: Sequence[Any], settings: Settings) -> Iter
         yield Subject(subject).warning(
             f"tasks share it with different lock_limit, and each counts to its own: {limits}",
             "give them one lock_limit",
-        )
-    policies = _where_they_differ((name, repr(of.on_conflict)) for name, of in options.items())
-    if policies and any(of.on_conflict in NEWEST_POLICIES for of in options.values()):
-        yield Subject(subject).note(
-            f"tasks share it with different on_conflict, of which {one_of(*NEWEST_POLICIES).words} has only the newest "
-            f"of its own calls run: {policies}",
-            "give them one on_conflict if a call of one is to take the place of another's",
         )
     ttls = _where_they_differ((name, f"{of.ttl:g} s") for name, of in options.items())
     if ttls and settings.backend.kind is Kind.REDLOCK:

@@ -36,10 +36,12 @@ class Arrival:
         number: that it was given when it came, as far as whoever asks knows; the higher, the newer. The store knows
             better, if it has not forgotten.
         seconds: for how long the store is to know the order, from the last question on.
+        task: whose messages these are; those of another task under the same lock are other work, in another order.
     """
 
     number: int | None
     seconds: float
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)

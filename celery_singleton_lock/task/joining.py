@@ -90,7 +90,7 @@ def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
     if (ended := joining.before_lock()) is not None:
         return ended
     found = acquisition.found()
-    return (joining.with_lock() or found) if isinstance(found, Lease) else found
+    return (joining.with_lock(found) or found) if isinstance(found, Lease) else found
 
 
 def end_by_now(acquisition: Acquisition, joined: Joined) -> End | None:
@@ -128,7 +128,7 @@ class Joining:
             self._put_back(found)
         return found
 
-    def with_lock(self) -> End | None:
+    def with_lock(self, lease: Lease) -> End | None:
         """The same, for a copy that has got the lock meanwhile; None if it is to run. Then all that wait can tell.
 
         Raises:
@@ -145,6 +145,9 @@ class Joining:
             return found
         if found is not None and found.delay is not None:
             self._put_back(found)
+        if not lease.held:  # Nobody renews it yet.
+            server = self._execution.runtime.store.server
+            self._acquisition.put_back(LockUnavailable(server, "the lease ended as it looked for another end"))
         self._take_over()
         return None
 
@@ -181,38 +184,51 @@ class Joining:
     def _look(self) -> End | Later | None:
         it = self._execution
         while (record := self._recorded(self._joined)) is not None:
-            recorded, age = outcome.read(record)
+            recorded, _ = outcome.read(record)
             if recorded.state == states.RETRY:
                 self._joined = self._joined.next_attempt()
                 continue
             if recorded.content == REPLACED:
                 self._joined = self._joined._replace(goes_on=True)
-            return self._end(record, recorded, age)
+            return self._end(record, recorded, self._age(record))
         # As long as it is known of the attempt before how that ended, this one is expected.
-        if self._joined.goes_on and self._recorded(self._joined.attempt_before()) is not None:
-            is_held = bool(it.runtime.store.held(it.key, limit=it.options.limit))
-            return Later(self._joined, None, in_line=is_held)
-        return None
+        if not self._joined.goes_on or (record := self._recorded(self._joined.attempt_before())) is None:
+            return None
+        # It may end without a record here: under another lock, or revoked before it has begun.
+        stored = self._stored(self._age(record))
+        if stored is not None:
+            return stored if isinstance(stored, Later) else _as_end(stored)
+        is_held = bool(it.runtime.store.held(it.key, limit=it.options.limit))
+        return Later(self._joined, None, in_line=is_held)
 
     def _end(self, record: Record, recorded: Outcome, age: float) -> End | Later | None:
         """The end of a message of which it is known that it is over."""
         if recorded.state not in (states.SUCCESS, states.FAILURE, states.IGNORED):
             return None
-        if record.content == FORGOTTEN:
-            age = max(self._execution.runtime.settings.done_ttl - record.seconds, age)
-        elif recorded.state != states.IGNORED and (kept := outcome.end_of(recorded)) is not None:
+        if recorded.state != states.IGNORED and (kept := outcome.end_of(recorded)) is not None:
             return None if isinstance(kept.error, _DIED) else kept
-        try:
-            stored = stored_end.of(self._execution.task, self._joined.task_id, age)
-        except Exception as error:  # noqa: BLE001 - every backend has its own
-            logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
-            return Later(self._joined, SETTLING)
+        stored = self._stored(age)
         if stored is not None:
-            return _as_end(stored)
+            return stored if isinstance(stored, Later) else _as_end(stored)
         if self._joined.goes_on and (record.content == FORGOTTEN or recorded.content == REPLACED):
             return Later(self._joined, None)
         is_settling = recorded.state != states.IGNORED and age < SETTLING
         return Later(self._joined, chance.spread(SOON)) if is_settling else None
+
+    def _stored(self, age: float) -> Mapping[str, Any] | Later | None:
+        """What the result backend has of a task of which something ended `age` seconds ago."""
+        try:
+            return stored_end.of(self._execution.task, self._joined.task_id, age)
+        except Exception as error:  # noqa: BLE001 - every backend has its own
+            logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
+            return Later(self._joined, SETTLING)
+
+    def _age(self, record: Record) -> float:
+        """Seconds since what a record says."""
+        _, age = outcome.read(record)
+        if record.content != FORGOTTEN:
+            return age
+        return max(self._execution.runtime.settings.done_ttl - record.seconds, age)
 
     def _heir(self) -> Joined | None:
         """Whoever ran in the place of the task; None if that was nobody, or this copy."""

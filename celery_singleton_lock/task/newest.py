@@ -38,7 +38,8 @@ def arrival_of(execution: Execution) -> Arrival | None:
             f"{store.server}, it is not known which message is the newest; allowed: locks on one Redis, behind "
             "Sentinels, on a cluster, or in memory, and no Redlock; use another policy, or set singleton_lock_backend"
         )
-    return Arrival(requeue.arrived(request), max(execution.runtime.settings.done_ttl, KNOWN_FOR))
+    seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
+    return Arrival(requeue.arrived(request), seconds, execution.task.name)
 
 
 def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:

@@ -51,11 +51,11 @@ def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> Conf
         InvalidOption: a callable of the user's gave an answer that is none.
     """
     policy: ConflictPolicy = chosen_policy("on_conflict", options.on_conflict, task, conflict, _CHOSEN)
-    bound = options.conflict_retries
-    if policy in WAITING_POLICIES and (
-        task.request.is_eager or (bound is not None and requeue.put_back_count(task.request, "conflict") >= bound)
-    ):
+    if policy in WAITING_POLICIES and task.request.is_eager:
         return "raise"
+    bound = options.conflict_retries
+    if policy == "retry" and bound is not None and requeue.put_back_count(task.request, "conflict") >= bound:
+        return "raise"  # What has joined only looks, however often.
     return policy
 
 

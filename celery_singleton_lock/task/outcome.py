@@ -35,7 +35,7 @@ OLD = 10.0
 #: silence whatever it was.
 OF_USE = 60.0
 
-#: Parts of a record's first line.
+#: Parts of a record's first line; a mark stands behind them, where there is one.
 _FIELDS = 4
 
 #: In the place of a content, where a body ended with `Ignore`: another task has its id now, and will end.
@@ -101,7 +101,8 @@ def read(record: Record) -> tuple[Outcome, float]:
         return Outcome(states.SUCCESS), OLD
     # What a later version may add stands behind.
     state, seconds, has_content, settled = fields[:_FIELDS]
-    outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True)
+    mark = cleaned.text(fields[_FIELDS]) if len(fields) > _FIELDS else ""
+    outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True, mark)
     return outcome, max(cleaned.seconds(seconds) - record.seconds, 0.0)
 
 

@@ -14,7 +14,7 @@ from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 
-from celery_singleton_lock.errors import LockConflict, LockLost, LockSuperseded, LockUnavailable
+from celery_singleton_lock.errors import LockConflict, LockLost, LockSuperseded, LockUnavailable, ResultLost
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, WAITING_POLICIES, ConflictPolicy
@@ -69,7 +69,29 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
             return fail(acquisition, error, met)
         found = copy
-    return redelivery.end(it, found)
+    return _end_as_copy(acquisition, found)
+
+
+def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
+    """End as a copy of a message that is, or was, carried out, or has ended as a task that it had joined."""
+    it = acquisition.execution
+    try:
+        return redelivery.end(it, found)
+    except ResultLost:
+        # What such a record could not keep, the task that was joined may have still.
+        joined = requeue.joined_by(it.request)
+        if joined is None or isinstance(found, Held) or not outcome.read(found)[0].mark:
+            raise
+        ended = joining.end_by_now(acquisition, joined)
+        if ended is None:
+            raise
+    return _told(ended)
+
+
+def _told(ended: End) -> Any:
+    if ended.error is not None:
+        raise ended.error
+    return ended.value
 
 
 def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
@@ -84,11 +106,7 @@ def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
                 it.runtime.store.wake(it.key)  # What woke this one is for all that have joined.
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         return fail(acquisition, error)
-    if copy is not None:
-        return redelivery.end(it, copy)
-    if ended.error is not None:
-        raise ended.error
-    return ended.value
+    return _told(ended) if copy is None else _end_as_copy(acquisition, copy)
 
 
 def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:

@@ -162,8 +162,7 @@ def arrived(request: RequestLike) -> int | None:
     """The number that the message has in the order of its key, in whichever attempt it was given that; None where that
     is not known.
     """
-    header = cleaned.headers(request).get(PUT_BACK_HEADER)
-    number = header.get("arrived") if isinstance(header, dict) else None
+    number = _header_of_any_attempt(request).get("arrived")
     return number if is_whole(number, 1, MAX_NUMBER) else None
 
 
@@ -223,7 +222,8 @@ def _header(
     counts = {other: count for other, count in counts.items() if count or other not in RARE}
     owner = progress_of(request).gives_up
     owners = given_up(request) if owner is None else (*given_up(request), owner)
-    header = {"retries": request.retries or 0, **counts, "given_up": list(owners[-MAX_GIVEN_UP:])}
+    given_up_by_now = list(owners[-MAX_GIVEN_UP:])
+    header = {"id": request.id, "retries": request.retries or 0, **counts, "given_up": given_up_by_now}
     if waits is not None:
         header["waits"] = list(waits)
     if joins is not None:
@@ -237,12 +237,19 @@ def _header(
 
 def _header_of(request: RequestLike) -> dict[str, Any]:
     """The header, if it is of this attempt; what others wrote counts as none."""
+    header = _header_of_any_attempt(request)
+    return header if _count(header.get("retries")) == (request.retries or 0) else {}
+
+
+def _header_of_any_attempt(request: RequestLike) -> dict[str, Any]:
+    """The header, if it is of this message; one that somebody copied to another message says nothing there.
+
+    A body that passes its own headers on would send what has joined, come and waited already.
+    """
     header = cleaned.headers(request).get(PUT_BACK_HEADER)
     if header is None:  # As of most.
         return {}
-    if not isinstance(header, dict) or _count(header.get("retries")) != (request.retries or 0):
-        return {}
-    return header
+    return header if isinstance(header, dict) and header.get("id", request.id) == request.id else {}
 
 
 def _since(header: Mapping[str, Any]) -> float:

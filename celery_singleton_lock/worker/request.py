@@ -11,6 +11,7 @@ has not said it, the key is made in a thread beside (`aside`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, ClassVar
@@ -199,8 +200,8 @@ class SingletonRequest(WorkerRequest):
         revoked = super().revoked()
         if revoked:
             self._end_brought()
-            if self._may_be_kept_for():
-                aside.do(self._free_kept)
+            if self.context.retries:
+                aside.do(self._end_attempt)
             self.has_begun = True
             self._pass_on()
         return revoked
@@ -325,6 +326,17 @@ class SingletonRequest(WorkerRequest):
         """Free the lock that was kept for this retry."""
         if (hold := self._expected_hold(holder_of(self.task, self.context).reserved_as)) is not None:
             self._free(hold)
+
+    def _end_attempt(self) -> None:
+        """Free what was kept for this retry, which never begins, and say so to those that wait for it (`joining`)."""
+        holder, runtime = holder_of(self.task, self.context), Runtime.of(self.app)
+        if (hold := self._expected_hold(holder.reserved_as)) is None:
+            return
+        self._free(hold)
+        if seconds := runtime.settings.done_ttl:
+            record = Outcome(states.REVOKED, settled=True).record_of(holder, seconds)
+            with suppress(LockUnavailable):  # Who waits asks the result backend as well.
+                runtime.store.refuse(hold.key, holder, record, limit=hold.limit)
 
     def _outcome(self, error: BaseException) -> Outcome | None:
         """The end of the message; None if it will be delivered again, or is retried."""

@@ -162,6 +162,19 @@ class TestHolderDies:
         assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
         assert len([run for run in shop.record.runs("report") if run.outcome == "done"]) == 1
 
+    @pytest.mark.parametrize("countdown", [0.0, 1.0])
+    def test_revoked_between_two_attempts(self, shop: Shop, countdown: float) -> None:
+        """Its next one never begins: nobody waits for that. (Celery may store REVOKED, and over that RETRY.)"""
+        shop.start("one", "two")
+        first = holder(shop, "retrying_when_told", LONG, countdown)
+        copies = [join(shop, "retrying_when_told", "report", 0.0, 0.0) for _ in range(3)]
+        until_joined(shop, 3)
+        shop.app.control.revoke(first.id)
+        until(lambda: shop.log.count(f"flagged as revoked: {first.id}") == 2)
+        shop.record.let_end("report")
+        assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
+        assert len({run.task_id for run in shop.record.runs("report")}) == 2
+
     def test_time_limit_is_an_end(self, shop: Shop) -> None:
         shop.start("one", "two")
         first = holder(shop, "limited_hard")

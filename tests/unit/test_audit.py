@@ -283,10 +283,10 @@ class TestSharedName:
         assert finding.severity == "warning"
         assert "2 for bill; 1 for refund" in finding.text
 
-    def test_one_of_which_only_the_newest_runs_beside_another(self) -> None:
-        (finding,) = self._of({"lock_key": [], "on_conflict": "rerun"}, {"lock_key": []})
-        assert finding.severity == "note"
-        assert "'rerun' for bill; 'skip' for refund" in finding.text
+    @pytest.mark.parametrize("other", ["rerun", "skip"])
+    def test_one_of_which_only_the_newest_runs_beside_another(self, other: str) -> None:
+        """Each has its own newest."""
+        assert self._of({"lock_key": [], "on_conflict": "rerun"}, {"lock_key": [], "on_conflict": other}) == []
 
     def test_only_the_newest_runs_is_a_problem_on_a_redlock(self) -> None:
         options = {"lock_key": [], "on_conflict": "rerun"}, {"lock_key": [], "on_conflict": "rerun"}

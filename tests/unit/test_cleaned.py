@@ -185,7 +185,7 @@ def test_any_record_is_an_outcome(record: bytes) -> None:
 
 
 def test_what_a_later_version_adds_to_a_record_is_left_out() -> None:
-    ended = outcome.Outcome("FAILURE", b"content", settled=True)
+    ended = outcome.Outcome("FAILURE", b"content", settled=True, mark="one of two")
     head, _, content = ended.record_of(Holder("task"), 60.0).content.partition(b"\n")
     later = b"\n".join((json.dumps([*json.loads(head), "more"]).encode(), content))
     assert outcome.read(Record("message", later, 45.0)) == (ended, 15.0)

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
+from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.app import Settings
@@ -122,6 +122,16 @@ class TestEnded:
             pair.copy()
         assert pair.runs == [pair.first]
 
+    @pytest.mark.parametrize("why", [{}, {"untold": 1}])
+    def test_copy_of_one_that_ended_so_and_could_not_say_it(self, app: Celery, sent: Sent, why: Any) -> None:
+        """Its worker died before its result was stored, or the backend did not take that: the task has it still."""
+        pair = Pair(app, sent, lambda: "x" * 10_000)
+        pair.run_first()
+        app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
+        assert pair.copy() == "x" * 10_000
+        assert pair.copy(header=pair.headers[0] | why) == "x" * 10_000
+        assert pair.runs == [pair.first]
+
     def test_value_that_is_stored_later(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, lambda: "x" * 10_000)
         pair.run_first()
@@ -172,6 +182,19 @@ class TestEnded:
         assert pair.runs == [pair.first]
 
 
+class TestWaits:
+    def test_bound_of_retries_is_none_of_its_looks(self, app: Celery, sent: Sent) -> None:
+        """`lock_conflict_retries` may be set for the whole app."""
+        task, runs = make(app, one, on_conflict="join", lock_conflict_retries=1)
+        hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
+        assert isinstance(Runtime.of(app).store.acquire(hold), Lease)
+        for _ in range(3):
+            headers = {PUT_BACK_HEADER: sent[-1]} if sent else {}
+            with pytest.raises(requeue.GoesOn):
+                deliver(task, headers=headers)
+        assert runs == []
+
+
 class TestDied:
     @pytest.mark.parametrize("end", [SystemExit(), Reject("as told"), Ignore()])
     def test_one_runs_and_the_others_end_as_it_does(self, app: Celery, sent: Sent, end: BaseException) -> None:
@@ -217,7 +240,7 @@ class TestDied:
         assert pair.copy() == "ran"
         joined = Joined.read(pair.headers[0]["joins"])
         assert joined is not None
-        later = {**pair.headers[0], "joins": list(joined._replace(since=joined.since + 1))}
+        later = {"retries": 0, "joins": list(joined._replace(since=joined.since + 1))}
         assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: later}) == "ran"
         assert len(pair.runs) == 3
 
@@ -239,7 +262,8 @@ class TestDied:
         pair = Pair(app, sent, lambda: 1, lock_name="shared")
         pair.run_first()
         other, runs = make(app, lambda: "other", on_conflict="join", lock_name="shared")
-        assert deliver(other, id="new", headers={PUT_BACK_HEADER: pair.headers[0]}) == "other"
+        header = {"retries": 0, "joins": pair.headers[0]["joins"]}
+        assert deliver(other, id="new", headers={PUT_BACK_HEADER: header}) == "other"
         assert runs == ["new"]
 
 
@@ -273,6 +297,29 @@ class TestGoesOn:
             pair.copy()
         pair.store._records.clear()
         assert pair.copy(header=sent[-1]) == "ran"
+
+    @pytest.mark.parametrize(("state", "ends"), [("REVOKED", "ran"), ("SUCCESS", "of the retry")])
+    def test_retry_that_leaves_no_record_here(self, app: Celery, sent: Sent, state: str, ends: str) -> None:
+        """It is revoked before it begins, or has other arguments, and with them another lock."""
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        app.backend.store_result(pair.first, "of the retry" if state == "SUCCESS" else ValueError("revoked"), state)
+        assert pair.copy(header=sent[-1]) == ends
+        assert len(pair.runs) == (2 if state == "REVOKED" else 1)
+
+    def test_result_backend_that_does_not_answer_while_a_retry_is_waited_for(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        monkeypatch.setattr(app.backend, "get_state", lambda *_: 1 / 0)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        joined = Joined.read(sent[-1]["joins"])
+        assert joined is not None
+        assert (joined.retries, joined.goes_on) == (1, True)
 
     def test_it_has_retried_meanwhile_and_may_have_met_this_copy(
         self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
@@ -317,6 +364,13 @@ class TestNotJoined:
         assert deliver(task, headers={PUT_BACK_HEADER: {"retries": 0, "joins": forged}}) == 1
         assert len(runs) == 1
 
+    def test_headers_that_a_body_passes_on_to_another_message(self, app: Celery, sent: Sent) -> None:
+        """That one was sent when the first had ended, and is to run."""
+        pair = Pair(app, sent, lambda: 1)
+        pair.run_first()
+        assert deliver(pair.task, id="new", headers={PUT_BACK_HEADER: pair.headers[0]}) == "ran"
+        assert pair.runs == [pair.first, "new"]
+
     def test_lock_server_that_does_not_answer(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = Pair(app, sent, lambda: 1)
         pair.run_first()
@@ -338,6 +392,27 @@ class TestNotJoined:
         assert pair.store.held(pair.task.lock_key_of()) != [] or sent[-1]["given_up"]
         assert pair.copy(header=sent[-1]) == 1
         assert pair.runs == [pair.first]
+
+    def test_lease_that_has_ended_as_it_looked(self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Somebody else may have the lock by now: it has not run, and comes again."""
+        pair = Pair(app, sent, fail(SystemExit()), on_lock_lost="warn")
+        with pytest.raises(SystemExit):
+            deliver(pair.task, id=pair.first)
+        later = [0.0]
+        recorded, now = pair.store.recorded, clock.now
+
+        def slow(*args: Any) -> Any:
+            later[0] += 100.0
+            return recorded(*args)
+
+        with monkeypatch.context() as busy:
+            busy.setattr(clock, "now", lambda: now() + later[0])
+            busy.setattr(joining.Joining, "before_lock", lambda _: None)
+            busy.setattr(pair.store, "recorded", slow)
+            with pytest.raises(requeue.GoesOn):
+                pair.copy()
+        assert pair.runs == [pair.first]
+        assert sent[-1]["joins"] == pair.headers[0]["joins"]
 
 
 class TestSettings:

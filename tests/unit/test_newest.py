@@ -106,6 +106,19 @@ class TestSuperseded:
             deliver(task, id="other-task", headers={SENT_HEADER: "c" * 32})
         assert task.backend.get_task_meta("other-task")["status"] == states.SUCCESS
 
+    def test_headers_that_a_body_passes_on_to_another_message(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+        """That one is as new as any."""
+        task, runs = rerun
+        other = hold(task)
+        first, second = (wait(task, name, sent) for name in "ab")
+        assert second
+        with pytest.raises(requeue.GoesOn):
+            come(task, "c", first)
+        assert sent[-1]["arrived"] > second["arrived"]
+        Runtime.of(task.app).store.free(other)
+        assert come(task, "c", sent[-1]) == "done"
+        assert runs == [f"{task.app.main}-c"]
+
     def test_what_others_wrote_as_its_number_counts_as_none(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = rerun
         for number in (True, "1", -1, 0, 1.5, 2**60, [], None):

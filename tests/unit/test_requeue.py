@@ -141,4 +141,4 @@ def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, e
     owner = progress_of(task.request).gives_up = new_owner()
     with pytest.raises(Ignore, match="put back"):
         put_back(task, reason="unavailable")
-    assert sent == [{"retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
+    assert sent == [{"id": "the id", "retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]

@@ -50,7 +50,7 @@ class MemoryStore:
         self._refused: dict[str, float] = {}
         self._unclaimed: dict[str, float] = {}
         #: Of messages of which only the newest is to run, when they came; and until when that is known of a key.
-        self._orders: dict[str, tuple[dict[str, int], float]] = {}
+        self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
         self._ledgers: dict[str, MemoryLedger] = {}
         self._journals: dict[str, MemoryJournal] = {}
 
@@ -90,10 +90,13 @@ class MemoryStore:
             return None, None
         now = clock.now()
         self._orders = {key: found for key, found in self._orders.items() if found[1] > now}
-        order, _ = self._orders.get(request.key, ({}, 0.0))
-        self._orders[request.key] = order, now + request.arrival.seconds
-        name, highest = request.holder.arrives_as, max(order.values(), default=0)
-        number = order.setdefault(name, request.arrival.number or max(highest + 1, int(clock.wall() * 1e6)))
+        whose = request.key, request.arrival.task
+        order, _ = self._orders.get(whose, ({}, 0.0))
+        self._orders[whose] = order, now + request.arrival.seconds
+        name, highest, time = request.holder.arrives_as, max(order.values(), default=0), int(clock.wall() * 1e6)
+        # What a message says it has counts for no more than the time.
+        given = request.arrival.number
+        number = order.setdefault(name, max(highest + 1, time) if given is None else min(given, time))
         while len(order) > KNOWN:
             del order[min(order, key=order.__getitem__)]
         return number, max(order, key=order.__getitem__) if number < highest else None

@@ -61,9 +61,10 @@ def waiting_key(key: str) -> str:
     return _beside(key, "waiting")
 
 
-def order_key(key: str) -> str:
-    """The messages of which only the newest is to run: a sorted set, by when they came."""
-    return _beside(key, "order")
+def order_key(key: str, task: str) -> str:
+    """The messages of a task of which only the newest is to run: a sorted set, by when they came."""
+    name = hashlib.blake2b(task.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return _beside(key, f"order:{name}")
 
 
 def nudge_key(key: str, process: str) -> str:

@@ -155,7 +155,7 @@ def question(
     keys += [keyspace.over_key(key, request.owner), keyspace.over_key(key, name), keyspace.wake_key(key)]
     keys += [keyspace.done_key(key, holder.message), more] if once else []
     keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
-    keys += [keyspace.order_key(key)] if arrival else []
+    keys += [keyspace.order_key(key, arrival.task)] if arrival else []
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
     return keys, Asked(

@@ -16,9 +16,11 @@ from celery_singleton_lock.testing.store_contract.asking import TTL, ask, taken
 FIRST, SECOND, THIRD = (Holder(name, sending=f"{name}'s") for name in ("first", "second", "third"))
 
 
-def come(store: LockStore, holder: Holder, number: int | None = None, **more: Any) -> Lease | Held | Record:
+def come(
+    store: LockStore, holder: Holder, number: int | None = None, task: str = "a task", **more: Any
+) -> Lease | Held | Record:
     """A copy of its message asks; it was given this number before, as far as it knows."""
-    return ask(store, holder=holder, arrival=Arrival(number, TTL), **more)
+    return ask(store, holder=holder, arrival=Arrival(number, TTL, task), **more)
 
 
 class NewestContract:
@@ -61,6 +63,27 @@ class NewestContract:
         following = come(store, THIRD)
         assert isinstance(following, Lease)
         store.free(following)
+        assert isinstance(come(store, SECOND), Superseded)
+
+    def test_another_task_under_the_same_lock_supersedes_nobody(self, store: LockStore) -> None:
+        """It is other work."""
+        running = come(store, FIRST)
+        assert type(come(store, SECOND)) is Held
+        assert type(come(store, THIRD, task="another one")) is Held
+        assert isinstance(running, Lease)
+        store.free(running)
+        following = come(store, SECOND)
+        assert isinstance(following, Lease)
+        store.free(following)
+        assert isinstance(come(store, THIRD, task="another one"), Lease)
+
+    def test_number_from_the_future_is_the_time(self, store: LockStore) -> None:
+        """Whoever can send may write any number."""
+        come(store, FIRST)
+        come(store, SECOND, 2**53 - 1)
+        third = come(store, THIRD)
+        assert isinstance(third, Held)
+        assert (third.arrived or 0) < 2**52
         assert isinstance(come(store, SECOND), Superseded)
 
     def test_copy_is_no_newcomer(self, store: LockStore) -> None:
