@@ -81,7 +81,7 @@ class Invariants:
             return  # What Celery makes of the loss of a child comes last.
         self._looked_at = values
         for key, value in values:
-            if ":done:" not in key or self._records.get(key) == value:
+            if ":done:m" not in key or self._records.get(key) == value:
                 continue
             state, _, _, settled = json.loads(value.partition(b"\n")[0])
             known, was_settled = self._ended.get(key, (state, False))
