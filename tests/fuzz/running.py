@@ -37,7 +37,7 @@ class Found(AssertionError):
     """
 
     def __init__(self, target: str, data: bytes, error: BaseException) -> None:
-        said = "".join(traceback.format_exception(error)[-12:])
+        said = "".join(traceback.format_exception(error)[-12:]).encode("ascii", "backslashreplace").decode()
         super().__init__(f"{said}\nagain: python -m tests.fuzz {target} --data {data.hex() or '00'}")
         self.data, self.number = data, 0
 
