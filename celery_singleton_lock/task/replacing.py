@@ -1,7 +1,7 @@
 """A message that waits is superseded by a newer one, and never runs: `on_duplicate="replace"`.
 
-Taken over, sent, superseded. The newcomer takes the lock of the other message over, as who frees one may leave a
-reservation in its place. Then it is sent; if that fails, the other one gets its lock back. Only then the other one is
+Taken over, sent, superseded. The newcomer frees the lock of the other message, and leaves a reservation for itself
+in its place. Then it is sent; if that fails, the other one gets its lock back. Only then the other one is
 superseded, wherever it is: so one of the two runs, wherever the sender stops.
 
 A message finds out as its body starts, and only where its lock is not its own any more: that may also have ended by
