@@ -5,93 +5,27 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from celery.result import AsyncResult
 from kombu.transport.redis import Channel
-from redis import Redis
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests.conftest import LASTING
 from tests.integration.outside import client, make
-from tests.integration.workers import Worker, environment
+from tests.integration.shops import Shop
+from tests.integration.standing import Staff
 from tests.patience import until
 from tests.rabbitmq import RabbitMQ
 from tests.recording import Record, Run
 from tests.servers import Cluster, Nodes, SentinelGroup
 
-__all__ = ["client", "make", "until"]
+__all__ = ["Shop", "client", "make", "until"]
 
 #: Each pool; the quick tests take that of processes, which most people use.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "solo", "eventlet")))
-
-
-@dataclass
-class Shop:
-    """A broker, a result backend, a lock server, workers, and an app to send from."""
-
-    record: Record
-    directory: Path
-    conf: dict[str, Any]
-    events: str
-    exits: ExitStack
-    workers: list[Worker] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.app = Celery("sender", set_as_current=False)
-        self.app.conf.update(self.conf)
-
-    def start(self, *names: str, pool: str = "prefork", concurrency: int = 2, **options: Any) -> list[Worker]:
-        """Start workers of these names, at once, and wait until they are ready."""
-        env = environment(self.conf, events=self.events, record=self.record.path)
-        started = [
-            self.exits.enter_context(
-                Worker(
-                    *(name,), directory=self.directory, environment=env, pool=pool, concurrency=concurrency, **options
-                )
-            )
-            for name in names
-        ]
-        self.workers += started
-        return [worker.wait_until_ready() for worker in started]
-
-    def send(self, task: str, *args: Any, **options: Any) -> Any:
-        """Send a task by name, as a program does that does not have its code."""
-        call = options.pop("singleton_lock", None)
-        if call is not None:
-            options["headers"] = {"singleton_lock": call}
-        return self.app.send_task(f"tests.integration.app.{task}", args, **options)
-
-    @property
-    def log(self) -> str:
-        """Of all its workers."""
-        return "".join(worker.log for worker in self.workers)
-
-    def locks(self) -> Redis:
-        """A client of the lock server."""
-        return Redis.from_url(self.conf["singleton_lock_backend"])
-
-    def keys(self) -> list[str]:
-        """All that is kept for locks."""
-        with self.locks() as client:
-            return [key.decode() for key in client.scan_iter()]
-
-    def held(self) -> list[str]:
-        """The locks that are held."""
-        return [key for key in self.keys() if key.endswith(":run")]
-
-    def state_of(self, result: AsyncResult) -> str:
-        """As it is stored now: `result.state` is what it was when somebody got the result."""
-        state: str = self.app.backend.get_task_meta(result.id, cache=False)["status"]
-        return state
-
-    def sign(self, task: str, *args: Any, **options: Any) -> Any:
-        return self.app.signature(f"tests.integration.app.{task}", args, **options)
 
 
 def is_alive(pid: int) -> bool:
@@ -220,3 +154,12 @@ def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     """A shop on the shared server."""
     made: Shop = shop_on(redis_server)
     return made
+
+
+@pytest.fixture(scope="session")
+def staff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Staff]:
+    """Workers that stay from one test to the next."""
+    with RedisServer() as server:
+        staff = Staff(request.session, server, tmp_path_factory.mktemp("staff"))
+        yield staff
+        staff.go()

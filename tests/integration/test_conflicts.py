@@ -13,6 +13,7 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import LockConflict, clock
 from tests.integration.conftest import LONG, Shop, until
+from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.servers import RedisServer
@@ -23,8 +24,9 @@ TTL = 60.0
 
 
 @pytest.fixture
-def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    return shop_on(redis_server, singleton_lock_ttl=TTL)
+def shop(staff: Staff) -> Iterator[Shop]:
+    with staff.shop(singleton_lock_ttl=TTL) as shop:
+        yield shop
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def copy_of(shop: Shop, policy: str) -> object:
 
 def end_once_refused(shop: Shop, copies: int) -> None:
     """Let the holder end when so many copies were put back."""
-    until(lambda: shop.log.count("on_conflict=retry") >= copies)
+    until(lambda: len(shop.refused("retry")) >= copies)
     shop.record.let_end("report")
 
 

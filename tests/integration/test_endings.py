@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 
 from celery_singleton_lock import LockConflict, SingletonTask
-from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, is_alive, until
+from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
 
 @pytest.fixture
-def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
+def shop(staff: Staff) -> Iterator[Shop]:
     """Its leases are longer than any test waits: only what is freed is free."""
-    return shop_on(redis_server, singleton_lock_ttl=600.0)
+    with staff.shop(singleton_lock_ttl=600.0) as shop:
+        yield shop
 
 
 def assert_free_and_runs(shop: Shop, job: str = "report") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from celery import chain, chord, group
@@ -11,6 +11,7 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import LockSuperseded
 from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
+from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.servers import RedisServer
@@ -20,8 +21,9 @@ TTL = 60.0
 
 
 @pytest.fixture
-def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    return shop_on(redis_server, singleton_lock_ttl=TTL)
+def shop(staff: Staff) -> Iterator[Shop]:
+    with staff.shop(singleton_lock_ttl=TTL) as shop:
+        yield shop
 
 
 def in_line(shop: Shop) -> int:
@@ -31,9 +33,8 @@ def in_line(shop: Shop) -> int:
 
 def waiting(shop: Shop, task: str = "rerunning", job: str = "report", **options: object) -> AsyncResult:
     """One that has met the lock, and waits."""
-    refused = shop.log.count("on_conflict=rerun")
     result: AsyncResult = shop.send(task, job, **options)
-    until(lambda: shop.log.count("on_conflict=rerun") > refused)
+    until(lambda: result.id in shop.refused("rerun"))
     return result
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, TypeVar
 
+from celery import Celery
 from redis import Redis
 from typing_extensions import Self
 
 from tests import programs
-from tests.patience import LIMIT
+from tests.patience import LIMIT, until
 
 P = TypeVar("P", bound="Process")
 
@@ -37,6 +38,8 @@ class Process:
         self.name = name
         self._log = directory / f"{name}.log"
         self._log.touch()
+        self._log_begins = 0
+        self._is_touched = False
         arguments = ["-A", app, *command, "-l", "INFO"]
         self.process = programs.start("celery", arguments, environment=environment, output=self._log)
 
@@ -48,7 +51,16 @@ class Process:
 
     @property
     def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        return self._log.read_bytes()[self._log_begins :].decode(errors="replace")
+
+    def forget_log(self) -> None:
+        """Have the log begin here."""
+        self._log_begins = self._log.stat().st_size
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it runs, and nobody has sent it a signal."""
+        return not self._is_touched and self.process.poll() is None
 
     def kill(self) -> None:
         """SIGKILL to it and all its children at once, as when the host goes."""
@@ -63,6 +75,7 @@ class Process:
 
     def terminate(self) -> int:
         """A warm shutdown; the exit status."""
+        self._is_touched = True
         self.process.terminate()
         try:
             return self.process.wait(LIMIT)
@@ -72,6 +85,7 @@ class Process:
             raise AssertionError(f"{self.name} does not end:\n{self.log[-10_000:]}") from None
 
     def _signal(self, number: int) -> None:
+        self._is_touched = True
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:  # It has ended, or was started a moment ago and has no group of its own yet.
@@ -94,6 +108,8 @@ class Worker(Process):
         arguments: tuple[str, ...] = (),
     ) -> None:
         self._events = environment["TEST_EVENTS"]
+        self._conf = json.loads(environment["TEST_CONF"])
+        self._hears_later = pool in ("gevent", "eventlet")
         command = ["worker", "-n", f"{name}@test", "-P", pool, "-c", str(concurrency)]
         command += ["--without-mingle", "--without-gossip", *arguments]
         super().__init__(name, app, command, directory=directory, environment=environment)
@@ -104,10 +120,18 @@ class Worker(Process):
         with Redis.from_url(self._events) as client:
             for _ in range(LIMIT):
                 if client.blpop([f"ready:{self.name}"], timeout=1):
+                    if self._hears_later:
+                        self._wait_until_it_hears()
                     return self
                 if self.process.poll() is not None:
                     break
         raise AssertionError(f"{self.name} did not start:\n{self.log[-4000:]}")
+
+    def _wait_until_it_hears(self) -> None:
+        """Greenlets listen to remote control in one of their own, which begins when the worker is ready."""
+        app = Celery(set_as_current=False)
+        app.conf.update(self._conf)
+        until(lambda: app.control.inspect([self.name], limit=1).ping())
 
 
 def environment(conf: Mapping[str, Any], *, events: str, record: Path) -> dict[str, str]:

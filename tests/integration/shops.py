@@ -1,0 +1,83 @@
+"""What a test of tasks needs: servers, workers, an app to send from, and the record of what ran."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+from redis import Redis
+
+from tests.integration.workers import Worker, environment
+from tests.recording import Record
+
+
+@dataclass
+class Shop:
+    """A broker, a result backend, a lock server, workers, and an app to send from."""
+
+    record: Record
+    directory: Path
+    conf: dict[str, Any]
+    events: str
+    exits: ExitStack
+    workers: list[Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.app = Celery("sender", set_as_current=False)
+        self.app.conf.update(self.conf)
+
+    def start(self, *names: str, pool: str = "prefork", concurrency: int = 2, **options: Any) -> list[Worker]:
+        """Start workers of these names, at once, and wait until they are ready."""
+        env = environment(self.conf, events=self.events, record=self.record.path)
+        started = [
+            self.exits.enter_context(
+                Worker(
+                    *(name,), directory=self.directory, environment=env, pool=pool, concurrency=concurrency, **options
+                )
+            )
+            for name in names
+        ]
+        self.workers += started
+        return [worker.wait_until_ready() for worker in started]
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        """Send a task by name, as a program does that does not have its code."""
+        call = options.pop("singleton_lock", None)
+        if call is not None:
+            options["headers"] = {"singleton_lock": call}
+        return self.app.send_task(f"tests.integration.app.{task}", args, **options)
+
+    @property
+    def log(self) -> str:
+        """Of all its workers."""
+        return "".join(worker.log for worker in self.workers)
+
+    def refused(self, policy: str) -> set[str]:
+        """The ids of the messages that met a held lock. One that waits may meet it several times."""
+        return {*re.findall(rf"\[([^\]\s]+)\] on_conflict={policy}:", self.log)}
+
+    def locks(self) -> Redis:
+        """A client of the lock server."""
+        return Redis.from_url(self.conf["singleton_lock_backend"])
+
+    def keys(self) -> list[str]:
+        """All that is kept for locks."""
+        with self.locks() as client:
+            return [key.decode() for key in client.scan_iter()]
+
+    def held(self) -> list[str]:
+        """The locks that are held."""
+        return [key for key in self.keys() if key.endswith(":run")]
+
+    def state_of(self, result: AsyncResult) -> str:
+        """As it is stored now: `result.state` is what it was when somebody got the result."""
+        state: str = self.app.backend.get_task_meta(result.id, cache=False)["status"]
+        return state
+
+    def sign(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.app.signature(f"tests.integration.app.{task}", args, **options)
