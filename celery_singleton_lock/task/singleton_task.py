@@ -224,7 +224,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 record_started(self)
                 return body()
             options, key = lock
-            return carry_out(Execution.of(self, options, key), body)
+            if brought is not None:
+                brought.key = key
+            return carry_out(Execution.of(self, options, key), body, brought)
 
     def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)
