@@ -37,7 +37,6 @@ class TaskLike(Protocol):
     """An exclusive task."""
 
     name: str
-    lock_name: ClassVar[str | None]
     acks_late: bool
     acks_on_failure_or_timeout: bool
     tracks_started: ClassVar[bool]

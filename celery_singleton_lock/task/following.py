@@ -25,6 +25,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED
+from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import journal_entries, leader, requeue, stored_end
 from celery_singleton_lock.task.acquisition import Acquisition
@@ -206,7 +207,7 @@ class Following:
     def _stored(self) -> End | Waiting | _Gone | None:
         """What the result backend has of the leader's end; None for nothing."""
         it = self._execution
-        if self._leader.run is None and it.task.lock_name:
+        if self._leader.run is None and raw_attribute(it.task, "lock_name"):
             return None  # It may be the result of another task.
         try:
             stored = stored_end.of(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))

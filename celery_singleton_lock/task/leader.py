@@ -130,7 +130,7 @@ def may_be_followed(task: Any, settings: Settings, scope: str) -> bool:
     if raw_attribute(task, "ignore_result") or settings.done_ttl <= 0 or not may_be_asked(task.backend):
         return False
     # That one never says what it is as it runs, so it has to be known whose result has its id.
-    return scope != UNTIL_EXPIRED or not task.lock_name
+    return scope != UNTIL_EXPIRED or not raw_attribute(task, "lock_name")
 
 
 def has_ended(state: str) -> bool:

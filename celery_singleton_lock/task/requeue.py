@@ -176,7 +176,7 @@ def joined_by(request: RequestLike) -> Joined | None:
 def followed_by(request: RequestLike) -> Leader | None:
     """The message that this copy follows by now; None where it has followed none yet."""
     header = _header_of(request)
-    return Leader.read(header["follows"]) if "follows" in header else None
+    return Leader.read(header["leader"]) if "leader" in header else None
 
 
 def arrived(request: RequestLike) -> int | None:
@@ -248,7 +248,7 @@ def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str,
     if (joins := carried.joins or joined_by(request)) is not None:
         header["joins"] = list(joins)
     if (follows := carried.follows or followed_by(request)) is not None:
-        header["follows"] = follows.header()
+        header["leader"] = follows.header()
     if carried.waits is not None or "since" in _header_of(request):
         header["since"] = _since(_header_of(request))
     if (number := carried.arrived or arrived(request)) is not None:

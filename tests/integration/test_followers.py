@@ -41,6 +41,11 @@ def until_followed(shop: Shop, times: int = 1) -> None:
     until(lambda: shop.log.count("is a duplicate, and follows") >= times)
 
 
+def come(shop: Shop) -> None:
+    """Workers take what waits in another queue from now on."""
+    shop.app.control.add_consumer("another")
+
+
 def delete(shop: Shop, *keys: str) -> None:
     with shop.locks() as client:
         client.delete(*keys)
@@ -90,11 +95,13 @@ class TestPlaces:
     @pytest.mark.parametrize("scope", QUEUED)
     def test_step_of_a_chain(self, shop: Shop, tasks: SimpleNamespace, scope: str, place: str) -> None:
         job, other = tasks.who[scope], tasks.while_executing
-        first = job.apply_async(("report",), countdown=1)
+        first = job.apply_async(("report",), queue="another")
         before = [other.si("before")] if place != "first" else []
         after = [tasks.echo.s()] if place != "last" else []
         start(shop, concurrency=2)
         result = chain(*before, job.si("report"), *after).apply_async()
+        until_followed(shop)
+        come(shop)
         assert value(result) == first.id
         assert runs(shop) == 1
         assert runs(shop, "echo") == len(after)
@@ -102,10 +109,13 @@ class TestPlaces:
     @pytest.mark.parametrize("scope", QUEUED)
     def test_header_of_a_chord(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
         job = tasks.who[scope]
-        first = job.apply_async(("report",), countdown=1)
+        first = job.apply_async(("report",), queue="another")
         start(shop, concurrency=2)
         parts = [job.si("report"), job.si("report"), tasks.while_executing.si("other")]
-        assert value(chord(parts, tasks.echo.s()).apply_async()) == [first.id, first.id, "other"]
+        result = chord(parts, tasks.echo.s()).apply_async()
+        until_followed(shop, 2)
+        come(shop)
+        assert value(result) == [first.id, first.id, "other"]
         assert runs(shop) == 1
 
     def test_chord_of_equal_parts(self, shop: Shop, tasks: SimpleNamespace) -> None:
@@ -118,10 +128,13 @@ class TestPlaces:
     @pytest.mark.parametrize("scope", QUEUED)
     def test_body_of_a_chord(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
         job = tasks.who[scope]
-        first = job.apply_async(("report",), countdown=2)
+        first = job.apply_async(("report",), queue="another")
         start(shop, concurrency=2)
         parts = [tasks.while_executing.si("one"), tasks.while_executing.si("other")]
-        assert value(chord(parts, job.si("report")).apply_async()) == first.id
+        result = chord(parts, job.si("report")).apply_async()
+        until_followed(shop)
+        come(shop)
+        assert value(result) == first.id
         assert runs(shop) == 1
 
     @pytest.mark.parametrize("how", ["link", "link_error"])
@@ -161,9 +174,12 @@ class TestPlaces:
     @pytest.mark.parametrize("name", ["skips", "raises", "chooses"])
     def test_whatever_a_caller_would_get(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
         job = getattr(tasks, name)
-        first = job.apply_async(("report",), countdown=1)
+        first = job.apply_async(("report",), queue="another")
         start(shop, concurrency=2)
-        assert value(chain(job.si("report"), tasks.echo.s()).apply_async()) == first.id
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        until_followed(shop)
+        come(shop)
+        assert value(result) == first.id
         assert runs(shop) == 1
 
     def test_with_replace_each_part_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
@@ -251,7 +267,7 @@ class TestLeaderIsGone:
         until_followed(shop, 3)
         shop.app.control.revoke(first.id)
         until(lambda: shop.log.count(f"flagged as revoked: {first.id}") == 2)
-        shop.app.control.add_consumer("another")
+        come(shop)
         assert len(set(value(result))) == runs(shop) == 1
         until(lambda: first.state == "REVOKED")
         until_can_be_sent(shop)

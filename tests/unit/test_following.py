@@ -17,6 +17,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task import leader, requeue
+from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in
@@ -110,7 +111,7 @@ class TestEnds:
         line.begin(lock_scope=scope)
         header = line.is_put_back()
         assert header["waits"] == [line.key, 1]
-        assert header["follows"] == line.lock(0).follows.header()
+        assert header["leader"] == line.lock(0).follows.header()
         assert line.runs == []
 
     @pytest.mark.parametrize("looked", [False, True])
@@ -201,8 +202,9 @@ class TestEnds:
 class TestLooks:
     def test_bound_of_retries_is_none_of_them(self, line: Line) -> None:
         line.begin(on_conflict="retry", lock_conflict_retries=1)
-        for _ in range(3):
-            assert line.is_put_back()["conflict"] == 0
+        for looked in range(3):
+            header = line.is_put_back()
+            assert (header["conflict"], header["follows"]) == (0, looked + 1)
         line.lose()
         assert line.follower() == "ran"
 
@@ -367,7 +369,7 @@ def test_of_many_attempts_at_a_redlock_one_token_is_made() -> None:
 
 @pytest.mark.parametrize("run", [None, "run"])
 def test_header_is_read_as_it_was_written(run: str | None) -> None:
-    joined = leader.Joined("id", "5" * 32, 0, 0, 0.0)
+    joined = Joined("id", "5" * 32, 0, 0, 0.0)
     its = Leader("the idé", new_owner(), 5.0, None if run is None else leader.Run("job", "key", joined))
     assert Leader.read(its.header()) == its
     assert "the id" not in str(its.header())
