@@ -19,6 +19,11 @@ def _moment(since: float) -> str:
     return datetime.fromtimestamp(since, timezone.utc).isoformat(" ", "seconds")
 
 
+def with_label(key: str, label: str) -> str:
+    """A key as people are shown it."""
+    return f"{key} ({label})" if label else key
+
+
 class SingletonLockError(Exception):
     """Base of every error that this package raises."""
 
@@ -40,21 +45,25 @@ class LockConflict(SingletonLockError):
             holder did not say.
         remaining: seconds until the holder's lease ends unless it renews it; infinite for a key that somebody else made
             to have no end.
+        label: what the digest in the key is of, in a few words; empty where the holder did not say, and in an error
+            that a result backend has stored as JSON.
     """
 
-    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
+    def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0, *, label: str = "") -> None:
         endless = remaining is None or math.isinf(remaining)
         # None among the arguments, which become JSON: that has no word for infinite.
         Exception.__init__(self, key, task_id, None if endless else remaining)
         self.key = key
         self.task_id = task_id
         self.remaining = math.inf if remaining is None else remaining
+        self.label = label
 
     def __str__(self) -> str:
         holder = f"task {cleaned.text(self.task_id)}" if self.task_id else "another holder"
+        key = with_label(self.key, self.label)
         if math.isinf(self.remaining):
-            return f"{self.key} is held by {holder}, and does not end by itself"
-        return f"{self.key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"
+            return f"{key} is held by {holder}, and does not end by itself"
+        return f"{key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"
 
 
 class DuplicateTask(SingletonLockError):
@@ -64,16 +73,19 @@ class DuplicateTask(SingletonLockError):
         key: the key of that lock.
         task_id: the id of the task that has it, as far as that may be shown: its first 255 bytes.
         since: when that was sent, seconds since the epoch.
+        label: as that of a `LockConflict`.
     """
 
-    def __init__(self, key: str, task_id: str, since: float = 0.0) -> None:
+    def __init__(self, key: str, task_id: str, since: float = 0.0, *, label: str = "") -> None:
         Exception.__init__(self, key, task_id, since)
         self.key = key
         self.task_id = task_id
         self.since = since
+        self.label = label
 
     def __str__(self) -> str:
-        return f"{self.key} is the lock of task {cleaned.text(self.task_id)}, which was sent {_moment(self.since)}"
+        key = with_label(self.key, self.label)
+        return f"{key} is the lock of task {cleaned.text(self.task_id)}, which was sent {_moment(self.since)}"
 
 
 class LockSuperseded(SingletonLockError, TaskRevokedError):

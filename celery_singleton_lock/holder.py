@@ -26,8 +26,9 @@ FIRST = (0, 0)
 #: In the place of `Holder.replaced`: no message has this number, so that none takes the lock for its own.
 NOBODY = -1
 
-#: Parts of a holder beside an owner token. What a later version may add stands behind them.
+#: Parts of a holder beside an owner token. The store writes the fence behind them, and what was added later follows.
 FIELDS = 9
+FENCE, LABEL = FIELDS, FIELDS + 1
 
 _OWNER = re.compile(rf"[0-9a-f]{{{OWNER_LENGTH}}}")
 
@@ -67,6 +68,7 @@ class Holder:
         sending: the name of the sending that the message belongs to, see `message_identity`; by default the task's id.
             Copies of one message have the same, and no other message has.
         record: the name of what is remembered of the message; by default its sending.
+        label: what the digest in the lock's key is of, in a few words; empty where nobody has said that.
     """
 
     task_id: str | None = None
@@ -79,6 +81,7 @@ class Holder:
     ttl: float = field(default=0.0, compare=False)
     sending: str = ""
     record: str = field(default="", compare=False)
+    label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.sending and self.task_id is not None:
@@ -114,14 +117,20 @@ class Holder:
         """Whether both carry out messages of one sending."""
         return self.sending != "" and self.sending == other.sending
 
-    def dumps(self, ttl: float = 0.0) -> str:
-        """As it stands beside the owner token in the value of a lock that it holds with this ttl."""
+    def dumps(self, ttl: float = 0.0, fence: int = 0) -> str:
+        """As it is kept beside the owner token in the value of a lock that it holds with this ttl and fence."""
+        return self.around_fence(ttl).replace("\n", f",{fence}", 1)
+
+    def around_fence(self, ttl: float) -> str:
+        """The same in two lines, for a store to write the fence that it gives in the place of the line's end."""
         task_id = "null" if self.task_id is None else _quoted(self.task_id)
         node = "null" if self.node is None else _quoted(self.node)
-        return (
+        before = (
             f"[{_quoted(self.sending)},{task_id},{self.retries},{node},{self.pid},{float(self.since)},"
-            f"{self.replaced},{_quoted(self.process)},{float(ttl)}]"
+            f"{self.replaced},{_quoted(self.process)},{float(ttl)}"
         )
+        behind = f",{_quoted(self.label)}]" if self.label else "]"
+        return f"{before}\n{behind}"
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:
@@ -140,4 +149,5 @@ class Holder:
             cleaned.text(process),
             cleaned.seconds(ttl),
             cleaned.text(sending),
+            label=cleaned.text(fields[LABEL]) if len(fields) > LABEL else "",
         )

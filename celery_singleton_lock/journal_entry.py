@@ -46,6 +46,7 @@ class Entry(NamedTuple):
         limit: how many may hold the lock at once.
         holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.
         scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another beat than ours.
+        label: what the digest in the key is of, in a few words; '' where nobody has said that.
     """
 
     kind: Kind
@@ -65,6 +66,7 @@ class Entry(NamedTuple):
     holder_node: str | None = None
     holder_since: float = 0.0
     scheduled: str = ""
+    label: str = ""
 
     def moved(self, offset: float) -> Entry:
         """The same on a clock that is ahead by so much."""
@@ -112,6 +114,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "holder_node": cleaned.text_or_none,
     "holder_since": cleaned.seconds,
     "scheduled": cleaned.text,
+    "label": cleaned.text,
 }
 
 #: The fields that an entry of any version has: those without a default.

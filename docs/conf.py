@@ -33,10 +33,15 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 html_theme = "furo"
-html_title = "celery-singleton-lock"
+html_title = f"celery-singleton-lock {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_theme_options = {
+    "source_repository": "https://github.com/celery-singleton-lock/celery-singleton-lock/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 html_show_sphinx = False
 html_last_updated_fmt = ""
 pygments_style = "friendly"

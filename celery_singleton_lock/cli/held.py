@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.cli import command
+from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import is_of_queue, name_in, without_queue
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
@@ -16,7 +17,7 @@ from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.queue_lock import is_by_time
 
 #: What the columns of a table are called.
-COLUMNS = ("KEY", "HOLDER", "NODE", "PID", "HELD FOR", "EXPIRES IN", "WAITERS")
+COLUMNS = ("KEY", "HOLDER", "NODE", "PID", "HELD FOR", "EXPIRES IN", "WAITERS", "LABEL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class HeldLock:
         return {
             "key": self.key,
             "name": self.name,
+            "label": self.holder.label,
             "task_id": self.holder.task_id,
             "node": self.holder.node,
             "pid": self.holder.pid,
@@ -95,14 +97,19 @@ class HeldLock:
     def cells(self) -> tuple[str, ...]:
         """For people, in the `COLUMNS` of `table`."""
         return (
-            (without_queue(self.key) if self.is_queued else self.key) + (f" slot {self.slot}" if self.slot else ""),
+            self.lock_in_words(),
             self.holder_in_short(),
             self.holder.node or "-",
             str(self.holder.pid or "-"),
             "-" if self.held_for is None else duration(self.held_for),
             "never" if self.expires_in is None else duration(self.expires_in),
             str(self.held.waiters),
+            self.holder.label,
         )
+
+    def lock_in_words(self) -> str:
+        """Its key, and the slot of a semaphore."""
+        return (without_queue(self.key) if self.is_queued else self.key) + (f" slot {self.slot}" if self.slot else "")
 
     def holder_in_short(self) -> str:
         """As it fits into a column."""
@@ -123,6 +130,16 @@ class HeldLock:
             who = f"task {holder.task_id}" if holder.pid else f"kept for task {holder.task_id}"
         return who if holder.node is None else f"{who} on {holder.place}"
 
+    def title(self) -> str:
+        """What is held."""
+        return with_label(self.lock_in_words(), self.holder.label)
+
+    def in_words(self) -> str:
+        """By whom, and for how long."""
+        held_for = "" if self.held_for is None or self.is_queued else f" for {duration(self.held_for)}"
+        waiters = f", {self.held.waiters} waiting" if self.held.waiters else ""
+        return f"{self.holder_in_words()}{held_for}, {self.end_in_words()}{waiters}"
+
     def end_in_words(self) -> str:
         if self.expires_in is None:
             return "never expires"
@@ -138,10 +155,13 @@ def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     return [once[place] for place in sorted(once)]
 
 
-def table(locks: Iterable[HeldLock]) -> str:
-    """For people: plain text in columns, as other programs of a shell print it."""
+def table(locks: Sequence[HeldLock], width: float = math.inf) -> str:
+    """For people: plain text in columns, as other programs of a shell print it; in lines, where that is too wide."""
     rows: list[Sequence[str]] = [COLUMNS, *([cleaned.line(cell) for cell in lock.cells()] for lock in locks)]
-    return "\n".join("  ".join(row).rstrip() for row in command.aligned(rows))
+    lines = ["  ".join(row).rstrip() for row in command.aligned(rows)]
+    if max(map(len, lines)) > width:
+        lines = [line for lock in locks for line in (cleaned.line(lock.title()), f"  {cleaned.line(lock.in_words())}")]
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

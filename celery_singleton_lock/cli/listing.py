@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shutil
+import sys
 from typing import Any
 
 import click
@@ -47,7 +50,7 @@ def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
         for lock in locks:
             command.say_json(lock.fields())
     elif locks:
-        click.echo(table(locks))
+        click.echo(table(locks, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf))
     else:
         click.echo("No lock is held" + (" of these." if selection else "."), err=True)
 

@@ -51,6 +51,8 @@ def _fields(key: str, locks: Sequence[HeldLock], state: KeyState) -> dict[str, A
 
 def _say_all(key: str, locks: Sequence[HeldLock], state: KeyState) -> None:
     _say("key", key)
+    if label := next((lock.holder.label for lock in locks if lock.holder.label), ""):
+        _say("label", label)
     for lock in locks:
         slot = f", slot {lock.slot}" if lock.slot else ""
         _say("queued" if lock.is_queued else "held by", lock.holder_in_words() + slot)

@@ -79,10 +79,7 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
         lock_key="all arguments, as they do not fit the signature" if arguments is None else lock_key_in_words(task),
         arguments={name: repr(value) for name, value in (arguments or {}).items()},
         defaults=_left_out(task.run, args, kwargs) if arguments is not None else [],
-        counts={
-            name: Part(repr(value), encode(value).decode(errors="backslashreplace"))
-            for name, value in _counting(task, arguments, args, kwargs).items()
-        },
+        counts=_counting(task, arguments, args, kwargs),
         options=[*_options(task, settings)],
     )
 
@@ -106,18 +103,25 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
 
 def _counting(
     task: Any, arguments: Mapping[str, Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Mapping[str, Any]:
+) -> Mapping[str, Part]:
     """All that `key_of_call` takes into the key, by a name for it."""
     lock_key = raw_attribute(task, "lock_key")
+    if isinstance(lock_key, str) and arguments is not None:
+        text, escaped = fill(task.name, lock_key, arguments)
+        return {"the filled template": Part(text, _serialized(escaped))}
     if arguments is None:
-        return {"args": args, "kwargs": kwargs}
-    if lock_key is None:
-        return arguments
-    if callable(lock_key):
-        return {"what lock_key returned": lock_key(dict(arguments))}
-    if isinstance(lock_key, str):
-        return {"the filled template": fill(task.name, lock_key, arguments)}
-    return choose(task.run, lock_key, arguments)
+        chosen: Mapping[str, Any] = {"args": args, "kwargs": kwargs}
+    elif lock_key is None:
+        chosen = arguments
+    elif callable(lock_key):
+        chosen = {"what lock_key returned": lock_key(dict(arguments))}
+    else:
+        chosen = choose(task.run, lock_key, arguments)
+    return {name: Part(repr(value), _serialized(value)) for name, value in chosen.items()}
+
+
+def _serialized(value: object) -> str:
+    return encode(value).decode(errors="backslashreplace")
 
 
 def _left_out(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

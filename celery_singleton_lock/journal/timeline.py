@@ -55,8 +55,19 @@ def running(key: str, held: Held, now: float) -> Entry | None:
         return None
     # The holder's clock is not the server's: near enough for a picture.
     began = min(holder.since, now)
-    where, limit = (holder.node, holder.pid), (held.slot or 0) + 1
-    return Entry("run", name_in(key), key, holder.task_id, *where, began, now, outcome=RUNNING, limit=limit).cleaned()
+    return Entry(
+        "run",
+        name_in(key),
+        key,
+        holder.task_id,
+        holder.node,
+        holder.pid,
+        began,
+        now,
+        outcome=RUNNING,
+        limit=(held.slot or 0) + 1,
+        label=holder.label,
+    ).cleaned()
 
 
 def page(title: str, entries: Sequence[Entry], window: Window) -> str:
@@ -98,9 +109,9 @@ def _axis(window: Window) -> str:
 
 def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str]:
     for key, entries in lanes.items():
-        digest = key.rpartition(":")[2].rstrip("}")[:12]
+        name = next((it.label for it in entries if it.label), key.rpartition(":")[2].rstrip("}")[:12])
         bars = "".join(bar for entry in entries for bar in _bars(entry, window))
-        yield f'<div class="row"><b title="{escape(key)}">{escape(digest)}</b><div class="lane">{bars}</div></div>'
+        yield f'<div class="row"><b title="{escape(key)}">{escape(name)}</b><div class="lane">{bars}</div></div>'
 
 
 def _bars(entry: Entry, window: Window) -> Iterator[str]:
@@ -138,6 +149,7 @@ def _row(entry: Entry) -> str:
         f"<td>{escape(_ending(entry))}</td>",
         f'<td class="n">{waited}</td>',
         *(f"<td><code>{escape(text)}</code></td>" for text in (entry.task_id or "", where, entry.holder or "")),
+        f"<td>{escape(entry.label)}</td>",
         f"<td><code>{escape(entry.key)}</code></td>",
     ]
     return f"<tr>{''.join(cells)}</tr>"

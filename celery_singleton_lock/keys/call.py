@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
-from celery_singleton_lock.keys import template
+from celery_singleton_lock.keys import label, template
 from celery_singleton_lock.keys.arguments import bind, choose, possible
 from celery_singleton_lock.keys.encoding import encode_arguments, encode_named
 from celery_singleton_lock.keys.key import key_of, key_of_text
 
 
+class CallKey(NamedTuple):
+    """The key of a call.
+
+    Attributes:
+        key: of its lock.
+        label: what the digest in it is of, in a few words for people.
+    """
+
+    key: str
+    label: str
+
+
 def key_of_call(
     prefix: str, lock_name: str, task_name: str, lock_key: Any, run: Callable[..., Any], args: Any, kwargs: Any
-) -> str:
+) -> CallKey:
     """The key of a call with these arguments, made as `lock_key` says.
 
     Raises:
         InvalidKey: an argument has no stable form, or the callable or the template failed.
     """
     arguments = bind(run, args, kwargs)
+    if callable(lock_key) and arguments is not None:
+        value = _ask(task_name, lock_key, arguments)
+        content = encode_named(task_name, "what the callable lock_key returned", value)
+        return CallKey(key_of(prefix, lock_name, content), label.of_value(value))
+    if isinstance(lock_key, str) and arguments is not None:
+        text, escaped = template.fill(task_name, lock_key, arguments)
+        return CallKey(key_of_text(prefix, lock_name, escaped), label.of_text(text))
     if arguments is None:
         # It does not fit the signature: the body will raise its own TypeError.
-        return key_of(prefix, lock_name, encode_arguments(task_name, {"args": args, "kwargs": kwargs}))
-    if lock_key is None:
-        return key_of(prefix, lock_name, encode_arguments(task_name, arguments))
-    if callable(lock_key):
-        value = _ask(task_name, lock_key, arguments)
-        return key_of(prefix, lock_name, encode_named(task_name, "what the callable lock_key returned", value))
-    if isinstance(lock_key, str):
-        return key_of_text(prefix, lock_name, template.fill(task_name, lock_key, arguments))
-    return key_of(prefix, lock_name, encode_arguments(task_name, choose(run, lock_key, arguments)))
+        chosen = {"args": args, "kwargs": kwargs}
+    else:
+        chosen = arguments if lock_key is None else choose(run, lock_key, arguments)
+    return CallKey(key_of(prefix, lock_name, encode_arguments(task_name, chosen)), label.of_arguments(chosen))
+
+
+def key_of_choice(prefix: str, lock_name: str, text: str) -> CallKey:
+    """The key of a call whose caller chose what stands for it."""
+    return CallKey(key_of_text(prefix, lock_name, text), label.of_text(text))
 
 
 def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> None:

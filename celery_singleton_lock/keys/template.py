@@ -7,36 +7,50 @@ import string
 from collections.abc import Mapping
 from datetime import date, time
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
 from celery_singleton_lock.keys.encoding import digest, encode
 
 #: Values that a template shows as text; others as a digest.
-_SCALARS = (str, int, float, bool, type(None), Decimal, UUID, date, time)
+SCALARS = (str, int, float, bool, type(None), Decimal, UUID, date, time)
 
 
 _formatter = string.Formatter()
 
 
-def fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> str:
-    """The template with its values, in which whatever could pass for a part of the template is escaped.
+class Filled(NamedTuple):
+    """A template with its values.
+
+    Attributes:
+        text: as people read it.
+        escaped: the same, with whatever could pass for a part of the template escaped: equal for equal values only.
+    """
+
+    text: str
+    escaped: str
+
+
+def fill(task_name: str, template: str, arguments: Mapping[str, Any]) -> Filled:
+    """Put the values of a call into its template.
 
     Raises:
         InvalidKey: it needs something that is not there, or that has no stable form.
     """
     literals = "%" + "".join(literal for literal, *_ in _formatter.parse(template))
-    filled = []
+    text, escaped = list[str](), list[str]()
     try:
         for literal, field, spec, conversion in _formatter.parse(template):
-            filled.append(literal)
+            shown = ""
             if field is not None:
                 value, _ = _formatter.get_field(field, (), arguments)
-                filled.append(_escape(_show(value, spec, conversion), literals))
+                shown = _show(value, spec, conversion)
+            text += (literal, shown)
+            escaped += (literal, _escape(shown, literals))
     except Exception as error:
         raise InvalidKey(f"no lock key for task {task_name}: lock_key {template!r} failed: {error!r}") from error
-    return "".join(filled)
+    return Filled("".join(text), "".join(escaped))
 
 
 def _show(value: Any, spec: str | None, conversion: str | None) -> str:
@@ -44,7 +58,7 @@ def _show(value: Any, spec: str | None, conversion: str | None) -> str:
         return format(_formatter.convert_field(value, conversion), spec or "")
     if isinstance(value, enum.Enum):
         value = value.value
-    return str(value) if isinstance(value, _SCALARS) else digest(encode(value))
+    return str(value) if isinstance(value, SCALARS) else digest(encode(value))
 
 
 def _escape(text: str, literals: str) -> str:

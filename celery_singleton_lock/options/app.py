@@ -36,6 +36,7 @@ class Settings:
         transport_options: connection options for it.
         prefix: what every key begins with.
         enabled: False runs every task without a lock.
+        labels: False keeps arguments out of what is stored and logged about a lock.
         done_ttl: seconds for which it is remembered that a message was carried out; 0: not at all.
         replicas: how many replicas of the lock server must have a lock before it counts as taken, and the end of a
             message before it is told.
@@ -51,6 +52,7 @@ class Settings:
     transport_options: Mapping[str, Any] = field(repr=False)
     prefix: str
     enabled: bool
+    labels: bool
     done_ttl: float
     replicas: int
     journal: int
@@ -82,6 +84,7 @@ class Settings:
             transport_options={**transport_options, **setting(conf, "singleton_lock_transport_options", {})},
             prefix=setting(conf, "singleton_lock_prefix", "singleton_lock"),
             enabled=enabled,
+            labels=setting(conf, "singleton_lock_labels", True),
             # As long as the broker may redeliver a message.
             done_ttl=float(setting(conf, "singleton_lock_done_ttl", min(max(visibility, MIN_DONE_TTL), MAX_DONE_TTL))),
             replicas=setting(conf, "singleton_lock_replicas", 0),

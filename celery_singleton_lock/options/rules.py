@@ -204,6 +204,7 @@ LOCK_SETTINGS: Mapping[str, Rule] = {
         "1 to 100 letters, digits, or any of _ . : / -",
     ),
     "singleton_lock_enabled": BOOLEAN,
+    "singleton_lock_labels": BOOLEAN,
     "singleton_lock_done_ttl": _seconds_to(MAX_DONE_TTL),
     "singleton_lock_replicas": _whole_to(100),
     "singleton_lock_journal": _whole_to(MAX_JOURNAL, of_least=" (no journal)"),

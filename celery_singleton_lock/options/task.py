@@ -290,8 +290,9 @@ def _refuse_unknown_attributes(task: Any) -> None:
                 f"task {task.name} has the attribute {name!r}, an option of {foreign.package}; here that is "
                 f"{foreign.here}"
             )
-        is_ours = name.startswith("lock_") or (name.startswith("on_") and is_slip(name, policies))
-        if is_ours and name not in known and not callable(value) and not isinstance(value, property):
+        if name in known or callable(value) or isinstance(value, property):
+            continue
+        if name.startswith("lock_") or (name.startswith("on_") and is_slip(name, policies)):
             raise InvalidOption(
                 f"task {task.name} has the attribute {name!r}{did_you_mean(name, known)} "
                 "(names that begin with lock_ are kept for options of this package)"

@@ -116,7 +116,8 @@ class Held:
 
     def conflict(self, key: str) -> LockConflict:
         """The error that names it."""
-        return LockConflict(key, self.holder.task_id if self.holder else None, self.remaining)
+        holder = self.holder or Holder()
+        return LockConflict(key, holder.task_id, self.remaining, label=holder.label)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class _Producer:
 def _why_not(found: Held, key: str, server: str) -> DuplicateTask | LockUnavailable:
     if found.holder is None or found.holder.task_id is None:
         return LockUnavailable(server, f"somebody else's value is at the lock {key}")
-    return DuplicateTask(key, found.holder.task_id, found.holder.since)
+    return DuplicateTask(key, found.holder.task_id, found.holder.since, label=found.holder.label)
 
 
 def _nop() -> None:

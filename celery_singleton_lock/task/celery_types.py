@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from celery_singleton_lock.options.task import Options
+from celery_singleton_lock.task.task_lock import TaskLock
 
 
 class RequestLike(Protocol):
@@ -58,4 +59,4 @@ class TaskLike(Protocol):
 
     def lock_options(self, request: RequestLike) -> Options | None: ...
 
-    def lock_of(self, request: RequestLike, args: Any, kwargs: Mapping[str, Any]) -> tuple[Options, str] | None: ...
+    def lock_of(self, request: RequestLike, args: Any, kwargs: Mapping[str, Any]) -> TaskLock | None: ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from celery import states
 
 from celery_singleton_lock import cleaned, clock, process_identity
+from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.task import Options
@@ -17,6 +18,7 @@ from celery_singleton_lock.task import message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.outcome import Outcome, ignores_result
 from celery_singleton_lock.task.running import Progress, progress_of
+from celery_singleton_lock.task.task_lock import TaskLock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +48,7 @@ class Execution:
     began: float
 
     @classmethod
-    def of(cls, task: TaskLike, options: Options, key: str) -> Execution:
+    def of(cls, task: TaskLike, lock: TaskLock) -> Execution:
         """The execution of what this thread carries out."""
         request = task.request
         runtime = Runtime.of(task.app)
@@ -54,16 +56,16 @@ class Execution:
             task,
             request,
             runtime,
-            options,
-            key,
-            holder_of(task, request),
+            lock.options,
+            lock.key,
+            holder_of(task, request, lock.label),
             progress_of(request),
             is_remembered=runtime.settings.done_ttl > 0 and request.id is not None and not request.is_eager,
             began=clock.now(),
         )
 
     def __str__(self) -> str:
-        return named(self.task)
+        return with_label(named(self.task), self.holder.label)
 
     def is_copy_of(self, found: Held) -> bool:
         """Whether another copy of this message, or another attempt, has the lock."""
@@ -81,7 +83,7 @@ class Execution:
         return outcome.record_of(self.holder, seconds, is_over=not outcome.needs_settling(self.task, self.request))
 
 
-def holder_of(task: TaskLike, request: RequestLike) -> Holder:
+def holder_of(task: TaskLike, request: RequestLike, label: str = "") -> Holder:
     """The holder that an execution of this request is, in this process."""
     sending = message_identity.sending_of(request)
     return Holder(
@@ -94,6 +96,7 @@ def holder_of(task: TaskLike, request: RequestLike) -> Holder:
         process_identity.own(),
         sending=sending,
         record=message_identity.record_name(task.name, request.id, sending),
+        label=label,
     )
 
 

@@ -222,7 +222,7 @@ class Following:
 
     def _lead(self) -> Leader | None:
         """Take the lock of the leader, which is gone; whom to follow instead, where another one has it."""
-        if (met := self._brought.lead()) is not None:
+        if (met := self._brought.lead(self._execution.holder.label)) is not None:
             return Leader.of(met)
         if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.
             return self._give_back(self._leader._replace(run=run))

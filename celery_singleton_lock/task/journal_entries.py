@@ -40,6 +40,7 @@ def _add(execution: Execution, kind: Kind, began: float, ended: float, waited_un
         ended,
         waited_until - execution.began,
         limit=execution.options.limit,
+        label=own.label,
         **of_kind,
     )
     execution.runtime.journal.add(entry, at_once=execution.request.is_eager)

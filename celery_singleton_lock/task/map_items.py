@@ -57,8 +57,7 @@ def call(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: A
     try:
         if lock is None:
             return body()
-        options, key = lock
-        return carry_out(Execution.of(task, _for_item(options), key), body)
+        return carry_out(Execution.of(task, lock._replace(options=_for_item(lock.options))), body)
     finally:
         pop_task(task)
 

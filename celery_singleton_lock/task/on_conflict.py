@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
-from celery_singleton_lock.errors import LockConflict, LockSuperseded
+from celery_singleton_lock.errors import LockConflict, LockSuperseded, with_label
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
@@ -71,7 +71,7 @@ def end(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
         policy,
-        conflict.key,
+        with_label(conflict.key, conflict.label),
         conflict.task_id,
         conflict.remaining,
     )

@@ -76,7 +76,7 @@ class Queued:
         self._is_own = True
         self._keep_early()
 
-    def lead(self) -> Held | None:
+    def lead(self, label: str) -> Held | None:
         """Take the lock that the message did not have as it was sent; who has it, if another one has.
 
         Raises:
@@ -84,7 +84,8 @@ class Queued:
         """
         lock, request = self.lock, self._task.request
         ttl = lock.seconds if not lock.ends_at_end else min(PROVISIONAL, lock.seconds)
-        holder = Holder(cleaned.text_or_none(request.id), node=socket.gethostname(), since=clock.wall())
+        task_id = cleaned.text_or_none(request.id)
+        holder = Holder(task_id, node=socket.gethostname(), since=clock.wall(), label=label)
         found = self._runtime.store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
         if isinstance(found, Held):
             return found

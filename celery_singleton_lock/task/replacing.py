@@ -73,7 +73,8 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
     """
     text = cleaned.text_or_none(task_id)
     # Two sends of one id are two messages.
-    holder = Holder(text, node=socket.gethostname(), since=clock.wall(), record=new_owner())
+    label = found.holder.label if found.holder else ""  # Of the same calls.
+    holder = Holder(text, node=socket.gethostname(), since=clock.wall(), record=new_owner(), label=label)
     lock = replace(lock, owner=holder.reserved_as)
     ttl, began = min(PROVISIONAL, lock.seconds), clock.now()
     while True:

@@ -175,7 +175,7 @@ def _asks_for_this_lock(execution: Execution, retry: Retry) -> bool:
         lock = execution.task.lock_of(Context(headers=headers), signature.args, signature.kwargs)
     except SingletonLockError:
         return False
-    return lock is not None and lock[1] == execution.key
+    return lock is not None and lock.key == execution.key
 
 
 def _for_nobody(execution: Execution, ended: Outcome | None, held: float) -> Reservation | None:

@@ -112,7 +112,7 @@ def send(
         return _publish_without(publish, task, named, error)
     if locked is None:
         return publish(**named)
-    options, key = locked
+    options, key, label = locked
     runtime = Runtime.of(task.app)
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
     if before.lock is not None and before.lock.key == key:
@@ -122,7 +122,7 @@ def send(
         if before.request is not None:
             progress_of(before.request).passes_on = lock.confirmed()
     else:
-        asking = Asking(runtime.store, _request(lock, task_id))
+        asking = Asking(runtime.store, _request(lock, task_id, label))
         try:
             with asking:
                 result = asking.publish(task.app, publish, _with_lock(task, named, lock))
@@ -179,10 +179,10 @@ def _is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
 
 
-def _request(lock: QueueLock, task_id: object) -> LockRequest:
+def _request(lock: QueueLock, task_id: object, label: str) -> LockRequest:
     """What is asked for as the message is sent."""
     ttl = lock.seconds if lock.scope == UNTIL_EXPIRED else min(PROVISIONAL, lock.seconds)
-    holder = Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall())
+    holder = Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall(), label=label)
     return LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit)
 
 

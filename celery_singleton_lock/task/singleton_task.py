@@ -18,7 +18,7 @@ from celery import Task
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.keys.call import check_lock_key, key_of_call
+from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
@@ -39,6 +39,7 @@ from celery_singleton_lock.task.delivery import is_applied
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
 from celery_singleton_lock.task.running import progress_of
+from celery_singleton_lock.task.task_lock import TaskLock
 
 #: The message header that carries the options of a call.
 CALL_HEADER = "singleton_lock"
@@ -153,7 +154,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         Raises:
             InvalidKey: an argument has no stable form.
         """
-        return self._key(Runtime.of(self.app).settings, None, args, kwargs)
+        return self._key(Runtime.of(self.app).settings, None, args, kwargs).key
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's, with options of the lock for this call.
@@ -223,10 +224,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             if lock is None:
                 record_started(self)
                 return body()
-            options, key = lock
             if brought is not None:
-                brought.key = key
-            return carry_out(Execution.of(self, options, key), body, brought)
+                brought.key = lock.key
+            return carry_out(Execution.of(self, lock), body, brought)
 
     def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)
@@ -267,8 +267,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return None
         return options_for(self, settings, call)
 
-    def lock_of(self, request: RequestLike, args: Any, kwargs: Any) -> tuple[Options, str] | None:
-        """The options and the key of the lock that an execution takes; None when it takes none.
+    def lock_of(self, request: RequestLike, args: Any, kwargs: Any) -> TaskLock | None:
+        """The lock that an execution takes; None when it takes none.
 
         Raises:
             InvalidOption: what the caller asked for is not allowed.
@@ -280,11 +280,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         settings = Runtime.of(self.app).settings
         if options.scope in OF_EACH_MESSAGE:
             own = message_identity.sending_of(request)
-            return options, key_of_text(settings.prefix, self.lock_name or self.name, own)
-        return options, self._key(settings, options.key, args, kwargs)
+            return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, own), "")
+        return self._lock(settings, options, args, kwargs)
 
-    def lock_when_sent(self, call: Mapping[str, Any] | None, args: Any, kwargs: Any) -> tuple[Options, str] | None:
-        """The options and the key of the lock that a call takes as it is sent; None when it takes none.
+    def lock_when_sent(self, call: Mapping[str, Any] | None, args: Any, kwargs: Any) -> TaskLock | None:
+        """The lock that a call takes as it is sent; None when it takes none.
 
         Raises:
             InvalidOption: a setting is not allowed.
@@ -293,13 +293,17 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         settings = Runtime.of(self.app).settings
         if not settings.enabled or is_builtin(self.name) or self.app.conf.task_always_eager:
             return None
-        options = options_for(self, settings, call)
-        return options, key_of_queue(self._key(settings, options.key, args, kwargs))
+        lock = self._lock(settings, options_for(self, settings, call), args, kwargs)
+        return lock._replace(key=key_of_queue(lock.key))
 
-    def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> str:
+    def _lock(self, settings: Settings, options: Options, args: Any, kwargs: Any) -> TaskLock:
+        key, label = self._key(settings, options.key, args, kwargs)
+        return TaskLock(options, key, label if settings.labels else "")
+
+    def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> CallKey:
         lock_name = self.lock_name or self.name
         if explicit is not None:
-            return key_of_text(settings.prefix, lock_name, explicit)
+            return key_of_choice(settings.prefix, lock_name, explicit)
         lock_key = raw_attribute(self, "lock_key")
         return key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
 

@@ -371,5 +371,4 @@ class SingletonRequest(WorkerRequest):
             return None
         if lock is None:
             return None
-        options, key = lock
-        return Hold(key, owner, ttl=options.ttl, limit=options.limit)
+        return Hold(lock.key, owner, ttl=lock.options.ttl, limit=lock.options.limit)

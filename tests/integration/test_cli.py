@@ -38,7 +38,7 @@ class TestList:
         (run,) = shop.record.wait_for(starts=1)
         (line,) = listed(shop)
         assert line["task_id"] == result.id
-        assert line["name"] == "job", "its lock_name"
+        assert (line["name"], line["label"]) == ("job", "job='report'"), "its lock_name"
         assert (line["node"], line["pid"], line["slot"]) == (worker.name, run.pid, 0)
         assert 0 <= line["held_for"] < 60
         assert 0 < line["expires_in"] <= line["ttl"] == 2.0
@@ -46,6 +46,8 @@ class TestList:
         titles, row = ask(shop, "list").stdout.splitlines()
         assert titles.startswith("KEY ")
         assert row.split()[:4] == [line["key"], result.id, worker.name, str(run.pid)]
+        assert row.endswith("job='report'")
+        assert "label    job='report'" in ask(shop, "show", line["key"]).stdout
         shop.record.let_end("report")
         result.get(timeout=LIMIT)
         nothing = ask(shop, "list")

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
 import marshal
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -32,6 +34,7 @@ from tests.simulation.scheduler import active
 PACKAGE = "celery_singleton_lock"
 _ROOT = Path(__file__).resolve().parents[2]
 _PREFIX = "simulated_"
+_OWN_TEXT = Path(__file__).read_text()
 
 #: Changes of the source, by file: mutants.
 Edit = Callable[[str, str], str]
@@ -112,6 +115,30 @@ def _with_points(statements: list[ast.stmt]) -> list[ast.stmt]:
     return found
 
 
+def _compiled(text: str, file: str) -> tuple[CodeType, set[str]]:
+    """A module's code with points, and the names that its functions assign by `global`."""
+    tree = ast.parse(text, file)
+    rebound = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    return compile(ast.fix_missing_locations(_AtEachStatement().visit(tree)), file, "exec"), rebound
+
+
+def _kept(text: str, file: str) -> tuple[CodeType, set[str]]:
+    """The same, kept from one program to the next as Python keeps its own."""
+    made_of = hashlib.sha256(f"{sys.version}\0{_OWN_TEXT}\0{file}\0{text}".encode())
+    kept = Path(__file__).parent / "__pycache__" / f"simulated-{made_of.hexdigest()[:32]}"
+    with suppress(OSError, ValueError, EOFError, TypeError):
+        code, rebound = marshal.loads(kept.read_bytes())
+        return code, rebound
+    compiled = _compiled(text, file)
+    if not sys.dont_write_bytecode:
+        with suppress(OSError):
+            kept.parent.mkdir(exist_ok=True)
+            written = kept.with_name(f"{kept.name}.{os.getpid()}")
+            written.write_bytes(marshal.dumps(compiled))
+            written.replace(kept)
+    return compiled
+
+
 class _Source:
     """The package's code, compiled with points, from its files or a changed text of them."""
 
@@ -136,13 +163,9 @@ class _Source:
     def code(self, file: str) -> CodeType:
         if file not in self._codes:
             text = Path(file).read_text()
-            if self.edit is not None:
-                text = self.edit(str(Path(file).relative_to(_ROOT)), text)
-            tree = ast.parse(text, file)
-            declared = [node for node in ast.walk(tree) if isinstance(node, ast.Global)]
-            self._rebound[file] = {name for node in declared for name in node.names}
-            tree = _AtEachStatement().visit(tree)
-            self._codes[file] = compile(ast.fix_missing_locations(tree), file, "exec")
+            edited = text if self.edit is None else self.edit(str(Path(file).relative_to(_ROOT)), text)
+            compiled = _kept(text, file) if edited == text else _compiled(edited, file)
+            self._codes[file], self._rebound[file] = compiled
         return self._codes[file]
 
     def rebound(self, file: str) -> set[str]:

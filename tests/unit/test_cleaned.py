@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import LockConflict, ResultLost
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.holder import FENCE, Holder
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.timeline import Window, page
 from celery_singleton_lock.journal_entry import Entry
@@ -105,10 +105,17 @@ class TestHolder:
         assert Holder.loads(content) is None
 
     def test_what_a_later_version_adds_is_left_out(self) -> None:
-        holder = Holder("id", 1, "node", 7, 5.0, process="here", sending="first")
-        found = Holder.loads(json.dumps([*json.loads(holder.dumps(3.0)), "more"]))
+        holder = Holder("id", 1, "node", 7, 5.0, process="here", sending="first", label="tenant=7")
+        found = Holder.loads(json.dumps([*json.loads(holder.dumps(3.0, fence=12)), "more"]))
         assert found == holder
-        assert found.ttl == 3.0
+        assert (found.ttl, found.label) == (3.0, "tenant=7")
+
+    def test_fence_has_one_place_with_a_label_and_without(self) -> None:
+        plain, labelled = Holder("id"), Holder("id", label='a "b]\\\n')
+        for holder in (plain, labelled):
+            assert json.loads(holder.dumps(fence=12))[FENCE] == 12
+            before, behind = holder.around_fence(0.0).split("\n")
+            assert f"{before},12{behind}" == holder.dumps(fence=12)
 
 
 class TestEntry:
@@ -154,10 +161,21 @@ class TestEntry:
 
     def test_each_field_is_read_from_its_place(self) -> None:
         fields = ["run", "t", "k", "id", "node", 7, 5.0, 6.0, 0.5, "SUCCESS", 3, 2, 4, "other", "there", 1.0, "nightly"]
+        fields.append("tenant=7")
         entry = Entry.loads(json.dumps(fields))
         assert entry is not None
         names = ["kind", "task", "key", "task_id", "node", "pid", "began", "ended", "waited"]
-        names += ["outcome", "fence", "renewals", "limit", "holder", "holder_node", "holder_since", "scheduled"]
+        names += [
+            "outcome",
+            "fence",
+            "renewals",
+            "limit",
+            "holder",
+            "holder_node",
+            "holder_since",
+            "scheduled",
+            "label",
+        ]
         assert [getattr(entry, name) for name in names] == fields
         assert json.loads(entry.dumps()) == fields
 

@@ -31,7 +31,7 @@ def key_of(name: str) -> str:
 
 
 def lock(name: str = "job", **changes: Any) -> HeldLock:
-    holder = Holder("some-task", 0, "one@host", 42, clock.wall() - 100, ttl=30.0)
+    holder = Holder("some-task", 0, "one@host", 42, clock.wall() - 100, ttl=30.0, label="tenant=7")
     held = Held(replace(holder, **changes), "owner", 20.0, slot=0, waiters=2)
     return HeldLock.of(key_of(name), held)
 
@@ -62,7 +62,7 @@ def test_lock_of_a_message_is_told_as_queued() -> None:
 
 def test_value_of_a_stranger_is_shown_as_unknown() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
-    assert foreign.cells() == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0")
+    assert foreign.cells() == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0", "")
     assert (foreign.expires_in, foreign.ttl, foreign.scope) == (None, None, None)
 
 
@@ -75,9 +75,17 @@ def test_each_lock_is_shown_once_and_in_order() -> None:
 def test_columns_are_as_wide_as_they_have_to_be() -> None:
     foreign = HeldLock.of("unit:some:\nthing", Held(None, "hello", float("inf"), slot=0))
     assert table([foreign]).splitlines() == [
-        "KEY                HOLDER   NODE  PID  HELD FOR  EXPIRES IN  WAITERS",
+        "KEY                HOLDER   NODE  PID  HELD FOR  EXPIRES IN  WAITERS  LABEL",
         "unit:some:\\nthing  unknown  -     -    -         never       0",
     ]
+
+
+def test_table_that_is_too_wide_becomes_two_lines_for_each_lock() -> None:
+    assert table([lock()], width=80).splitlines() == [
+        f"{lock().key} (tenant=7)",
+        "  task some-task on one@host (pid 42) for 100 s, expires in 20 s unless renewed (ttl 30 s), 2 waiting",
+    ]
+    assert table([lock()], width=1000) == table([lock()])
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_arguments_are_bound_and_defaults_told() -> None:
 
 
 def test_each_form_of_lock_key_shows_what_it_makes() -> None:
-    assert explained(make_task(lock_key="order:{order}"), 7).counts["the filled template"].value == "'order:7'"
+    assert explained(make_task(lock_key="order:{order}"), 7).counts["the filled template"].value == "order:7"
     explanation = explained(make_task(lock_key=lock_key_of_order), 7)
     assert explanation.lock_key == "the callable lock_key_of_order"
     assert explanation.counts["what lock_key returned"].value == "7"

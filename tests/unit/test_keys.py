@@ -69,7 +69,7 @@ class Point(NamedTuple):
 
 
 def key(*args: Any, lock_key: Any = None, run: Callable[..., Any] = f, name: str = "task", **kwargs: Any) -> str:
-    return key_of_call("p", name, "task", lock_key, run, args, kwargs)
+    return key_of_call("p", name, "task", lock_key, run, args, kwargs).key
 
 
 class TestEqualCalls:
@@ -203,7 +203,7 @@ class TestShape:
             "from celery_singleton_lock.keys.call import key_of_call\n"
             "def f(a, b=2): ...\n"
             "call = {'x', 'y', 'z', 1}, {'k': {'p': 1, 'q': frozenset('abc')}}\n"
-            "print(key_of_call('p', 'task', 'task', None, f, call, {}))"
+            "print(key_of_call('p', 'task', 'task', None, f, call, {}).key)"
         )
         done = subprocess.run(
             [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

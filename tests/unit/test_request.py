@@ -68,7 +68,7 @@ def make(app: Celery, **options: Any) -> Any:
 
 def begin(request: SingletonRequest) -> Hold:
     """As the child does that carries it out: it says for which lock it is about to ask."""
-    options, key = request.task.lock_of(request.context, request.args, request.kwargs)
+    options, key, _ = request.task.lock_of(request.context, request.args, request.kwargs)
     owner = request.delivery_info[OWNER]
     key_report.send(key_report.Report(owner, key, options.ttl, options.limit, owner))
     hold = request.hold()

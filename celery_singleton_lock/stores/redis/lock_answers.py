@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError, TimeoutError
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.holder import FIELDS, OWNER_LENGTH, Holder
+from celery_singleton_lock.holder import FENCE, OWNER_LENGTH, Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Superseded
 
@@ -170,9 +170,9 @@ def _task_of(arrives_as: bytes) -> str | None:
 
 
 def fence_of(value: bytes) -> int | None:
-    """The fence of a hold, which stands behind the holder."""
+    """The fence of a hold, which stands within the holder."""
     fields = cleaned.array(value[OWNER_LENGTH:])
-    return cleaned.count(fields[FIELDS]) or None if fields is not None and len(fields) > FIELDS else None
+    return cleaned.count(fields[FENCE]) or None if fields is not None and len(fields) > FENCE else None
 
 
 def held(value: bytes, pttl: int) -> Held:

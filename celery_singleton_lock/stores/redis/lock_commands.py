@@ -160,7 +160,7 @@ def question(
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
     return keys, Asked(
         owner=request.owner,
-        holder=holder.dumps(request.ttl),
+        holder=holder.around_fence(request.ttl),
         ttl_ms=ms(request.ttl),
         fence_ttl_ms=fence_ms(request.ttl),
         ended_name=ended_name,

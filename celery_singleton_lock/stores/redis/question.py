@@ -86,7 +86,9 @@ class Question:
         names = [*self._unanswered, *([place] if place else [])]
         request = self._request
         # Without the fence, which was not answered.
-        value = request.owner + request.holder.dumps(request.ttl)[:-1] + "," if free else new_owner()
+        value = (
+            request.owner + request.holder.around_fence(request.ttl).partition("\n")[0] + "," if free else new_owner()
+        )
         return lock_commands.undo(request.hold(), value, names)
 
     def _ask(self, slots: int) -> Lease | Held | Record:

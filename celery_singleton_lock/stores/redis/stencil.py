@@ -39,7 +39,7 @@ def acquire(request: LockRequest, name: str) -> Ready | None:
         return None
     if request.arrival is not None:
         return None
-    parts = [*_of_key(key), request.owner.encode(), name.encode(), holder.dumps(request.ttl).encode()]
+    parts = [*_of_key(key), request.owner.encode(), name.encode(), holder.around_fence(request.ttl).encode()]
     if request.waiting:
         parts.append(str(lock_commands.asked_at(request)).encode())
     if request.once:
@@ -99,7 +99,7 @@ class _MarkedHolder(Holder):
     def message(self) -> str:
         return self.record
 
-    def dumps(self, ttl: float = 0.0) -> str:
+    def around_fence(self, ttl: float) -> str:
         return self.process
 
 

@@ -20,7 +20,7 @@ SHORT = 0.2
 PATIENCE = 60.0
 
 ME = Holder("my-task", 2, "worker@host", 42, 1000.0)
-OTHER = Holder("other", 0, "elsewhere", 7, 1.0)
+OTHER = Holder("other", 0, "elsewhere", 7, 1.0, label='tenant="ä"')
 
 
 def request(owner: str = "", **more: Any) -> LockRequest:

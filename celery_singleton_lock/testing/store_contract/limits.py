@@ -42,9 +42,10 @@ class LimitContract:
     def test_repeated_acquire_has_a_fence_of_its_own(self, store: LockStore) -> None:
         """The answer to the first was lost, and another one has a slot since."""
         owner = new_owner()
-        first = taken(store, owner, holder=ME, limit=2)
+        me = replace(ME, label='of "me"]')
+        first = taken(store, owner, holder=me, limit=2)
         other = taken(store, limit=2)
-        again = taken(store, owner, holder=ME, limit=2)
+        again = taken(store, owner, holder=me, limit=2)
         assert first.fence <= again.fence != other.fence
 
     def test_newcomer_finds_what_was_taken_under_a_higher_limit(self, store: LockStore) -> None:

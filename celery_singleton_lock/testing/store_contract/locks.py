@@ -44,6 +44,7 @@ class LockContract:
         assert found.holder == OTHER
         assert found.holder is not None
         assert found.holder.ttl == TTL, "what a renewal is good for"
+        assert found.holder.label == OTHER.label
         assert 0 < found.remaining <= TTL
 
     def test_another_key_is_free(self, store: LockStore) -> None:

@@ -31,7 +31,7 @@ def received(body: Any) -> Any:
 def key(lock_key: Any, function: Any, args: Any, kwargs: Any, name: str = "t") -> str | None:
     """The key; None where there is none, which the error explains."""
     try:
-        made = key_of_call("p", name, name, lock_key, function, args, kwargs)
+        made = key_of_call("p", name, name, lock_key, function, args, kwargs).key
     except InvalidKey as error:
         assert "no lock key for task" in str(error)
         return None

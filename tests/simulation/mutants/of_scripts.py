@@ -186,8 +186,8 @@ MUTANTS = (
     ),
     _grant(
         "a lock without end",
-        old="owner .. string.sub(holder, 1, -2) .. ',' .. digits .. ']', 'PX', ttl)",
-        new="owner .. string.sub(holder, 1, -2) .. ',' .. digits .. ']')",
+        old="owner .. string.gsub(holder, '\\n', ',' .. digits, 1), 'PX', ttl)",
+        new="owner .. string.gsub(holder, '\\n', ',' .. digits, 1))",
         breaks="each key has a time to live",
     ),
     _grant(

@@ -63,7 +63,8 @@ for slot = 0, slots - 1 do
     held = held + 1
     if token == owner and asked_for then
       -- Its own: the highest one is another's where several hold the lock, or is not known any more.
-      local number = tonumber(string.match(value, ',(%d+)%]$'))
+      local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
+      local number = readable and type(fields) == 'table' and tonumber(fields[10])
       if number then
         write(lock, owner, holder, string.format('%.0f', number), ttl)
       else

@@ -7,9 +7,9 @@ local function highest_fence(fence)
   return number > 0 and number < 2^53 and number or 0
 end
 
--- Gives `owner` the lock for `ttl`, with this fence: beside the owner stands the holder, and behind that the fence.
+-- Gives `owner` the lock for `ttl`, with this fence: beside the owner stands the holder, and within that the fence.
 local function write(lock, owner, holder, digits, ttl)
-  redis.call('SET', lock, owner .. string.sub(holder, 1, -2) .. ',' .. digits .. ']', 'PX', ttl)
+  redis.call('SET', lock, owner .. string.gsub(holder, '\n', ',' .. digits, 1), 'PX', ttl)
 end
 
 -- -> the fence
