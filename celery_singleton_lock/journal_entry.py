@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock import cleaned
 
-#: What became of it: it ran; it was refused as `on_conflict` said, or waits; it ended as the task that it had joined; a
-#: newer one came while it waited; it stood by for a copy that runs elsewhere, or was dropped beside one; it ended as
-#: another copy had that was finished; its lock was freed, since its process had died.
-Waiting = Literal["retry", "rerun", "join"]
+#: What became of it: it ran; it was refused as `on_conflict` said, or waits, also for the message that it follows; it
+#: ended as the task that it had joined, or followed; a newer one came while it waited; it stood by for a copy that runs
+#: elsewhere, or was dropped beside one; it ended as another copy had that was finished; its lock was freed, since its
+#: process had died.
+Waiting = Literal["retry", "rerun", "join", "follow"]
 Kind = Literal["run", "skip", "raise", "reject", Waiting, "joined", "superseded", "stand-by", "drop", "repeat", "free"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

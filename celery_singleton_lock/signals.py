@@ -18,8 +18,9 @@ lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "
 #: of Celery for a task that was revoked.
 lock_superseded = Signal(name="lock_superseded", providing_args=["task_id", "key", "by"])
 
-#: A call was not sent: another message has the lock that the task takes as it is sent. `task_id` (of
-#: that one), `duplicate` (a `DuplicateTask`), `policy` (what the caller got). Sent where the call was made.
+#: A call is a duplicate: another message has the lock that the task takes as it is sent. `task_id` (of
+#: that one), `duplicate` (a `DuplicateTask`), `policy` (what the caller got; "follow" for a part of a canvas, which is
+#: sent, and ends as that one ends). Sent where the call was made.
 lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key", "duplicate", "policy"])
 
 #: The lock was freed after the run. `lease`, `held` (seconds).

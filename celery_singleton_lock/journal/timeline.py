@@ -23,7 +23,16 @@ TICKS = 6
 #: The kind of an entry for what runs still.
 RUNNING = "running"
 
-_SIGNS = {"retry": "↻", "rerun": "↻", "join": "↻", "joined": "=", "superseded": "»", "stand-by": "↻", "drop": "↻"}
+_SIGNS = {
+    "retry": "↻",
+    "rerun": "↻",
+    "join": "↻",
+    "follow": "↻",
+    "joined": "=",
+    "superseded": "»",
+    "stand-by": "↻",
+    "drop": "↻",
+}
 _SIGNS |= {"repeat": "↻", "free": "†"}
 
 

@@ -13,14 +13,15 @@ from typing import Any
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import joining, redelivery, refusal, requeue
+from celery_singleton_lock.task import following, joining, redelivery, refusal, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
+from celery_singleton_lock.task.queued import Queued
 from celery_singleton_lock.task.run import Run
 
 
-def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
-    """Run `body` under the lock, or end as this message must.
+def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | None = None) -> Any:
+    """Run `body` under the lock, or end as this message must; `brought`: the lock that it has, or gets, as it waits.
 
     Raises:
         Ignore, Reject, LockConflict: as `on_conflict` says.
@@ -32,7 +33,7 @@ def carry_out(execution: Execution, body: Callable[[], Any]) -> Any:
         return refusal.fail_lost(acquisition, LockLost(execution.key, "it could not be renewed in time"))
     run: Run | None = None
     try:
-        found = joining.found(acquisition)
+        found = following.found(acquisition, brought) or joining.found(acquisition)
         if requeue.was_untold(execution.request) and not _is_known(execution, found):
             acquisition.abandon()  # The body has run.
             found = redelivery.forgotten(execution)

@@ -29,6 +29,7 @@ from celery_singleton_lock.options.task import check_join
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record
 from celery_singleton_lock.task import outcome, requeue, stored_end
 from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.outcome import REPLACED, End, Outcome
@@ -75,9 +76,12 @@ def joinable(execution: Execution, found: Held) -> Joined | None:
     request = execution.request
     if request.is_eager or found.holder is None or (joined := Joined.of(found.holder)) is None:
         return None
-    # Those may be waiting for this one.
-    ancestors = [cleaned.text_or_none(each) for each in (request.root_id, request.parent_id)]
-    return None if joined.task_id in ancestors else joined
+    return None if joined.task_id in ancestors_of(request) else joined
+
+
+def ancestors_of(request: RequestLike) -> set[str]:
+    """The ids of the tasks that may be waiting for this one, as far as its message says."""
+    return {cleaned.text(each) for each in (request.root_id, request.parent_id) if each is not None}
 
 
 def found(acquisition: Acquisition) -> Lease | Held | Record | End | None:
@@ -107,12 +111,17 @@ class Joining:
     Args:
         acquisition: of the copy.
         joined: the task.
+        key: of the lock of that; None: of the copy's own.
+
+    Attributes:
+        joined: whose end it waits for by now.
     """
 
-    def __init__(self, acquisition: Acquisition, joined: Joined) -> None:
+    def __init__(self, acquisition: Acquisition, joined: Joined, key: str | None = None) -> None:
         self._acquisition = acquisition
         self._execution = acquisition.execution
-        self._joined = joined
+        self._key = key or acquisition.execution.key
+        self.joined = joined
 
     def before_lock(self) -> End | None:
         """How the task has ended; None if the lock is to be asked for.
@@ -159,47 +168,48 @@ class Joining:
         """
         looked_at: list[Joined] = []
         while len(looked_at) < MOST_HEIRS:
-            looked_at.append(self._joined)
+            looked_at.append(self.joined)
             if (found := self._look()) is not None:
                 return found
             heir = self._heir()
             if heir is None or heir in looked_at:
                 return None
-            self._joined = heir
+            self.joined = heir
         return None
 
     def _take_over(self) -> None:
         it = self._execution
-        logger.info("%s runs: task %s, which it had joined, has not ended", it, self._joined.task_id)
+        logger.info("%s runs: task %s, which it had joined, has not ended", it, self.joined.task_id)
         seconds = it.runtime.settings.done_ttl
         head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
         own = json.dumps(Joined.of(it.holder))
-        it.runtime.store.remember(it.key, Record(self._heirs_name, head + own.encode(), seconds))
+        it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))
 
     def _put_back(self, later: Later) -> NoReturn:
         it = self._execution
         waits = requeue.Waits(it.key, it.options.limit) if later.in_line else None
-        requeue.put_back(it.task, reason="conflict", delay=later.delay, waits=waits, joins=later.joined)
+        carried = requeue.Carried(waits, later.joined)
+        requeue.put_back(it.task, reason="conflict", delay=later.delay, carried=carried)
 
     def _look(self) -> End | Later | None:
         it = self._execution
-        while (record := self._recorded(self._joined)) is not None:
+        while (record := self._recorded(self.joined)) is not None:
             recorded, _ = outcome.read(record)
             if recorded.state == states.RETRY:
-                self._joined = self._joined.next_attempt()
+                self.joined = self.joined.next_attempt()
                 continue
             if recorded.content == REPLACED:
-                self._joined = self._joined._replace(goes_on=True)
+                self.joined = self.joined._replace(goes_on=True)
             return self._end(record, recorded, self._age(record))
         # As long as it is known of the attempt before how that ended, this one is expected.
-        if not self._joined.goes_on or (record := self._recorded(self._joined.attempt_before())) is None:
+        if not self.joined.goes_on or (record := self._recorded(self.joined.attempt_before())) is None:
             return None
         # It may end without a record here: under another lock, or revoked before it has begun.
         stored = self._stored(self._age(record))
         if stored is not None:
-            return stored if isinstance(stored, Later) else _as_end(stored)
-        is_held = bool(it.runtime.store.held(it.key, limit=it.options.limit))
-        return Later(self._joined, None, in_line=is_held)
+            return stored if isinstance(stored, Later) else as_end(stored)
+        is_held = bool(it.runtime.store.held(self._key, limit=it.options.limit))
+        return Later(self.joined, None, in_line=is_held)
 
     def _end(self, record: Record, recorded: Outcome, age: float) -> End | Later | None:
         """The end of a message of which it is known that it is over."""
@@ -209,19 +219,19 @@ class Joining:
             return None if isinstance(kept.error, _DIED) else kept
         stored = self._stored(age)
         if stored is not None:
-            return stored if isinstance(stored, Later) else _as_end(stored)
-        if self._joined.goes_on and (record.content == FORGOTTEN or recorded.content == REPLACED):
-            return Later(self._joined, None)
+            return stored if isinstance(stored, Later) else as_end(stored)
+        if self.joined.goes_on and (record.content == FORGOTTEN or recorded.content == REPLACED):
+            return Later(self.joined, None)
         is_settling = recorded.state != states.IGNORED and age < SETTLING
-        return Later(self._joined, chance.spread(SOON)) if is_settling else None
+        return Later(self.joined, chance.spread(SOON)) if is_settling else None
 
     def _stored(self, age: float) -> Mapping[str, Any] | Later | None:
         """What the result backend has of a task of which something ended `age` seconds ago."""
         try:
-            return stored_end.of(self._execution.task, self._joined.task_id, age)
+            return stored_end.of(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
-            return Later(self._joined, SETTLING)
+            return Later(self.joined, SETTLING)
 
     def _age(self, record: Record) -> float:
         """Seconds since what a record says."""
@@ -232,21 +242,21 @@ class Joining:
 
     def _heir(self) -> Joined | None:
         """Whoever ran in the place of the task; None if that was nobody, or this copy."""
-        record = self._execution.runtime.store.recorded(self._execution.key, self._heirs_name)
+        record = self._execution.runtime.store.recorded(self._key, self._heirs_name)
         fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
         heir = Joined.read(fields)
         return None if heir is None or heir.sending == self._execution.holder.sending else heir
 
     @property
     def _heirs_name(self) -> str:
-        return f"heir:{self._joined.message(self._execution.task.name)}:{self._joined.since:.6f}"
+        return f"heir:{self.joined.message(self._execution.task.name)}:{self.joined.since:.6f}"
 
     def _recorded(self, joined: Joined) -> Record | None:
         it = self._execution
-        return it.runtime.store.recorded(it.key, joined.message(it.task.name))
+        return it.runtime.store.recorded(self._key, joined.message(it.task.name))
 
 
-def _as_end(stored: Mapping[str, Any]) -> End | None:
+def as_end(stored: Mapping[str, Any]) -> End | None:
     """The end as a result backend has it; None where it is none of the work."""
     status, result = stored["status"], stored["result"]
     if status == states.SUCCESS:

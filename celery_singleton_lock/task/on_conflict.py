@@ -23,7 +23,6 @@ from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import named
-from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.outcome import ignores_result
 
 logger = get_logger(__name__)
@@ -65,10 +64,9 @@ def end(
     policy: ConflictPolicy,
     options: Options,
     *,
-    joins: Joined | None = None,
-    arrived: int | None = None,
+    carried: requeue.Carried = requeue.AS_BEFORE,
 ) -> NoReturn:
-    """End the execution that lost to another task; see `requeue.put_back` for what it `joins`, and how it `arrived`."""
+    """End the execution that lost to another task; `carried`: what its copy has to know, where it is put back."""
     logger.info(
         "%s on_conflict=%s: %s is held by task %s, %.1f s left",
         named(task),
@@ -82,7 +80,7 @@ def end(
         # Who waits in line is held for long, and is asked less often than a bound on the number of tries is meant for.
         is_bounded = policy == "retry" and options.conflict_retries is not None
         waits = None if is_bounded else requeue.Waits(conflict.key, options.limit)
-        requeue.put_back(task, reason="conflict", waits=waits, joins=joins, arrived=arrived)
+        requeue.put_back(task, reason="conflict", carried=carried._replace(waits=waits))
     elif policy == "raise":
         fail(task, conflict, conflict)
     elif policy == "reject":

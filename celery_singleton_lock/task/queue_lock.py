@@ -30,8 +30,10 @@ from celery_singleton_lock.options.rules import (
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.leader import Leader
 
-#: The message header with `[task id, task, key, owner, seconds, limit, scope]`, and a list of the owner it replaced.
+#: The message header with `[task id, task, key, owner, seconds, limit, scope]`, a list of the owner it replaced, and
+#: the message that it follows, as far as there are such.
 QUEUED_HEADER = "singleton_lock_queued"
 
 #: Parts of the header. What a later version may add stands behind them.
@@ -55,6 +57,8 @@ class QueueLock:
         limit: how many messages may have one.
         scope: when it ends, as the sender says.
         replaced: the owners before, whose messages this one supersedes (see `replacing`).
+        follows: the message that has the lock, and as which this one is to end (see `following`): it gets the lock
+            when that is gone.
     """
 
     key: str
@@ -63,6 +67,7 @@ class QueueLock:
     limit: int
     scope: str
     replaced: tuple[str, ...] = ()
+    follows: Leader | None = None
 
     @property
     def ends_at_start(self) -> bool:
@@ -84,6 +89,8 @@ class QueueLock:
 
     def header(self, task: str, task_id: object) -> list[Any]:
         fields = [task_id, task, self.key, self.owner, self.seconds, self.limit, self.scope]
+        if self.follows is not None:
+            return [*fields, [], self.follows.header()]
         return [*fields, [*self.replaced]] if self.replaced else fields
 
 
@@ -117,4 +124,6 @@ def lock_in(headers: Any, app: Any, task: str, task_id: object) -> QueueLock | N
         return None
     replaced = header[_FIELDS] if len(header) > _FIELDS and isinstance(header[_FIELDS], (list, tuple)) else ()
     owners = tuple(each for each in replaced[:1] if is_owner(each))
-    return QueueLock(key, owner, seconds, limit, scope if isinstance(scope, str) else WHILE_EXECUTING, owners)
+    follows = Leader.read(header[_FIELDS + 1]) if len(header) > _FIELDS + 1 else None
+    scope = scope if isinstance(scope, str) else WHILE_EXECUTING
+    return QueueLock(key, owner, seconds, limit, scope, owners, follows)

@@ -12,19 +12,25 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 from types import TracebackType
 
 from celery.exceptions import Reject
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, trust
+from celery_singleton_lock import cleaned, clock, trust
+from celery_singleton_lock.confirmations import PROVISIONAL
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Freeing
-from celery_singleton_lock.task import delivery, on_conflict, replacing
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
+from celery_singleton_lock.task import delivery, leader, on_conflict, replacing
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.execution import holder_of
+from celery_singleton_lock.task.joined import Joined
+from celery_singleton_lock.task.leader import may_be_followed
 from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.task.running import progress_of
@@ -42,35 +48,74 @@ class Queued:
     Args:
         task: whose message it is.
         lock: what that brought with it.
+
+    Attributes:
+        lock: what it brought.
+        key: of the lock of its run; None before that is known, and where it takes none.
     """
 
     def __init__(self, task: TaskLike, lock: QueueLock) -> None:
+        self.lock = lock
+        self.key: str | None = None
         self._task = task
-        self._lock = lock
         self._progress = progress_of(task.request)
         self._runtime = Runtime.of(task.app)
         self._lease: Lease | None = None
+        #: Whether the lock is its own, as far as is known: a follower gets it when its leader is gone.
+        self._is_own = lock.follows is None
 
     def __enter__(self) -> Queued:
-        if self._lock.replaced:  # Who sent it may have died before it said so.
-            replacing.supersede(self._runtime.store, self._lock, self._task.request.id, self._lock.replaced)
-        # A copy may come while another one runs in this process, whose lease is not to be touched.
-        if not (self._task.acks_late or delivery.is_redelivered(self._task.request)):
-            with suppress(RuntimeError):  # No thread is to be had, as the run will find out.
-                self._keep()
+        if self.lock.replaced:  # Who sent it may have died before it said so.
+            replacing.supersede(self._runtime.store, self.lock, self._task.request.id, self.lock.replaced)
+        if self._is_own:
+            self._keep_early()
         return self
+
+    def leads(self) -> None:
+        """The message has the lock by now that it did not have as it was sent."""
+        self._is_own = True
+        self._keep_early()
+
+    def lead(self, label: str) -> Held | None:
+        """Take the lock that the message did not have as it was sent; who has it, if another one has.
+
+        Raises:
+            LockUnavailable: no answer; what it may have got it finds when it comes again, or that ends.
+        """
+        lock, request = self.lock, self._task.request
+        ttl = lock.seconds if not lock.ends_at_end else min(PROVISIONAL, lock.seconds)
+        task_id = cleaned.text_or_none(request.id)
+        holder = Holder(task_id, node=socket.gethostname(), since=clock.wall(), label=label)
+        found = self._runtime.store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
+        if isinstance(found, Held):
+            return found
+        self.leads()
+        if self._lease is None and lock.ends_at_end:
+            self._runtime.confirmations.add(lock.confirmed())
+        return None
+
+    def give_back(self) -> None:
+        """The message follows another one all the same."""
+        self._is_own = False
+        if self._lease is not None:
+            self._runtime.heartbeat.stop(self._lease)
+            self._lease = None
+        with suppress(LockUnavailable):  # It is said again until there is an answer.
+            self._runtime.store.free(self.lock.hold())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
+        if not self._is_own:
+            return
         if self._progress.is_begun or not (error is None or isinstance(error, Exception)):
             return  # It has ended; or whoever stops this process knows what becomes of the message.
         if (hold := self._going_on(error)) is not None:
             if self._lease is not None:  # What was renewed is shorter.
                 self._runtime.confirmations.add(hold)
-        elif self._lock.ends_at_end:
+        elif self.lock.ends_at_end:
             self._free()
 
     def start(self) -> None:
@@ -79,14 +124,17 @@ class Queued:
         Raises:
             Ignore: another message has replaced this one, which was recorded.
         """
-        if not self._lock.ends_at_start:
+        if not self._is_own:
+            self._progress.is_begun = True  # Nothing is passed on to its next attempt.
+            return
+        if not self.lock.ends_at_start:
             self._keep()
             return
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         self._progress.is_begun = True
         if self._free() in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (
-            why := replacing.started(self._runtime.store, self._lock)
+            why := replacing.started(self._runtime.store, self.lock)
         ):
             on_conflict.supersede(self._task, why, None)
 
@@ -96,11 +144,18 @@ class Queued:
             return self._progress.passes_on
         # Celery gives nothing back that it has acknowledged.
         is_given_back = isinstance(error, Reject) and self._task.acks_late and getattr(error, "requeue", False)
-        return self._lock.confirmed() if is_given_back or isinstance(error, GoesOn) else None
+        return self.lock.confirmed() if is_given_back or isinstance(error, GoesOn) else None
+
+    def _keep_early(self) -> None:
+        """Have it renewed from now on, where its message is not delivered again."""
+        # A copy may come while another one runs in this process, whose lease is not to be touched.
+        if not (self._task.acks_late or delivery.is_redelivered(self._task.request)):
+            with suppress(RuntimeError):  # No thread is to be had, as the run will find out.
+                self._keep()
 
     def _keep(self) -> None:
         """Have it renewed from now on."""
-        lock, now = self._lock, clock.now()
+        lock, now = self.lock, clock.now()
         if self._lease is not None or not lock.ends_at_end:
             return
         ttl, sent_at = lock.seconds, now
@@ -124,15 +179,26 @@ class Queued:
 
     def _free(self) -> Freeing | None:
         """What became of it; None where there is no answer."""
-        lock = self._lock
+        lock = self.lock
         try:
-            freed = Freeing(self._runtime.store.free(lock.hold()))
+            freed = Freeing(self._runtime.store.free(lock.hold(), record=self._what_it_is()))
         except LockUnavailable as error:  # It is said again until there is an answer.
             logger.warning("%s: the lock of a message that has come is not freed yet: %s", lock.key, error)
             return None
         if not freed:
             logger.debug("%s is no longer the lock of this message", lock.key)
         return freed
+
+    def _what_it_is(self) -> Record | None:
+        """What the message is as it runs, for those that follow it; None where none can."""
+        task, settings = self._task, self._runtime.settings
+        if self.key is None or not may_be_followed(task, settings, self.lock.scope):
+            return None
+        joined = Joined.of(holder_of(task, task.request))
+        if joined is None:
+            return None
+        content = task.name, self.key, joined._replace(since=0.0)
+        return leader.record(leader.named(leader.token_of(self.lock.owner)), content, settings.done_ttl)
 
 
 def brought_by(task: TaskLike, request: RequestLike) -> Queued | None:

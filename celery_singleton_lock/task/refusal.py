@@ -21,6 +21,7 @@ from celery_singleton_lock.options.rules import JOIN, WAITING_POLICIES, Conflict
 from celery_singleton_lock.stores.base import Held, Record, Superseded
 from celery_singleton_lock.task import (
     delivery,
+    following,
     joining,
     journal_entries,
     newest,
@@ -50,7 +51,8 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
     if isinstance(found, Held) and not it.is_copy_of(found):
         met = found.conflict(it.key)
         try:
-            policy = on_conflict.policy_for(it.task, met, it.options)
+            is_led = following.is_led_by(acquisition, found)
+            policy = JOIN if is_led else on_conflict.policy_for(it.task, met, it.options)
             joins = joining.joinable(it, found) if policy == JOIN else None
             if policy == JOIN and joins is None:
                 policy = "raise"
@@ -63,7 +65,8 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
             copy = _record(acquisition, policy, met)
             if copy is None:
                 journal_entries.did_not_run(it, policy, found.holder)
-                on_conflict.end(it.task, met, policy, it.options, joins=joins, arrived=found.arrived)
+                carried = requeue.Carried(joins=joins, arrived=found.arrived)
+                on_conflict.end(it.task, met, policy, it.options, carried=carried)
         except LockConflict:
             raise
         except Exception as error:  # noqa: BLE001 - a soft time limit, say
@@ -79,10 +82,10 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
         return redelivery.end(it, found)
     except ResultLost:
         # What such a record could not keep, the task that was joined may have still.
-        joined = requeue.joined_by(it.request)
-        if joined is None or isinstance(found, Held) or not outcome.read(found)[0].mark:
+        if isinstance(found, Held) or not outcome.read(found)[0].mark:
             raise
-        ended = joining.end_by_now(acquisition, joined)
+        joined = requeue.joined_by(it.request)
+        ended = joining.end_by_now(acquisition, joined) if joined is not None else following.end_by_now(acquisition)
         if ended is None:
             raise
     return _told(ended)
@@ -102,8 +105,8 @@ def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
         if copy is None:
             logger.info("%s ends as the task that it had joined", it)
             journal_entries.did_not_run(it, "joined", None)
-            if requeue.is_in_line(it.request):
-                it.runtime.store.wake(it.key)  # What woke this one is for all that have joined.
+            if (waits := requeue.waits_for(it.request, it.runtime.settings.prefix)) is not None:
+                it.runtime.store.wake(waits[0])  # What woke this one is for all that have joined.
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         return fail(acquisition, error)
     return _told(ended) if copy is None else _end_as_copy(acquisition, copy)

@@ -26,6 +26,7 @@ from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.joined import Joined
+from celery_singleton_lock.task.leader import Leader
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.task.running import progress_of
@@ -34,18 +35,28 @@ logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
 #: copy stands by in case that worker dies; its run was stopped for a lost lock, and that could not be recorded; it has
-#: ended, and what follows could not be sent.
-Reason = Literal["conflict", "unavailable", "copy", "lost", "untold"]
+#: ended, and what follows could not be sent; it ends as another message, which has not ended yet.
+Reason = Literal["conflict", "unavailable", "copy", "lost", "untold", "follows"]
 
 #: Reasons that the header counts, and those among them that it names only where they apply.
-COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "lost", "untold")
-RARE: tuple[Reason, ...] = ("lost", "untold")
+COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "lost", "untold", "follows")
+RARE: tuple[Reason, ...] = ("lost", "untold", "follows")
+
+#: Reasons for which it is sent again that has not begun, and may still expire.
+NOT_BEGUN: tuple[Reason, ...] = ("conflict", "unavailable", "follows")
 
 #: Seconds before the first put-back copy is due; doubled for each further one.
 FIRST_DELAY = 1.0
 
 #: Seconds that a put-back copy waits at most.
-MAX_DELAY: Mapping[Reason, float] = {"conflict": 60.0, "unavailable": 8.0, "copy": 60.0, "lost": 8.0, "untold": 60.0}
+MAX_DELAY: Mapping[Reason, float] = {
+    "conflict": 60.0,
+    "unavailable": 8.0,
+    "copy": 60.0,
+    "lost": 8.0,
+    "untold": 60.0,
+    "follows": 60.0,
+}
 
 #: What a number in an order is at most: a float holds it exactly.
 MAX_NUMBER = 2**53
@@ -70,15 +81,27 @@ class Waits(NamedTuple):
     limit: int
 
 
-def put_back(
-    task: TaskLike,
-    *,
-    reason: Reason,
-    delay: float | None = None,
-    waits: Waits | None = None,
-    joins: Joined | None = None,
-    arrived: int | None = None,
-) -> NoReturn:
+class Carried(NamedTuple):
+    """What a copy has to know; what is None here it knows as the copy before it did, but for what it waits for.
+
+    Attributes:
+        waits: for this lock; the worker that gets the copy may begin it sooner.
+        joins: the task as which it is to end.
+        follows: the message as which it is to end.
+        arrived: its number in the order of its key, see `stores.base.Arrival`.
+    """
+
+    waits: Waits | None = None
+    joins: Joined | None = None
+    follows: Leader | None = None
+    arrived: int | None = None
+
+
+#: Nothing new.
+AS_BEFORE = Carried()
+
+
+def put_back(task: TaskLike, *, reason: Reason, delay: float | None = None, carried: Carried = AS_BEFORE) -> NoReturn:
     """Send the running message again, the same id and retries, due in `delay` seconds; then end this execution.
 
     While the broker does not take it, the message is kept here and sent again.
@@ -87,28 +110,20 @@ def put_back(
         task: whose `request` is the message.
         reason: why. What was begun, here or elsewhere, does not expire any more.
         delay: seconds; by default longer each time that it was put back for this reason, with jitter.
-        waits: for this lock; the worker that gets the copy may begin it sooner.
-        joins: the task as which it is to end; by default the one that it has joined before.
-        arrived: its number in the order of its key, see `stores.base.Arrival`; None where it has none, or as before.
+        carried: what the copy has to know.
 
     Raises:
         GoesOn: it was sent.
     """
     failures = 0
     while True:
-        try_to_put_back(task, reason=reason, delay=delay, waits=waits, joins=joins, arrived=arrived)
+        try_to_put_back(task, reason=reason, delay=delay, carried=carried)
         clock.sleep(back_off(failures))
         failures += 1
 
 
 def try_to_put_back(
-    task: TaskLike,
-    *,
-    reason: Reason,
-    delay: float | None = None,
-    waits: Waits | None = None,
-    joins: Joined | None = None,
-    arrived: int | None = None,
+    task: TaskLike, *, reason: Reason, delay: float | None = None, carried: Carried = AS_BEFORE
 ) -> None:
     """As `put_back`, but return when the broker has not taken it: whether it will is not known then.
 
@@ -122,7 +137,7 @@ def try_to_put_back(
         delay = back_off(put_back_count(request, reason), at_most=MAX_DELAY[reason])
     delay = max(min(delay, longest_delay(task.app.conf), MAX_TTL), 0.0)
     try:
-        _send(task, reason, delay, _header(request, reason, waits, joins or joined_by(request), arrived))
+        _send(task, reason, delay, _header(request, reason, carried))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the result of the message
         logger.warning("%s cannot be put back: %r", named(task), error)
         return
@@ -156,6 +171,12 @@ def joined_by(request: RequestLike) -> Joined | None:
     """The task that this copy has joined; None where it has joined none."""
     header = _header_of(request)
     return Joined.read(header["joins"]) if "joins" in header else None
+
+
+def followed_by(request: RequestLike) -> Leader | None:
+    """The message that this copy follows by now; None where it has followed none yet."""
+    header = _header_of(request)
+    return Leader.read(header["leader"]) if "leader" in header else None
 
 
 def arrived(request: RequestLike) -> int | None:
@@ -200,7 +221,7 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
 
 def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:
     request = task.request
-    expires = reason in ("conflict", "unavailable")
+    expires = reason in NOT_BEGUN
     if (original := original_of(request)) is not None:
         app = task.app
         held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.wake_ups() is not None
@@ -214,9 +235,7 @@ def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) 
     copy.set(headers=headers).apply_async()
 
 
-def _header(
-    request: RequestLike, reason: Reason, waits: Waits | None, joins: Joined | None, number: int | None
-) -> dict[str, Any]:
+def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str, Any]:
     """The header of the next copy."""
     counts: dict[str, Any] = {other: put_back_count(request, other) + (other == reason) for other in COUNTED}
     counts = {other: count for other, count in counts.items() if count or other not in RARE}
@@ -224,13 +243,15 @@ def _header(
     owners = given_up(request) if owner is None else (*given_up(request), owner)
     given_up_by_now = list(owners[-MAX_GIVEN_UP:])
     header = {"id": request.id, "retries": request.retries or 0, **counts, "given_up": given_up_by_now}
-    if waits is not None:
-        header["waits"] = list(waits)
-    if joins is not None:
+    if carried.waits is not None:
+        header["waits"] = list(carried.waits)
+    if (joins := carried.joins or joined_by(request)) is not None:
         header["joins"] = list(joins)
-    if waits is not None or "since" in _header_of(request):
+    if (follows := carried.follows or followed_by(request)) is not None:
+        header["leader"] = follows.header()
+    if carried.waits is not None or "since" in _header_of(request):
         header["since"] = _since(_header_of(request))
-    if (number := number or arrived(request)) is not None:
+    if (number := carried.arrived or arrived(request)) is not None:
         header["arrived"] = number
     return header
 

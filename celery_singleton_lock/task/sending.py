@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 
 from celery import states
@@ -43,6 +42,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.task import replacing
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.task.leader import Leader, may_be_followed
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
 
@@ -116,7 +116,8 @@ def send(
     runtime = Runtime.of(task.app)
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
     if before.lock is not None and before.lock.key == key:
-        lock = replace(lock, owner=before.lock.owner, limit=before.lock.limit)
+        follows = before.lock.follows if before.is_same_attempt(named) else None
+        lock = replace(lock, owner=before.lock.owner, limit=before.lock.limit, follows=follows)
         result = publish(**_with_lock(task, named, lock))
         if before.request is not None:
             progress_of(before.request).passes_on = lock.confirmed()
@@ -129,10 +130,8 @@ def send(
             if error is not asking.refusal:  # Of something else that was sent meanwhile.
                 raise
             if (found := asking.found) is not None and isinstance(error, DuplicateTask):
-                if not (before.is_one or _is_part(named)):
-                    policy = _policy(task, options, error)
-                    instead = partial(_send_instead, task, options, lock, found, named, publish)
-                    return instead() if policy == "replace" else _answer(task, policy, error)
+                if not before.is_one:
+                    return _Duplicate(task, options, lock, found, error).answer(named, publish)
             elif options.on_send_unavailable == "raise" and not _follows(before, named):
                 raise
             return _publish_without(publish, task, named, error)
@@ -164,11 +163,18 @@ class _Before(NamedTuple):
         request = sender.request
         return cls(True, request, None if progress_of(request).is_begun else lock or lock_of(sender, request))
 
+    def is_same_attempt(self, named: Mapping[str, Any]) -> bool:
+        """Whether it is sent as another copy of that."""
+        return self.request is not None and (named.get("retries") or 0) == (self.request.retries or 0)
+
 
 def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
     """Whether it is Celery that sends it, for what a worker carries out: an error would be the end of that."""
-    if before.is_one:
-        return True
+    return before.is_one or _is_sent_by_celery(named)
+
+
+def _is_sent_by_celery(named: Mapping[str, Any]) -> bool:
+    """Whether it follows on what a worker has carried out, and no body sends it."""
     sender = current_worker_task()
     return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
 
@@ -180,54 +186,97 @@ def _request(lock: QueueLock, task_id: object, label: str) -> LockRequest:
     return LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit)
 
 
-def _policy(task: Any, options: Options, duplicate: DuplicateTask) -> DuplicatePolicy:
-    """What becomes of a call whose lock another message has."""
-    allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or replaces(options)]
-    policy: DuplicatePolicy = chosen_policy("on_duplicate", options.on_duplicate, task, duplicate, allowed)
-    logger.info("%s, on_duplicate=%s: %s", task.name, policy, duplicate)
-    signals.lock_duplicate.send(
-        sender=task, task_id=duplicate.task_id, key=duplicate.key, duplicate=duplicate, policy=policy
-    )
-    return policy
+class _Duplicate(NamedTuple):
+    """A call whose lock another message has.
 
+    Attributes:
+        task: what is called.
+        options: how it locks.
+        lock: as its message would have it.
+        found: who has it.
+        error: which says so.
+    """
 
-def _send_instead(
-    task: Any,
-    options: Options,
-    lock: QueueLock,
-    found: Held,
-    named: Mapping[str, Any],
-    publish: Callable[..., Any],
-) -> Any:
-    """Send the message in the place of the one that has the lock."""
-    runtime, task_id = Runtime.of(task.app), named["task_id"]
-    try:
-        taken = replacing.take_over(runtime.store, lock, task_id, found)
-    except LockUnavailable as error:
-        if options.on_send_unavailable == "raise":
+    task: Any
+    options: Options
+    lock: QueueLock
+    found: Held
+    error: DuplicateTask
+
+    def answer(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
+        """What the caller gets; its message is sent, or is not."""
+        if _is_part(named):
+            return self._send_following(named, publish)
+        policy = self._policy()
+        logger.info("%s, on_duplicate=%s: %s", self.task.name, policy, self.error)
+        self._say(policy)
+        if policy == "replace":
+            return self._send_instead(named, publish)
+        if policy == "raise":
+            raise self.error
+        if policy == "skip":
+            error = TaskRevokedError(f"skipped: {self.error}")
+            return EagerResult(uuid(), error, states.REVOKED, name=self.task.name)
+        return DuplicateResult.of(self.task, self.error)
+
+    def _policy(self) -> DuplicatePolicy:
+        allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or replaces(self.options)]
+        policy: DuplicatePolicy = chosen_policy(
+            "on_duplicate", self.options.on_duplicate, self.task, self.error, allowed
+        )
+        return policy
+
+    def _say(self, policy: str) -> None:
+        error = self.error
+        signals.lock_duplicate.send(
+            sender=self.task, task_id=error.task_id, key=error.key, duplicate=error, policy=policy
+        )
+
+    def _send_following(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
+        """Send a part of a canvas, which is to end as the message does that has the lock.
+
+        An answer to whoever sends it would not reach those that wait for it, nor have anything go on that follows.
+        """
+        task, leader = self.task, Leader.of(self.found)
+        is_able = may_be_followed(task, Runtime.of(task.app).settings, self.lock.scope)
+        if leader is None or leader.task_id == named["task_id"] or not is_able or self._wants_a_run_of_its_own(named):
+            return _publish_without(publish, task, named, self.error)
+        logger.info("%s[%s] follows: %s", task.name, named["task_id"], self.error)
+        self._say("follow")
+        return publish(**_with_lock(task, named, replace(self.lock, follows=leader)))
+
+    def _wants_a_run_of_its_own(self, named: Mapping[str, Any]) -> bool:
+        """Whether the newest arguments are to count. A part replaces nothing: equal ones would end each other."""
+        try:
+            return self._policy() == "replace"
+        except Exception as error:  # It is the user's.
+            if not _is_sent_by_celery(named):
+                raise
+            logger.warning(
+                "%s[%s] follows, whatever its on_duplicate says: %r", self.task.name, named["task_id"], error
+            )
+            return False
+
+    def _send_instead(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
+        """Send the message in the place of the one that has the lock."""
+        task, runtime, task_id = self.task, Runtime.of(self.task.app), named["task_id"]
+        try:
+            taken = replacing.take_over(runtime.store, self.lock, task_id, self.found)
+        except LockUnavailable as error:
+            if self.options.on_send_unavailable == "raise":
+                raise
+            return _publish_without(publish, task, named, error)
+        old = taken.old
+        lock = taken.lock if old is None else replace(taken.lock, replaced=(old.owner,))
+        try:
+            result = publish(**_with_lock(task, named, lock))
+        except BaseException:
+            replacing.give_back(runtime.store, taken)
             raise
-        return _publish_without(publish, task, named, error)
-    old = taken.old
-    lock = taken.lock if old is None else replace(taken.lock, replaced=(old.owner,))
-    try:
-        result = publish(**_with_lock(task, named, lock))
-    except BaseException:
-        replacing.give_back(runtime.store, taken)
-        raise
-    if old is not None:
-        replacing.supersede(runtime.store, lock, task_id, lock.replaced, old)
-    runtime.confirmations.add(lock.confirmed())
-    return result
-
-
-def _answer(task: Any, policy: DuplicatePolicy, duplicate: DuplicateTask) -> Any:
-    """What the caller gets whose message was not sent."""
-    if policy == "raise":
-        raise duplicate
-    if policy == "skip":
-        error = TaskRevokedError(f"skipped: {duplicate}")
-        return EagerResult(uuid(), error, states.REVOKED, name=task.name)
-    return DuplicateResult.of(task, duplicate)
+        if old is not None:
+            replacing.supersede(runtime.store, lock, task_id, lock.replaced, old)
+        runtime.confirmations.add(lock.confirmed())
+        return result
 
 
 def _is_part(named: Mapping[str, Any]) -> bool:

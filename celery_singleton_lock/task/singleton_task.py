@@ -73,8 +73,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: What becomes of a call whose lock another message has. "existing" (default): the caller gets that one's result, a
     #: `DuplicateResult`; "raise": `DuplicateTask`; "skip": a result that is REVOKED; "replace" (with "until_executing"
     #: and "until_and_while_executing"): it is sent, and the one that waits ends REVOKED, with `LockSuperseded`, and
-    #: never runs; or a callable of (task, duplicate) that returns one of them. A part of a canvas, and a call with
-    #: callbacks, is sent all the same, and replaces nothing.
+    #: never runs; or a callable of (task, duplicate) that returns one of them. A part of a canvas, or a call with
+    #: callbacks, follows: it is sent, and ends as the other message does; with "replace" it runs by itself.
     on_duplicate: ClassVar[DuplicatePolicy | Callable[..., Any] | None] = None
 
     #: Seconds (1 to 2592000) for which a message that waits keeps others from being sent at most, beyond its countdown;
@@ -224,7 +224,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             if lock is None:
                 record_started(self)
                 return body()
-            return carry_out(Execution.of(self, lock), body)
+            if brought is not None:
+                brought.key = lock.key
+            return carry_out(Execution.of(self, lock), body, brought)
 
     def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
         call = check_call(options.pop("singleton_lock", None), self.name)

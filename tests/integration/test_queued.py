@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import chain, chord, group, states
+from celery import chain, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.signals import before_task_publish
@@ -338,33 +338,12 @@ class TestCanvas:
         assert len(shop.record.runs("report")) == 3
         until_can_be_sent(shop)
 
-    def test_chain_that_begins_with_a_duplicate(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_duplicate_that_cannot_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """It is sent without a lock, and meets the others as it runs."""
         start(shop)
-        tasks.until_executed.delay("report", LONG)
+        tasks.without_result.delay("report", LONG)
         shop.record.wait_for(starts=1)
-        result = chain(tasks.until_executed.si("report"), tasks.while_executing.si("after")).apply_async()
+        result = chain(tasks.without_result.si("report"), tasks.while_executing.si("after")).apply_async()
         with pytest.raises(TaskRevokedError):
             result.get(timeout=LIMIT)
         shop.record.let_end("report")
-
-    def test_chord_whose_body_is_a_duplicate(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=3)
-        tasks.until_executed.delay("report", LONG)
-        shop.record.wait_for(starts=1)
-        parts = [tasks.while_executing.si("one"), tasks.while_executing.si("other")]
-        result = chord(parts, tasks.until_executed.si("report")).apply_async()
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=LIMIT)
-        shop.record.let_end("report")
-
-    def test_chord_of_equal_parts(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        job = tasks.until_and_while_executing
-        result = chord([job.si("report"), job.si("report")], tasks.while_executing.si("body")).apply_async()
-        assert result.get(timeout=LIMIT) == "body"
-        assert overlaps(shop.record.runs("report")) == []
-
-    def test_group_of_equal_parts(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        job = tasks.until_and_while_executing
-        assert group(job.si("report"), job.si("report")).apply_async().get(timeout=LIMIT) == ["report", "report"]

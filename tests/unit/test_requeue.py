@@ -105,10 +105,10 @@ def test_place_in_line_is_kept_whatever_the_copy_is_put_back_for(monkeypatch: py
     request = request_with(None)
     waits = requeue.Waits(KEY, 1)
     for reason, waited, expected in (("conflict", waits, Place(1000.0, 1)), ("unavailable", None, None)):
-        request.headers[PUT_BACK_HEADER] = requeue._header(request, reason, waited, None, None)  # type: ignore[arg-type]
+        request.headers[PUT_BACK_HEADER] = requeue._header(request, reason, requeue.Carried(waited))  # type: ignore[arg-type]
         assert waits_for(request, "app") == (expected and (KEY, expected))
         now[0] += 1
-    request.headers[PUT_BACK_HEADER] = requeue._header(request, "conflict", waits, None, None)
+    request.headers[PUT_BACK_HEADER] = requeue._header(request, "conflict", requeue.Carried(waits))
     assert waits_for(request, "app") == (KEY, Place(1000.0, 1))
 
 

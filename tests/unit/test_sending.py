@@ -30,7 +30,7 @@ from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL, SCOPES, WHILE_EXECUTING
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import sending
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_of
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
 
 QUEUED = tuple(scope for scope in SCOPES if scope != WHILE_EXECUTING)
@@ -67,6 +67,10 @@ class Sent:
 
     def confirm(self) -> None:
         Runtime.of(self.app).confirmations.write()
+
+    def lock(self, headers: dict[str, Any]) -> Any:
+        """What a message brings, whatever its id."""
+        return lock_in(headers, self.app, "job", headers[QUEUED_HEADER][0])
 
     def held(self, task: Any, *args: Any) -> list[Any]:
         return list(self.store.inspect(key_of_queue(task.lock_key_of(*args))).held)
@@ -172,7 +176,7 @@ class connected:
 
 
 class TestCanvas:
-    """Something waits for each part: it is sent, and the lock of its run decides."""
+    """Something waits for each part: it is sent all the same, and follows the one that has the lock."""
 
     @pytest.mark.parametrize(
         "canvas",
@@ -184,13 +188,60 @@ class TestCanvas:
         ],
         ids=["chain", "group", "chord", "errback"],
     )
-    def test_parts_are_sent_whoever_has_the_lock(self, sent: Sent, canvas: Callable[[Any], Any]) -> None:
-        job = sent.task(on_duplicate="raise")
-        job.delay(1)
+    @pytest.mark.parametrize("policy", ["existing", "skip", "raise", lambda *_: "skip"])
+    def test_parts_follow_whoever_has_the_lock(self, sent: Sent, canvas: Callable[[Any], Any], policy: Any) -> None:
+        job = sent.task(on_duplicate=policy)
+        first = job.delay(1)
         before = len(sent.headers)
         canvas(job).apply_async()
-        assert len(sent.headers) > before
-        assert not any(QUEUED_HEADER in headers for headers in sent.headers[before:])
+        locks = [sent.lock(headers) for headers in sent.headers[before:]]
+        assert locks
+        assert {lock.follows.task_id for lock in locks if lock.follows} == {first.id}
+        assert len(sent.held(job, 1)) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "conf"),
+        [
+            ({"ignore_result": True}, {}),
+            ({}, {"singleton_lock_done_ttl": 0}),
+            ({"lock_scope": "until_executing", "on_duplicate": "replace"}, {}),
+            ({"lock_scope": "until_executing", "on_duplicate": lambda *_: "replace"}, {}),
+            ({"lock_scope": "until_expired", "lock_name": "shared"}, {}),
+        ],
+        ids=["no results", "no records", "newest wins", "newest wins, at times", "whose result that is"],
+    )
+    def test_parts_that_cannot_follow_have_no_lock(self, sent: Sent, options: Any, conf: Any) -> None:
+        sent.app.conf.update(conf)
+        job = sent.task(**options)
+        job.delay(1)
+        group(job.si(1), job.si(1)).apply_async()
+        assert len(sent.headers) == 3
+        assert not any(QUEUED_HEADER in headers for headers in sent.headers[1:])
+
+    def test_its_own_id_is_not_followed(self, sent: Sent) -> None:
+        job = sent.task()
+        job.apply_async((1,), task_id="the id")
+        job.apply_async((1,), task_id="the id", link=job.si(2))
+        assert QUEUED_HEADER not in sent.headers[1]
+
+    def test_receivers_hear_of_followers(self, sent: Sent) -> None:
+        job, heard = sent.task(), []
+
+        def receive(policy: str, **_: Any) -> None:
+            heard.append(policy)
+
+        with connected(lock_duplicate, receive):
+            first = job.delay(1)
+            job.apply_async((1,), link=job.si(2))
+        assert heard == ["follow"]
+        assert first.id not in str(sent.headers[1]), "whoever looks for the first message must not find it here"
+
+    def test_callable_that_fails(self, sent: Sent) -> None:
+        """Whoever sends a canvas is told."""
+        job = sent.task(on_duplicate=lambda *_: 1 / 0)
+        job.delay(1)
+        with pytest.raises(ZeroDivisionError):
+            group(job.si(1), job.si(1)).apply_async()
 
     def test_callbacks(self, sent: Sent) -> None:
         job = sent.task()
@@ -281,6 +332,18 @@ class TestNextAttempt:
         first, second = (headers[QUEUED_HEADER] for headers in sent.headers)
         assert first[2:4] == second[2:4]
         assert sent.held(job, 1) == []
+
+    def test_of_a_follower(self, sent: Sent, running: Callable[..., Any]) -> None:
+        """It has run, and with the lock; but a copy that is made anew (see `requeue`) follows still."""
+        job = sent.task()
+        job.delay(1)
+        request = running(job, 1, link=job.si(2))
+        follows = sent.lock(sent.headers[-1]).follows
+        assert follows is not None
+        job.signature_from_request(request, headers=request.headers, retries=0).apply_async()
+        assert sent.lock(sent.headers[-1]).follows == follows
+        self.retry(job)
+        assert sent.lock(sent.headers[-1]).follows is None
 
     def test_of_a_call_without_a_lock(self, sent: Sent, running: Callable[..., Any]) -> None:
         sent.app.conf.singleton_lock_accept = "all"

@@ -1,0 +1,271 @@
+"""A part of a canvas that was a duplicate as it was sent: it ends as the message does whose lock it was refused.
+
+That message is its *leader*; this one is a *follower*. It looks when it is begun, in no slot meanwhile: while the
+leader waits, it waits in the line of that one's lock; when the leader has started, it knows by a record what that is as
+it runs, and ends as it ends, as a copy does that has joined (`joining`).
+
+Where the leader is gone without an end, one of its followers takes its lock, leaves its own name for the others, and
+runs, as if it had been sent with that lock. So there is always one that runs, and one that the others follow.
+
+Nobody waits in a circle: a leader has been sent, so it waits for nothing of the follower's canvas. What may wait for
+the follower within a body, its parent and its root, is not followed, and neither is what waits for one of these.
+
+Protocol: `docs/protocol.md`, section 15.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.keys.key import is_key
+from celery_singleton_lock.options.rules import UNTIL_EXPIRED
+from celery_singleton_lock.options.task import raw_attribute
+from celery_singleton_lock.stores.base import Held, Record
+from celery_singleton_lock.task import journal_entries, leader, requeue, stored_end
+from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.joining import SETTLING, Joining, Later, ancestors_of, as_end
+from celery_singleton_lock.task.leader import Leader, Run
+from celery_singleton_lock.task.outcome import End
+from celery_singleton_lock.task.queue_lock import is_by_time, lock_of
+from celery_singleton_lock.task.queued import Queued
+
+logger = get_logger(__name__)
+
+#: How many are looked at, one in the place of the other: as many as have gone.
+MOST_LEADERS = 20
+
+
+class Waiting(NamedTuple):
+    """The leader has not ended: the follower looks again.
+
+    Attributes:
+        key: of the lock that it waits for, and is woken for; None: it looks now and then.
+        delay: seconds; None: the longer, the more often it has looked.
+    """
+
+    key: str | None = None
+    delay: float | None = None
+
+
+class _Gone(NamedTuple):
+    """The leader has no end, and will have none."""
+
+
+def found(acquisition: Acquisition, brought: Queued | None) -> End | None:
+    """How the message has ended that this one follows; None if this one follows none, or is to run.
+
+    Raises:
+        GoesOn: that has not ended; this one was put back.
+    """
+    if brought is None or (of_message := brought.lock.follows) is None:
+        return None
+    it = acquisition.execution
+    if requeue.was_untold(it.request):  # It ends as it is recorded.
+        return None
+    following = Following(acquisition, brought, requeue.followed_by(it.request) or of_message)
+    try:
+        answer = following.look()
+    except LockUnavailable as silent:
+        if it.options.on_unavailable == "retry":
+            acquisition.put_back(silent)
+        return None  # As it will turn out when the lock of its run is asked for.
+    if isinstance(answer, Waiting):
+        following.put_back(answer)
+    return answer
+
+
+def end_by_now(acquisition: Acquisition) -> End | None:
+    """How the message has ended that this one follows; None where that is not known, or it follows none."""
+    it = acquisition.execution
+    own = lock_of(it.task, it.request)
+    if own is None or own.follows is None:
+        return None
+    with suppress(LockUnavailable):
+        following = Following(acquisition, Queued(it.task, own), requeue.followed_by(it.request) or own.follows)
+        answer = following.look_at_leader()
+        return answer if isinstance(answer, End) else None
+    return None
+
+
+def is_led_by(acquisition: Acquisition, met: Held) -> bool:
+    """Whether the task that has the lock of the run is the one that this message follows: it outlived its own lock."""
+    it = acquisition.execution
+    own = lock_of(it.task, it.request)
+    if own is None or own.follows is None or met.holder is None or it.options.limit > 1:
+        return False
+    return (requeue.followed_by(it.request) or own.follows).task_id == met.holder.task_id
+
+
+class Following:
+    """A message that follows another one.
+
+    Args:
+        acquisition: of the follower.
+        brought: the lock that it has as soon as the leader is gone.
+        its_leader: that.
+    """
+
+    def __init__(self, acquisition: Acquisition, brought: Queued, its_leader: Leader) -> None:
+        self._acquisition = acquisition
+        self._execution = acquisition.execution
+        self._store = acquisition.execution.runtime.store
+        self._brought = brought
+        self._lock = brought.lock
+        self._leader = its_leader
+        self._ancestors = ancestors_of(acquisition.execution.request)
+
+    def look(self) -> End | Waiting | None:
+        """How the leader has ended, or that it goes on; None where this one is to run.
+
+        Raises:
+            LockUnavailable: the lock server does not answer.
+        """
+        seen: set[tuple[str, bool]] = set()
+        while (this := (self._leader.token, self._leader.run is None)) not in seen and len(seen) < MOST_LEADERS:
+            if self._is_to_run():
+                return None
+            seen.add(this)
+            answer = self.look_at_leader()
+            if not isinstance(answer, _Gone):
+                return answer
+            other = self._heir() or self._lead()
+            if other is None:
+                logger.info("%s runs: message %s, which it has followed, has not ended", self, self._leader.task_id)
+                return None
+            self._leader = other
+        return None
+
+    def look_at_leader(self) -> End | Waiting | _Gone:
+        """How the leader has ended, that it goes on, or that it is gone."""
+        if self._leader.run is None:
+            waiting = self._look_at_message()
+            if waiting is not None:
+                return waiting
+        return self._look_at_run()
+
+    def put_back(self, waiting: Waiting) -> NoReturn:
+        """Look again later.
+
+        Raises:
+            GoesOn: it was put back.
+        """
+        it = self._execution
+        if not requeue.put_back_count(it.request, "follows"):
+            logger.info("%s is a duplicate, and follows message %s", self, self._leader.task_id)
+            holder = Holder(self._leader.task_id, since=self._leader.since)
+            journal_entries.did_not_run(it, "follow", holder)
+        self._leave_line(waiting.key)
+        waits = None if waiting.key is None else requeue.Waits(waiting.key, it.options.limit)
+        carried = requeue.Carried(waits, follows=self._leader)
+        requeue.put_back(it.task, reason="follows", delay=waiting.delay, carried=carried)
+
+    def _is_to_run(self) -> bool:
+        """Whether it leads itself, or follows what may be waiting for it."""
+        if self._leader.task_id in self._ancestors:
+            return True
+        if any(self._is_own(held) for held in self._held(self._lock.key)):
+            self._brought.leads()
+            return True
+        # The leader may wait for one of these, which may wait for this one.
+        holders = (held.holder for held in self._held(self._execution.key))
+        return any(holder is not None and holder.task_id in self._ancestors for holder in holders)
+
+    def _look_at_message(self) -> End | Waiting | _Gone | None:
+        """As `look_at_leader`, while it is not known that the leader has started; None when that is known."""
+        # In this order: it says what it is as it gives its lock up.
+        has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]
+        if (run := self._started()) is not None:
+            self._leader = self._leader._replace(run=run)
+            return None
+        if has_lock and not (any(map(is_by_time, has_lock)) or self._lock.scope == UNTIL_EXPIRED):
+            return Waiting(self._lock.key)
+        stored = self._stored()
+        return Waiting() if stored is None and has_lock else stored or _Gone()
+
+    def _look_at_run(self) -> End | Waiting | _Gone:
+        run = self._leader.run
+        if run is None or run.task != self._execution.task.name:
+            return _Gone()  # Another task under the same lock has another result.
+        for _ in range(2):  # It may end between these two looks.
+            joining = Joining(self._acquisition, run.joined, run.key)
+            answer = joining.look()
+            self._leader = self._leader._replace(run=run._replace(joined=joining.joined))
+            if isinstance(answer, End):
+                return answer
+            if isinstance(answer, Later):
+                return Waiting(run.key if answer.in_line else None, answer.delay)
+            if any(held.holder and held.holder.sending == run.joined.sending for held in self._held(run.key)):
+                return Waiting(run.key)
+        return self._stored() or _Gone()
+
+    def _stored(self) -> End | Waiting | _Gone | None:
+        """What the result backend has of the leader's end; None for nothing."""
+        it = self._execution
+        if self._leader.run is None and raw_attribute(it.task, "lock_name"):
+            return None  # It may be the result of another task.
+        try:
+            stored = stored_end.of(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
+        except Exception as error:  # noqa: BLE001 - every backend has its own
+            logger.warning("%s: the result backend cannot be asked: %r", self, error)
+            return Waiting(delay=SETTLING)
+        return None if stored is None else as_end(stored) or _Gone()
+
+    def _heir(self) -> Leader | None:
+        """Who is followed in the place of a leader that is gone; None if that is nobody, or this one."""
+        return self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+
+    def _lead(self) -> Leader | None:
+        """Take the lock of the leader, which is gone; whom to follow instead, where another one has it."""
+        if (met := self._brought.lead(self._execution.holder.label)) is not None:
+            return Leader.of(met)
+        if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.
+            return self._give_back(self._leader._replace(run=run))
+        said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))
+        if isinstance(said, Record) and (other := self._named_in(said)) is not None:
+            return self._give_back(other)
+        return None
+
+    def _give_back(self, other: Leader) -> Leader:
+        """Follow this one after all; and so does whoever has met this message's hold, and follows that."""
+        self._store.remember(self._lock.key, self._names_heir(self._own, other))
+        self._brought.give_back()
+        return other
+
+    def _names_heir(self, of: Leader, heir: Leader) -> Record:
+        return leader.record(of.heirs_name, heir.header(), self._execution.runtime.settings.done_ttl)
+
+    @property
+    def _own(self) -> Leader:
+        return Leader(self._execution.holder.task_id or "", leader.token_of(self._lock.owner), clock.wall())
+
+    def _named_in(self, record: Record | None) -> Leader | None:
+        named = Leader.read(leader.recorded(record))
+        return None if named is None or named.token == leader.token_of(self._lock.owner) else named
+
+    def _started(self) -> Run | None:
+        """What the leader is as it runs, or has run; None where it has not started as far as is known."""
+        named = leader.named(self._leader.token).message
+        run = leader.run_in(self._store.recorded(self._lock.key, named))
+        return run if run is not None and is_key(self._execution.runtime.settings.prefix, run.key) else None
+
+    def _held(self, key: str) -> list[Held]:
+        return self._store.held(key, limit=self._lock.limit)
+
+    def _is_own(self, held: Held) -> bool:
+        return leader.token_of(held.owner) == leader.token_of(self._lock.owner)
+
+    def _leave_line(self, following: str | None) -> None:
+        """What woke this one is for all that wait for the same lock, if it does not go back there."""
+        it = self._execution
+        before = requeue.waits_for(it.request, it.runtime.settings.prefix)
+        if before is not None and before[0] != following:
+            self._store.wake(before[0])
+
+    def __str__(self) -> str:
+        return str(self._execution)

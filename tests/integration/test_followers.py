@@ -1,0 +1,437 @@
+"""A part of a canvas whose lock another message has: it ends as that ends, and what follows on it goes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.keys.key import key_of_queue
+from celery_singleton_lock.options.rules import SCOPES, WHILE_EXECUTING
+from tests.integration.conftest import LONG, Shop, kill_child, until
+from tests.integration.queued_tasks import define
+from tests.integration.test_queued import queued, start, until_can_be_sent
+from tests.patience import LIMIT
+from tests.recording import overlaps
+
+QUEUED = tuple(scope for scope in SCOPES if scope != WHILE_EXECUTING)
+
+
+@pytest.fixture
+def tasks(shop: Shop) -> SimpleNamespace:
+    return define(shop.app)
+
+
+def value(result: AsyncResult) -> Any:
+    return result.get(timeout=LIMIT)
+
+
+def running(shop: Shop, job: Any) -> AsyncResult:
+    """A message that runs until the test lets it end."""
+    result = job.delay("report", LONG)
+    shop.record.wait_for(starts=1, job="report")
+    return result
+
+
+def until_followed(shop: Shop, times: int = 1) -> None:
+    until(lambda: shop.log.count("is a duplicate, and follows") >= times)
+
+
+def come(shop: Shop) -> None:
+    """Workers take what waits in another queue from now on."""
+    shop.app.control.add_consumer("another")
+
+
+def delete(shop: Shop, *keys: str) -> None:
+    with shop.locks() as client:
+        client.delete(*keys)
+
+
+def ends_all(shop: Shop) -> None:
+    shop.record.let_end("report")
+
+
+def runs(shop: Shop, job: str = "report") -> int:
+    return len(shop.record.runs(job))
+
+
+class TestPlaces:
+    """Wherever it is in a canvas."""
+
+    @pytest.mark.parametrize("scope", QUEUED)
+    def test_group_of_equal_parts_runs_once(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
+        start(shop, "one", "two")
+        job = tasks.who[scope]
+        result = group(job.si("report", 0.5) for _ in range(4)).apply_async()
+        ids = {part.id for part in result.results}
+        (found,) = set(value(result))
+        assert found in ids
+        assert runs(shop) == 1
+
+    @pytest.mark.parametrize("scope", QUEUED)
+    def test_part_of_a_group_follows_one_that_waits(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
+        job = tasks.who[scope]
+        first = job.delay("report")
+        result = group(job.si("report"), tasks.while_executing.si("other")).apply_async()
+        start(shop)
+        assert value(result) == [first.id, "other"]
+        assert runs(shop) == 1
+
+    def test_part_of_a_group_follows_one_that_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        first = running(shop, job)
+        result = group(job.si("report"), job.si("report"), tasks.while_executing.si("other")).apply_async()
+        until_followed(shop, 2)
+        ends_all(shop)
+        assert value(result) == [first.id, first.id, "other"]
+        assert runs(shop) == 1
+
+    @pytest.mark.parametrize("place", ["first", "middle", "last"])
+    @pytest.mark.parametrize("scope", QUEUED)
+    def test_step_of_a_chain(self, shop: Shop, tasks: SimpleNamespace, scope: str, place: str) -> None:
+        job, other = tasks.who[scope], tasks.while_executing
+        first = job.apply_async(("report",), queue="another")
+        before = [other.si("before")] if place != "first" else []
+        after = [tasks.echo.s()] if place != "last" else []
+        start(shop, concurrency=2)
+        result = chain(*before, job.si("report"), *after).apply_async()
+        until_followed(shop)
+        come(shop)
+        assert value(result) == first.id
+        assert runs(shop) == 1
+        assert runs(shop, "echo") == len(after)
+
+    @pytest.mark.parametrize("scope", QUEUED)
+    def test_header_of_a_chord(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
+        job = tasks.who[scope]
+        first = job.apply_async(("report",), queue="another")
+        start(shop, concurrency=2)
+        parts = [job.si("report"), job.si("report"), tasks.while_executing.si("other")]
+        result = chord(parts, tasks.echo.s()).apply_async()
+        until_followed(shop, 2)
+        come(shop)
+        assert value(result) == [first.id, first.id, "other"]
+        assert runs(shop) == 1
+
+    def test_chord_of_equal_parts(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        found = value(chord([job.si("report", 0.5) for _ in range(3)], tasks.echo.s()).apply_async())
+        assert len(found) == 3
+        assert len(set(found)) == runs(shop) == 1
+
+    @pytest.mark.parametrize("scope", QUEUED)
+    def test_body_of_a_chord(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
+        job = tasks.who[scope]
+        first = job.apply_async(("report",), queue="another")
+        start(shop, concurrency=2)
+        parts = [tasks.while_executing.si("one"), tasks.while_executing.si("other")]
+        result = chord(parts, job.si("report")).apply_async()
+        until_followed(shop)
+        come(shop)
+        assert value(result) == first.id
+        assert runs(shop) == 1
+
+    @pytest.mark.parametrize("how", ["link", "link_error"])
+    def test_call_with_callbacks(self, shop: Shop, tasks: SimpleNamespace, how: str) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"] if how == "link" else tasks.fails
+        first = running(shop, job)
+        callback = tasks.echo.s() if how == "link" else tasks.echo.si("failed")
+        second = job.apply_async(("report",), **{how: callback})
+        until_followed(shop)
+        ends_all(shop)
+        assert second.id != first.id
+        assert second.get(timeout=LIMIT, propagate=False) is not None
+        shop.record.wait_for(starts=1, job="echo")
+        assert second.state == first.state
+        assert runs(shop) == 1
+
+    def test_callback(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        first = running(shop, job)
+        callback = job.si("report").set(task_id="the callback")
+        tasks.while_executing.apply_async(("other",), link=callback)
+        until_followed(shop)
+        ends_all(shop)
+        assert value(AsyncResult("the callback", app=shop.app)) == first.id
+        assert runs(shop) == 1
+
+    def test_chunks_take_no_lock_as_they_are_sent(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop)
+        job = tasks.until_executed
+        first = job.apply_async(("report",), countdown=300)
+        result = job.chunks([("report",), ("other",)], 1).apply_async()
+        assert value(result) == [["report"], ["other"]]
+        assert not first.ready()
+
+    @pytest.mark.parametrize("name", ["skips", "raises", "chooses"])
+    def test_whatever_a_caller_would_get(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
+        job = getattr(tasks, name)
+        first = job.apply_async(("report",), queue="another")
+        start(shop, concurrency=2)
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        until_followed(shop)
+        come(shop)
+        assert value(result) == first.id
+        assert runs(shop) == 1
+
+    def test_with_replace_each_part_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Newer arguments count there; and equal parts must not end each other."""
+        result = group(tasks.newest.si("report"), tasks.newest.si("report")).apply_async()
+        start(shop)
+        assert value(result) == ["report", "report"]
+        assert runs(shop) == 2
+
+
+class TestLeaderEnds:
+    def test_with_an_exception(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        first = running(shop, tasks.fails)
+        result = chord([tasks.fails.si("report"), tasks.while_executing.si("other")], tasks.echo.s()).apply_async()
+        until_followed(shop)
+        ends_all(shop)
+        with pytest.raises(Exception, match=f"as told {first.id}"):
+            value(result)
+        assert runs(shop) == 1
+
+    def test_and_retries_first(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        first = running(shop, tasks.retries)
+        result = chain(tasks.retries.si("report"), tasks.echo.s()).apply_async()
+        until_followed(shop)
+        ends_all(shop)
+        assert value(result) == first.id
+        assert {run.task_id for run in shop.record.runs("report")} == {first.id}
+
+    def test_and_is_replaced_first(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        running(shop, tasks.is_replaced)
+        result = chain(tasks.is_replaced.si("report"), tasks.echo.s()).apply_async()
+        until_followed(shop)
+        ends_all(shop)
+        assert value(result) == "after report"
+        assert runs(shop) == runs(shop, "after report") == 1
+
+    def test_with_a_value_that_only_the_result_backend_has(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        running(shop, tasks.large)
+        result = group(tasks.large.si("report"), tasks.large.si("report")).apply_async()
+        until_followed(shop, 2)
+        ends_all(shop)
+        assert [len(each) for each in value(result)] == [10_000] * 2
+        assert runs(shop) == 1
+
+    def test_before_a_worker_comes_to_the_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        job = tasks.who["until_executing"]
+        first = job.apply_async(("report",), queue="another")
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        start(shop, "one", arguments=("-Q", "another"))
+        assert value(first) == first.id
+        start(shop, "two")
+        assert value(result) == first.id
+        assert runs(shop) == 1
+
+
+class TestLeaderIsGone:
+    """One of its followers runs, and the others end as that one does."""
+
+    @pytest.fixture(params=["until_executed", "until_executing", "until_and_while_executing"])
+    def job(self, tasks: SimpleNamespace, request: pytest.FixtureRequest) -> Any:
+        return tasks.who[request.param]
+
+    def test_lost_by_the_broker(self, shop: Shop, tasks: SimpleNamespace, job: Any) -> None:
+        first = job.delay("report")
+        shop.app.control.purge()
+        result = group(job.si("report", 0.5) for _ in range(4)).apply_async()
+        start(shop, "one", "two")
+        until_followed(shop, 4)
+        assert runs(shop) == 0
+        (lock,) = queued(shop)
+        delete(shop, lock)  # As `locks clear --orphaned` does, or as it ends by itself.
+        found = value(result)
+        assert len(set(found)) == runs(shop) == 1
+        assert first.id not in found
+        until_can_be_sent(shop)
+
+    def test_revoked(self, shop: Shop, tasks: SimpleNamespace, job: Any) -> None:
+        first = job.apply_async(("report",), queue="another")
+        start(shop, "one", "two")
+        result = group(job.si("report", 0.5) for _ in range(3)).apply_async()
+        until_followed(shop, 3)
+        shop.app.control.revoke(first.id)
+        until(lambda: shop.log.count(f"flagged as revoked: {first.id}") == 2)
+        come(shop)
+        assert len(set(value(result))) == runs(shop) == 1
+        until(lambda: first.state == "REVOKED")
+        until_can_be_sent(shop)
+
+    def test_expired(self, shop: Shop, tasks: SimpleNamespace, job: Any) -> None:
+        first = job.apply_async(("report",), expires=0.1)
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        clock.sleep(0.2)
+        start(shop, "one", "two")
+        found = value(result)
+        assert runs(shop) == 1
+        assert found != first.id or first.state == "SUCCESS"
+
+    def test_killed_as_it_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, "one", "two", concurrency=2)
+        job = tasks.who["until_executed"]
+        first = running(shop, job)
+        result = group(job.si("report", 0.5) for _ in range(3)).apply_async()
+        until_followed(shop, 3)
+        (run,) = shop.record.runs("report")
+        killed_at = kill_child(run)
+        found = value(result)
+        assert len(set(found)) == 1
+        assert first.id not in found
+        assert runs(shop) == 2
+        assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
+        until_can_be_sent(shop)
+
+    def test_killed_as_it_runs_and_delivered_again(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, "one", "two", concurrency=2)
+        first = running(shop, tasks.who_late)
+        result = group(tasks.who_late.si("report", 0.5) for _ in range(3)).apply_async()
+        until_followed(shop, 3)
+        (run,) = shop.record.runs("report")
+        killed_at = kill_child(run)
+        ends_all(shop)
+        assert set(value(result)) == {first.id}
+        assert {each.task_id for each in shop.record.runs("report")} == {first.id}
+        assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
+
+    def test_its_sender_died_before_it_was_sent(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Its lock ends by itself."""
+        job = tasks.who_briefly
+        job.delay("report")
+        shop.app.control.purge()
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        start(shop)
+        assert value(result)
+        assert runs(shop) == 1
+
+    def test_nothing_is_recorded_of_it_any_more(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        job = tasks.who["until_executed"]
+        first = job.apply_async(("report",), queue="another")
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        start(shop, "one", arguments=("-Q", "another"))
+        value(first)
+        first.forget()
+        delete(shop, *(key for key in shop.keys() if ":done:" in key))  # noqa: SIM118 - no dictionary
+        start(shop, "two")
+        assert value(result) != first.id
+        assert runs(shop) == 2
+
+    def test_heir_is_killed_as_well(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, "one", "two", concurrency=2)
+        job = tasks.who["until_executed"]
+        running(shop, job)
+        result = group(job.si("report", LONG) for _ in range(3)).apply_async()
+        until_followed(shop, 3)
+        (run,) = shop.record.runs("report")
+        kill_child(run)
+        shop.record.wait_for(starts=2, job="report")
+        kill_child(shop.record.runs("report")[-1])
+        shop.record.wait_for(starts=3, job="report")
+        ends_all(shop)
+        ends = [part.get(timeout=LIMIT, propagate=False) for part in result.results]
+        assert sorted(part.state for part in result.results) == ["FAILURE", "SUCCESS", "SUCCESS"], ends
+        assert runs(shop) == 3
+        until_can_be_sent(shop)
+
+
+class TestFollower:
+    def test_next_step_of_a_chain_is_none(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        value(chain(job.si("report"), job.si("report"), job.si("report")).apply_async())
+        assert runs(shop) == 3
+
+    def test_part_that_the_leader_sends_itself_is_none(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Its body may wait for that."""
+        start(shop, concurrency=2)
+        first = tasks.sends_group.delay("report")
+        assert value(first) == "report"
+        until(AsyncResult(f"{first.id}-part", app=shop.app).ready)
+
+    def test_chain_that_is_sent_twice_with_the_same_ids(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """Its first step follows its last one, which is on its way already."""
+        job = tasks.who["until_executed"]
+        steps = chain(tasks.while_executing.si("before"), job.si("report"), tasks.echo.s())
+        steps.freeze()
+        again = chain(job.si("report"), tasks.while_executing.si("after"), job.si("report"), tasks.echo.s())
+        start(shop, concurrency=2)
+        first, second = steps.apply_async(), again.apply_async()
+        assert value(first)
+        assert value(second)
+
+    def test_expires(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        first = running(shop, job)
+        result = chain(job.si("report").set(expires=1.0), tasks.echo.s()).apply_async()
+        until(lambda: result.parent.state == "REVOKED")
+        ends_all(shop)
+        assert value(first) == first.id
+        until_can_be_sent(shop)
+
+    def test_is_revoked(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        first = running(shop, job)
+        result = group(job.si("report"), job.si("report")).apply_async()
+        until_followed(shop, 2)
+        shop.app.control.revoke(result.results[0].id)
+        ends_all(shop)
+        assert value(result.results[1]) == first.id
+        until(lambda: result.results[0].state == "REVOKED")
+        until_can_be_sent(shop)
+
+    def test_its_worker_is_shut_down(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        (one,) = start(shop, "one", concurrency=2)
+        job = tasks.who["until_executed"]
+        first = job.apply_async(("report", LONG), queue="another")
+        start(shop, "two", arguments=("-Q", "another"))
+        shop.record.wait_for(starts=1, job="report")
+        result = chain(job.si("report"), tasks.echo.s()).apply_async()
+        until_followed(shop)
+        start(shop, "three")
+        one.terminate()
+        ends_all(shop)
+        assert value(result) == first.id
+        assert runs(shop) == 1
+
+    def test_takes_no_slot(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        start(shop, concurrency=2)
+        job = tasks.who["until_executed"]
+        first = running(shop, job)
+        result = group(job.si("report") for _ in range(10)).apply_async()
+        until_followed(shop, 10)
+        assert value(tasks.while_executing.delay("other")) == "other"
+        ends_all(shop)
+        assert value(result) == [first.id] * 10
+        assert runs(shop) == 1
+
+    def test_others_are_not_sent_beside_the_one_that_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        job = tasks.who["until_executed"]
+        job.delay("report")
+        shop.app.control.purge()
+        result = chain(job.si("report", LONG), tasks.echo.s()).apply_async()
+        start(shop)
+        until_followed(shop)
+        (lock,) = queued(shop)
+        assert lock.startswith(key_of_queue(job.lock_key_of("report")))
+        delete(shop, lock)
+        shop.record.wait_for(starts=1, job="report")
+        assert job.delay("report").id == result.parent.id
+        ends_all(shop)
+        assert value(result) == result.parent.id
+        until_can_be_sent(shop)

@@ -1,0 +1,375 @@
+"""A message that follows another one ends as that has ended, waits, or runs: never two of them, nor none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+from celery.result import AsyncResult
+
+from celery_singleton_lock import LockUnavailable
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_queue
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task import leader, requeue
+from celery_singleton_lock.task.joined import Joined
+from celery_singleton_lock.task.leader import Leader
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, lock_in
+from tests.unit.deliveries import deliver, make
+
+pytestmark = pytest.mark.usefixtures("settled_at_once")
+
+SCOPES = ("until_executed", "until_executing", "until_and_while_executing")
+
+
+class Line:
+    """Messages of one task, of which the first has the lock, and the others follow it."""
+
+    def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.app = app
+        self.headers: dict[str, dict[str, Any]] = {}
+        self.put_back: list[dict[str, Any]] = []
+        self.body: Callable[[], Any] = lambda: "ran"
+        self.first = f"first-{app.main}"
+
+        def send(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> AsyncResult:
+            self.headers[options["task_id"]] = options.get("headers") or {}
+            return AsyncResult(options["task_id"], backend=app.backend, app=app)
+
+        def send_again(task: Any, reason: str, delay: float, header: dict[str, Any]) -> None:
+            self.put_back.append(header)
+            self.headers[task.request.id] |= {PUT_BACK_HEADER: header}
+
+        monkeypatch.setattr(app, "send_task", send)
+        monkeypatch.setattr(requeue, "_send", send_again)
+
+    def begin(self, followers: int = 1, **options: Any) -> None:
+        options = {"lock_scope": "until_executed", "lock_queue_ttl": 100.0, **options}
+        self.task, self.runs = make(self.app, lambda: self.body(), **options)
+        self.task.apply_async(task_id=self.first)
+        for number in range(followers):
+            self.task.apply_async(task_id=self.id(number), root_id="the root")
+            assert self.lock(number).follows.task_id == self.first
+
+    def id(self, number: int) -> str:
+        return f"follower-{number}-{self.app.main}"
+
+    def lock(self, number: int) -> Any:
+        task_id = self.id(number)
+        return lock_in(self.headers[task_id], self.app, self.task.name, task_id)
+
+    def deliver_first(self, **request: Any) -> Any:
+        return deliver(self.task, id=self.first, headers=self.headers[self.first], **request)
+
+    def follower(self, number: int = 0, **request: Any) -> Any:
+        task_id = self.id(number)
+        return deliver(self.task, id=task_id, headers=self.headers[task_id], root_id="the root", **request)
+
+    def is_put_back(self, number: int = 0, **request: Any) -> dict[str, Any]:
+        with pytest.raises(requeue.GoesOn):
+            self.follower(number, **request)
+        return self.put_back[-1]
+
+    @property
+    def store(self) -> Any:
+        return Runtime.of(self.app).store
+
+    @property
+    def key(self) -> str:
+        return key_of_queue(self.task.lock_key_of())
+
+    def lose(self) -> None:
+        """The lock of the first ends, and nothing says how."""
+        for held in self.store.held(self.key):
+            self.store.free(held.hold(self.key, ttl=1.0))
+
+    def queued(self) -> list[str | None]:
+        return [held.holder.task_id for held in self.store.held(self.key)]
+
+
+@pytest.fixture
+def line(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(app, monkeypatch)
+
+
+def fail(error: BaseException) -> Callable[[], Any]:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+class TestEnds:
+    def test_waits_in_the_line_of_the_lock_of_its_leader(self, line: Line, scope: str) -> None:
+        line.begin(lock_scope=scope)
+        header = line.is_put_back()
+        assert header["waits"] == [line.key, 1]
+        assert header["leader"] == line.lock(0).follows.header()
+        assert line.runs == []
+
+    @pytest.mark.parametrize("looked", [False, True])
+    def test_with_its_value(self, line: Line, scope: str, looked: bool) -> None:
+        line.begin(followers=3, lock_scope=scope)
+        if looked:
+            line.is_put_back()
+        line.body = lambda: {"a": 1}
+        line.deliver_first()
+        assert [line.follower(number) for number in range(3)] == [{"a": 1}] * 3
+        assert line.runs == [line.first]
+        assert line.queued() == []
+
+    def test_with_its_error(self, line: Line, scope: str) -> None:
+        line.begin(lock_scope=scope)
+        line.body = fail(KeyError("as told"))
+        with pytest.raises(KeyError):
+            line.deliver_first()
+        with pytest.raises(KeyError, match="as told"):
+            line.follower()
+
+    def test_waits_for_it_while_it_runs(self, line: Line, scope: str) -> None:
+        line.begin(lock_scope=scope)
+        line.body = lambda: line.is_put_back()["waits"]
+        key, _ = line.deliver_first()
+        assert line.queued() == []
+        assert (key == line.key) == (scope == "until_executed")
+        assert line.follower() == [key, 1]
+        assert len(line.runs) == 1
+
+    def test_one_runs_where_it_is_gone_and_the_others_follow_that(self, line: Line, scope: str) -> None:
+        line.begin(followers=3, lock_scope=scope)
+        line.is_put_back(2)
+        line.lose()
+
+        def body() -> str:
+            if scope == "until_executed":
+                assert line.queued() == [line.id(0)]
+            line.is_put_back(1)
+            return "ran"
+
+        line.body = body
+        assert [line.follower(number) for number in range(3)] == ["ran"] * 3
+        assert line.runs == [line.id(0)]
+        assert line.queued() == []
+
+    def test_the_one_that_ran_is_gone_as_well(self, line: Line, scope: str) -> None:
+        line.begin(followers=3, lock_scope=scope)
+        line.lose()
+        line.body = fail(SystemExit())
+        with pytest.raises(SystemExit):
+            line.follower(0)
+        line.lose()
+        line.body = lambda: "ran"
+        assert [line.follower(number) for number in (1, 2)] == ["ran"] * 2
+        assert line.runs == [line.id(0), line.id(1)]
+        assert line.queued() == []
+
+    @pytest.mark.parametrize("end", [Reject("as told"), Ignore()])
+    def test_one_runs_where_its_end_is_none(self, line: Line, scope: str, end: Exception) -> None:
+        line.begin(followers=2, lock_scope=scope)
+        line.body = fail(end)
+        with pytest.raises(type(end)):
+            line.deliver_first()
+        line.body = lambda: "ran"
+        assert [line.follower(number) for number in range(2)] == ["ran"] * 2
+        assert len(line.runs) == 2
+
+    def test_leader_starts_as_its_lock_is_taken(self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        line.begin(lock_scope=scope)
+        acquire = line.store.acquire
+
+        def late(request: LockRequest) -> Any:
+            if request.key == line.key:
+                monkeypatch.undo()
+                line.deliver_first()
+            return acquire(request)
+
+        line.lose()
+        with monkeypatch.context() as patch:
+            patch.setattr(requeue, "_send", lambda *_: None)
+            patch.setattr(line.store, "acquire", late)
+            assert line.follower() == "ran"
+        assert line.runs == [line.first]
+        assert line.queued() == []
+
+
+class TestLooks:
+    def test_bound_of_retries_is_none_of_them(self, line: Line) -> None:
+        line.begin(on_conflict="retry", lock_conflict_retries=1)
+        for looked in range(3):
+            header = line.is_put_back()
+            assert (header["conflict"], header["follows"]) == (0, looked + 1)
+        line.lose()
+        assert line.follower() == "ran"
+
+    def test_result_backend_knows_of_one_that_has_left_no_record(self, line: Line, app: Celery) -> None:
+        """A hard time limit, or another worker that could not say more."""
+        line.begin()
+        line.lose()
+        app.backend.store_result(line.first, ValueError("too long"), "FAILURE")
+        with pytest.raises(ValueError, match="too long"):
+            line.follower()
+        assert line.runs == []
+
+    def test_result_of_another_task_under_the_same_lock_is_not_its_own(self, line: Line, app: Celery) -> None:
+        line.begin(lock_name="shared")
+        line.lose()
+        app.backend.store_result(line.first, "of another task", "SUCCESS")
+        assert line.follower() == "ran"
+
+    def test_revoked_leader(self, line: Line, app: Celery) -> None:
+        line.begin()
+        line.lose()
+        app.backend.store_result(line.first, ValueError("revoked"), "REVOKED")
+        assert line.follower() == "ran"
+
+    def test_result_backend_that_does_not_answer(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+        line.begin()
+        line.lose()
+        with monkeypatch.context() as away:
+            away.setattr(line.app.backend, "get_state", lambda *_: 1 / 0)
+            assert "waits" not in line.is_put_back()
+        assert line.follower() == "ran"
+
+    @pytest.mark.parametrize("policy", ["retry", "raise", "run"])
+    def test_lock_server_that_does_not_answer(self, line: Line, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+        line.begin(on_unavailable=policy)
+
+        def silent(*_: object, **__: object) -> Any:
+            raise LockUnavailable("the server", "silent")
+
+        with monkeypatch.context() as away:
+            for method in ("held", "recorded", "acquire"):
+                away.setattr(line.store, method, silent)
+            if policy == "retry":
+                assert line.is_put_back()["unavailable"] == 1
+            elif policy == "raise":
+                with pytest.raises(LockUnavailable):
+                    line.follower()
+            else:
+                assert line.follower() == "ran"
+        if policy == "retry":
+            line.deliver_first()
+            assert line.follower() == "ran"
+            assert line.runs == [line.first]
+
+    def test_answer_that_is_lost_as_it_takes_the_lock(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+        line.begin()
+        line.lose()
+        acquire = line.store.acquire
+
+        def lost(request: LockRequest) -> Any:
+            acquire(request)
+            raise LockUnavailable("the server", "silent")
+
+        with monkeypatch.context() as away:
+            away.setattr(line.store, "acquire", lost)
+            line.is_put_back()
+        assert line.follower() == "ran"
+        assert line.queued() == []
+
+    def test_by_time(self, line: Line, app: Celery) -> None:
+        """The lock says nothing of the message."""
+        line.begin(lock_scope="until_expired")
+        assert "waits" not in line.is_put_back()
+        line.body = lambda: "of the first"
+        app.backend.store_result(line.first, line.deliver_first(), "SUCCESS")
+        assert line.queued() == [line.first]
+        assert line.follower() == "of the first"
+        assert len(line.runs) == 1
+
+    def test_by_time_that_is_over(self, line: Line) -> None:
+        line.begin(lock_scope="until_expired")
+        line.lose()
+        assert line.follower() == "ran"
+        assert line.queued() == [line.id(0)]
+
+    def test_large_value_is_told_again(self, line: Line, app: Celery) -> None:
+        """Its worker died before its own result was stored: the leader has it still."""
+        line.begin()
+        line.body = lambda: "x" * 10_000
+        line.deliver_first()
+        line.is_put_back()
+        app.backend.store_result(line.first, "x" * 10_000, "SUCCESS")
+        assert line.follower() == "x" * 10_000
+        assert line.follower() == "x" * 10_000
+        line.headers[line.id(0)][PUT_BACK_HEADER] |= {"untold": 1}
+        assert line.follower() == "x" * 10_000
+        assert line.runs == [line.first]
+
+
+class TestRunsAsAnyOther:
+    @pytest.mark.parametrize("ancestor", ["root_id", "parent_id"])
+    def test_leader_that_may_wait_for_it(self, line: Line, ancestor: str) -> None:
+        line.begin()
+        task_id = line.id(0)
+        assert deliver(line.task, id=task_id, headers=line.headers[task_id], **{ancestor: line.first}) == "ran"
+        assert line.queued() == [line.first]
+
+    def test_leader_that_may_wait_for_what_waits_for_it(self, line: Line) -> None:
+        """Its parent has the lock of the run, which the leader waits for."""
+        line.begin()
+        hold = LockRequest(line.task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("the root"))
+        assert isinstance(line.store.acquire(hold), Lease)
+        with pytest.raises(Ignore, match="skipped"):
+            line.follower()
+
+    def test_leader_that_has_outlived_its_lock(self, line: Line) -> None:
+        line.begin()
+
+        def body() -> str:
+            line.lose()
+            assert "joins" in line.is_put_back()
+            return "after all"
+
+        line.body = body
+        assert line.deliver_first() == "after all"
+        line.body = lambda: "ran"
+        assert line.follower() == "after all"
+        assert len(line.runs) == 1
+
+    @pytest.mark.parametrize("forged", [None, 1, "text", [], ["zz"] * 4, [1, 2, 3, 4], ["", "", 0, None], {"a": 1}])
+    def test_header_that_others_wrote(self, line: Line, forged: object) -> None:
+        line.begin()
+        task_id = line.id(0)
+        line.headers[task_id][QUEUED_HEADER][-1] = forged
+        assert line.lock(0).follows is None
+        assert line.follower() == "ran"
+
+    def test_record_that_others_wrote(self, line: Line) -> None:
+        line.begin()
+        its = line.lock(0).follows
+        for said in (["a", "b"], [line.task.name, "key", ["x", "y", 0, 0, 0, False]], [1, 2, 3]):
+            line.store.remember(line.key, leader.record(leader.named(its.token), said, 60.0))
+            line.store.remember(line.key, leader.record(its.heirs_name, said, 60.0))
+            line.is_put_back()
+        line.lose()
+        assert line.follower() == "ran"
+
+    def test_circle_of_heirs_ends(self, line: Line) -> None:
+        line.begin()
+        one = line.lock(0).follows
+        other = Leader("other", new_owner(), 0.0)
+        line.lose()
+        for its, heir in ((one, other), (other, one)):
+            line.store.remember(line.key, leader.record(its.heirs_name, heir.header(), 60.0))
+        assert line.follower() == "ran"
+
+
+def test_of_many_attempts_at_a_redlock_one_token_is_made() -> None:
+    owner = new_owner()
+    assert leader.token_of(owner) == leader.token_of(owner[:-4] + "0000")
+
+
+@pytest.mark.parametrize("run", [None, "run"])
+def test_header_is_read_as_it_was_written(run: str | None) -> None:
+    joined = Joined("id", "5" * 32, 0, 0, 0.0)
+    its = Leader("the idé", new_owner(), 5.0, None if run is None else leader.Run("job", "key", joined))
+    assert Leader.read(its.header()) == its
+    assert "the id" not in str(its.header())
