@@ -1,6 +1,6 @@
 """`celery -A shop locks …`, for operators; Celery loads it by its entry point.
 
-Begin with `command`, what they have in common, and `held`, a lock as they show it; each command has its module.
+Begin with `command`, what they have in common; each command has its module. `diagnosis.held` is a lock as they show it.
 """
 
 from __future__ import annotations
