@@ -7,7 +7,19 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import audit, doctor, explain, exporter, free, listing, rehearse, show, stats, timeline
+from celery_singleton_lock.cli import (
+    audit,
+    doctor,
+    explain,
+    exporter,
+    free,
+    listing,
+    rehearse,
+    show,
+    stats,
+    timeline,
+    web,
+)
 
 __all__ = ["locks"]
 
@@ -28,3 +40,4 @@ locks.add_command(audit.audit)
 locks.add_command(explain.explain)
 locks.add_command(doctor.doctor)
 locks.add_command(rehearse.rehearsal)
+locks.add_command(web.web)
