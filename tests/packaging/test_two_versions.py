@@ -321,7 +321,7 @@ def test_commands_know_the_holders_of_the_other_side(deploy: Deploy, order: Sequ
     shown = deploy.run(second, "-m", "celery", "-A", "any_version", "locks", "list", "--json").splitlines()
     (entry,) = [entry for entry in map(json.loads, shown) if entry.get("task_id") == holder.id]
     assert (entry["name"], entry["node"]) == ("shop.skips", f"{first}@here")
-    command = ["-m", "celery", "-A", "any_version", "locks", "release", "shop.skips", job]
+    command = ["-m", "celery", "-A", "any_version", "locks", "release", "--yes", "shop.skips", job]
     with pytest.raises(AssertionError, match="renew"):  # It lives, so it is not freed.
         deploy.run(second, *command)
     deploy.let_end(job)
