@@ -83,7 +83,7 @@ class Invariants:
         for key, value in values:
             if ":done:m" not in key or self._records.get(key) == value:
                 continue
-            state, _, _, settled = json.loads(value.partition(b"\n")[0])
+            state, _, _, settled = json.loads(value.partition(b"\n")[0])[:4]
             known, was_settled = self._ended.get(key, (state, False))
             number = int(key.partition(":done:m")[2].partition(":")[0])
             is_one = self.world.bodies.succeeded[number] < 2  # Another run that is excused ends as well.
@@ -127,14 +127,15 @@ class Invariants:
             is_safe = apps.TASKS[message.task].get("acks_late") or not any("killed" in kind for kind in kinds)
             if len(set(ends)) > 1 and is_safe and (task_id, states.FAILURE) not in self._unsure:
                 self.run.fail(f"message {number} has several ends: {ends}")
-            if states.SUCCESS in ends and not self.world.bodies.succeeded[number]:
+            ended_as = self.world.answers.ended_as.get(number, number)
+            if states.SUCCESS in ends and not self.world.bodies.succeeded[ended_as]:
                 self.run.fail(f"message {number} ends as {ends}, and no body has ended well")
             if any("killed" in kind for kind in kinds):
                 continue
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
             if is_brief and self.world.broker.put_as[f"{task_id}-after"] > 1:
                 self.run.fail(f"message {number}: what follows on it was sent twice")
-            if states.SUCCESS in ends and "server restarted empty" not in kinds:
+            if states.SUCCESS in ends and ended_as == number and "server restarted empty" not in kinds:
                 is_sure = (task_id, states.SUCCESS) not in self._unsure and self.world.plan.replicas is None
                 self._is_recorded(number, task_id, is_settled=is_sure)
 

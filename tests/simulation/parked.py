@@ -128,10 +128,18 @@ class Parked:
             return
         attempt = headers["id"], headers["retries"]
         first = self._places.get(attempt, 0.0)
-        if header["conflict"] == 1:
+        if header["conflict"] + header.get("follows", 0) == 1 or attempt not in self._places:
             self._places[attempt] = max(first, header["since"])
         elif header["since"] > first:
             self.run.fail(f"message {headers['id']} loses its place in line as it is put back")
+
+    def in_line(self) -> Iterator[Copy]:
+        """Those that are to be woken, of processes that are well."""
+        return (copy for copy in self._copies.values() if copy.is_in_line and copy.process.alive and copy.process.runs)
+
+    def has_room(self, copy: Copy) -> bool:
+        """Whether it could be begun now."""
+        return not copy.worker.is_ending and self._has_room(copy.worker)
 
     def begins(self, worker: Any, request: Any) -> None:
         """The timer has come to it, or it was taken out of that."""

@@ -14,6 +14,7 @@ from celery import states
 from celery.worker import state as worker_state
 
 from tests.simulation import apps, beats, beyond, faults, loading, locks, nodes, senders, servers
+from tests.simulation.answers import Answers
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Plan, draw
 from tests.simulation.queued import Queued
@@ -139,6 +140,7 @@ class Checker:
 
     def __init__(self, world: World) -> None:
         self.world, self.run = world, world.run
+        self.answers = world.answers = Answers(world)
         self.invariants = Invariants(world)
         #: What must hold of messages that have a lock as they wait, where there are such.
         self.queued: Queued | None = None
@@ -151,6 +153,7 @@ class Checker:
             self.world.ends[task_id].append(state)
             if isinstance(result, dict) and result.get("exc_type") == "ResultLost":
                 self.run.fail(f"{task_id} ends with ResultLost, and each value is short enough to be kept")
+            self.answers.note_end(task_id, state, result)
             self.invariants.note_end(task_id, state, result)
             if self.queued is not None:
                 self.queued.has_ended(task_id)
@@ -166,6 +169,7 @@ class Checker:
                     self._is_told(body)
         self.invariants.look()
         world.parked.look()
+        self.answers.look()
         if self.queued is not None:
             self.queued.look()
         left = run.now < self._calm_at or not world.broker.is_empty() or any(world.bodies.running.values())
@@ -236,7 +240,8 @@ def _send(world: World, client: Any) -> None:
         world.sent[message.number] = (task_id, message)
         signature = app.tasks[message.task].si(message.key, message.number, message.words).set(task_id=task_id)
         if message.chained:
-            signature.link(app.tasks["shop.after"].si(message.number).set(task_id=f"{task_id}-after"))
+            signature.link(app.tasks["shop.after"].s(message.number).set(task_id=f"{task_id}-after"))
+        world.asked_at[message.number] = run.now
         signature.apply_async()
 
 
