@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from celery_singleton_lock.contrib.prometheus import LockCollector
@@ -20,6 +20,7 @@ from celery_singleton_lock.web.access import LOOPBACK, Access
 from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.examination import Examination
 from celery_singleton_lock.web.guard import Guard
+from celery_singleton_lock.web.live import Live, Stream
 from celery_singleton_lock.web.pages import PAGES, View
 from celery_singleton_lock.web.rendering import Renderers
 from celery_singleton_lock.web.watch import Watch
@@ -55,6 +56,7 @@ class Site:
     def __init__(self, celery_app: Any, access: Access) -> None:
         self.access = access
         self._watch = Watch(celery_app)
+        self.live = Live(self._watch)
         self._examination = Examination(celery_app)
         self._renderers = Renderers()
         self._metrics = CollectorRegistry()
@@ -67,6 +69,7 @@ class Site:
             "doctor": self._doctor,
             "metrics": self._show_metrics,
             "search": self._search,
+            "stream": self._stream,
             **dict.fromkeys(STATIC, self._file),
         }
         made = [Route(f"/{page}", self._page, name=f"page {page}") for page in PAGES]
@@ -84,6 +87,15 @@ class Site:
         page = pages.search(asked)
         to = render.address("locks", q=asked.search) if page is None else render.address(page, key=asked.search)
         return RedirectResponse(to, 303)
+
+    async def _stream(self, request: Request) -> Response:
+        page, asked = request.query_params.get("at", ""), Asked.of(request.query_params)
+        if page not in PAGES:
+            return PlainTextResponse("There is no such page.\n", 404)
+        if self.live.is_full:
+            return PlainTextResponse("Too many pages listen already.\n", 503)
+        render = self._renderers.at(base_of(request), moving=True)
+        return Stream(self.live, lambda snapshot: PAGES[page](self._watch, snapshot, asked, render))
 
     async def _show_metrics(self, _: Request) -> Response:
         return Response(await run_in_threadpool(generate_latest, self._metrics), media_type=CONTENT_TYPE_LATEST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from markupsafe import Markup
@@ -144,12 +144,13 @@ def message(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vie
     """The task of one id: what it holds, and what became of its copies and of those that met it."""
     held = [it for it in snapshot.locks if it.holder.task_id == asked.id]
     entries = [entry for entry in snapshot.entries if asked.id in (entry.task_id, entry.holder)]
-    if not asked.id or not (held or entries):
-        return unknown("task id", asked.id)
     regions = {
         "held": _lock_rows("held", held, snapshot.at, render),
         "history": _copies("history", _newest(entries, HISTORY), render),
     }
+    if not asked.id or not (held or entries):
+        # With its regions: between its end and the journal nothing is known of a task whose page is open.
+        return replace(unknown("task id", asked.id), regions=regions)
     return View("message.html", f"Task {asked.id}", regions, {"id": asked.id, "count": len(entries)})
 
 

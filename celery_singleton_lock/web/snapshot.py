@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.journal.counts import Count
 from celery_singleton_lock.journal_entry import Entry
@@ -40,3 +42,17 @@ class Snapshot:
     def now(self) -> float:
         """The moment up to which the journal is known: its clock is the lock server's, which may be ahead."""
         return max(self.at, max((entry.ended for entry in self.entries[-100:]), default=0.0))
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, for people; empty where nothing is."""
+        if not self.error:
+            return ""
+        known = f"You see what was true at {moment(self.at)} UTC." if self.at else "Nothing is known yet."
+        return f"The lock server does not answer: {self.error}. {known}"
+
+
+def moment(at: float) -> str:
+    """A point in time, UTC, in ISO 8601 but for a space."""
+    shown = datetime.fromtimestamp(min(max(at, 0.0), cleaned.MAX_SECONDS), tz=timezone.utc)
+    return shown.isoformat(sep=" ", timespec="seconds")[:19]
