@@ -11,6 +11,9 @@ from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.journal.counts import Count
 from celery_singleton_lock.journal_entry import Entry
 
+#: Where a hold is: its key, its slot, and its owner.
+Place = tuple[str, int, str]
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -20,6 +23,8 @@ class Snapshot:
         prefix: of their keys.
         at: when that was, in seconds since the epoch, by this host's clock.
         locks: those that are held, in order.
+        ends: when each ends unless it is renewed, in seconds since the epoch, by `place_of`; those that never end are
+            left out.
         counts: how often what happened.
         refused: how many copies were refused in a row, by the key of the lock.
         entries: what became of the last copies, the oldest first.
@@ -31,6 +36,7 @@ class Snapshot:
     prefix: str
     at: float = 0.0
     locks: Sequence[HeldLock] = ()
+    ends: Mapping[Place, float] = field(default_factory=dict)
     counts: Mapping[Count, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
     entries: Sequence[Entry] = ()
@@ -50,6 +56,10 @@ class Snapshot:
             return ""
         known = f"You see what was true at {moment(self.at)} UTC." if self.at else "Nothing is known yet."
         return f"The lock server does not answer: {self.error}. {known}"
+
+
+def place_of(lock: HeldLock) -> Place:
+    return lock.key, lock.slot, lock.held.owner
 
 
 def moment(at: float) -> str:
