@@ -233,6 +233,7 @@ def html(view: View, page: str, asked: Asked, snapshot: Snapshot, render: Render
         "about": about,
         "framed": True,
         "stream": page in PAGES and view.status == 200,
+        "can_sign_in": False,
         "allow_release": False,
         "signed_in": False,
         **more,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,20 +13,14 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.runtime import Runtime, in_memory
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.web import live
 from celery_singleton_lock.web.access import Access
 from celery_singleton_lock.web.app import Site
 from celery_singleton_lock.web.guard import Guard
 from celery_singleton_lock.web.watch import LockUnavailable, Watch
 from tests.patience import LIMIT
-from tests.web.scenes import TASK, app_in_memory, entry, hold, write
-
-
-@pytest.fixture
-def app() -> Iterator[Celery]:
-    with in_memory():
-        yield app_in_memory()
+from tests.web.scenes import TASK, entry, hold, write
 
 
 @pytest.fixture(autouse=True)
