@@ -18,7 +18,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import KINDS
 from celery_singleton_lock.keys.key import key_of_beat
-from celery_singleton_lock.runtime import Runtime, in_memory
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.web import app_of, chart, pages, watch
 from celery_singleton_lock.web.access import HEADERS, Access, is_own_origin, name_of
@@ -27,18 +27,12 @@ from celery_singleton_lock.web.schedule import planned
 from celery_singleton_lock.web.watch import Watch
 from tests.web.client import Client
 from tests.web.reading import Page
-from tests.web.scenes import HOSTILE, TASK, app_in_memory, entry, hold, key_of, with_task, write
+from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, with_task, write
 
 #: A URL at which nobody answers.
 NOBODY = "redis://127.0.0.1:1/0"
 
 PAGES = ("", "locks", "tasks", "timeline", "refused", "beat")
-
-
-@pytest.fixture
-def app() -> Iterator[Celery]:
-    with in_memory():
-        yield app_in_memory()
 
 
 def client_of(app: Celery, **options: Any) -> Client:
@@ -49,12 +43,6 @@ def client_of(app: Celery, **options: Any) -> Client:
 def client(app: Celery) -> Iterator[Client]:
     with client_of(app) as client:
         yield client
-
-
-@pytest.fixture(autouse=True)
-def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request sees what was done before it."""
-    monkeypatch.setattr(Watch.look, "__kwdefaults__", {"fresh": 0.0})
 
 
 def page(client: Client, address: str, status: int = 200) -> Page:
@@ -267,7 +255,8 @@ def test_each_answer_has_the_headers_that_keep_browsers_in_check(client: Client,
 @pytest.mark.parametrize("address", ["/", "/locks", "/lock", "/doctor", "/metrics"])
 def test_reading_is_all_that_can_be_done(app: Celery, client: Client, method: str, address: str) -> None:
     hold(app, "acme")
-    assert client.request(method, address).status_code == 405
+    assert client.request(method, address).status_code == 403
+    assert client.request(method, address, headers={"origin": client.origin}).status_code == 405
     assert any("tenant=acme" in row for row in page(client, "/locks").rows())
 
 
