@@ -48,7 +48,7 @@ class TestRunningMessage:
             clock.sleep(0.02)
         assert result.get(timeout=LIMIT) == "report"
         assert states <= {"PENDING", "STARTED", "SUCCESS"}
-        assert any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers), "it was never delivered again"
+        assert any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers), "delivered again"
         # The last copy is dropped, and nothing comes after it.
         until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
         clock.sleep(VISIBILITY + 1)
