@@ -159,7 +159,7 @@ class TestProduction:
         assert found.id == "celery_singleton_lock.W004"
         assert found.msg == (
             "CELERY_BEAT_SCHEDULER: it is celery.beat.PersistentScheduler, which is not exclusive: started on two "
-            "hosts it sends x (shop.x) twice, and the second run follows the first"
+            "hosts, it sends x (shop.x) twice, and the second run follows the first"
         )
         assert "CELERY_SINGLETON_LOCK_BEAT_SCHEDULER to 'celery.beat.PersistentScheduler'" in found.hint
 
