@@ -88,7 +88,7 @@ class Lease(Hold):
 
     @property
     def held(self) -> bool:
-        """Whether the lock can still be believed to be ours."""
+        """Whether the lock can still be trusted to be held."""
         return self.reason is None and self.remaining > 0
 
     @property
@@ -102,10 +102,10 @@ class Lease(Hold):
         return self.trusted_until - clock.now()
 
     def check(self) -> None:
-        """Say so if the lock is lost; costs no round trip while the lease is trusted.
+        """Raise an error if the lock is lost; costs no round trip while the lease is trusted.
 
-        A process that slept past the end of its lease asks the store: what is still there under our owner was nobody
-        else's in between. Nothing stops one that is paused right after this call: where that matters, use `fence`.
+        A process that slept past the end of its lease asks the store: if its hold is still there, nobody else had the
+        lock in between. Nothing stops a process that is paused right after this call; if that matters, use `fence`.
 
         Raises:
             LockLost: the lease ended or was taken.

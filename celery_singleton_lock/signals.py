@@ -1,7 +1,7 @@
 """Celery signals about locks.
 
 Every receiver gets `sender` (the task), `task_id`, `key`, and the arguments listed here. Receivers run in the process
-that executes the task; what they raise is logged and changes nothing. Seconds everywhere.
+that executes the task; if one raises, that is logged and changes nothing. All times are in seconds.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from celery_singleton_lock.cli import command
 )
 @command.option("--host", default="127.0.0.1", show_default=True, help="As well.")
 def exporter(ctx: click.Context, port: int, host: str, **_: Any) -> None:
-    """Serve the counts of `stats` and what is held now to Prometheus, until Ctrl-C. Needs the extra "prometheus"."""
+    """Serve the counts of `stats`, and what is held now, to Prometheus, until Ctrl-C. Needs the extra "prometheus"."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 

@@ -51,9 +51,9 @@ _BY_PLACE = ("task_id", "producer", "link", "link_error", "shadow")
 class SingletonTask(Task):  # type: ignore[type-arg]
     """A task of which only one execution at a time runs for the same key, on all workers together.
 
-    Each option is a class attribute: set it in `@app.task(...)` or in a subclass. None means the app's setting of the
-    same meaning (`singleton_lock_ttl` for `lock_ttl`), and where that is not set either, what is said here.
-    Called directly, `task(...)`, it is a plain function and takes no lock.
+    Each option is a class attribute: set it in `@app.task(...)` or in a subclass. None means the app's setting
+    (`singleton_lock_ttl` for `lock_ttl`), or else the default below. Called directly, `task(...)`, it is a plain
+    function and takes no lock.
     """
 
     abstract = True
@@ -145,7 +145,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     @property
     def lock(self) -> Lease:
-        """The lease of the execution that asks; one that is not `held`, with fence 0, where there is no lock."""
+        """The lease of the current execution; one that is not `held`, with fence 0, if there is no lock."""
         return progress_of(self.request).lease or unheld()
 
     def lock_key_of(self, *args: Any, **kwargs: Any) -> str:
@@ -157,18 +157,19 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return self._key(Runtime.of(self.app).settings, None, args, kwargs).key
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's, with options of the lock for this call.
+        """Like Celery's, with options of the lock for this call.
 
         Args:
             args, kwargs, rest, options: as Celery's.
-            singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that is used instead of
-                the arguments), `ttl`, `wait`, `at_least_for` (seconds), `on_conflict`, `conflict_retries`,
-                `on_lock_lost`, `on_unavailable`. It travels in the message's headers, from which workers take what the
-                setting `singleton_lock_accept` says.
+            singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that replaces the
+                arguments), `ttl`, `wait`, `at_least_for` (seconds), `on_conflict`, `conflict_retries`, `on_lock_lost`,
+                `on_unavailable`. It travels in the message's headers; the setting `singleton_lock_accept` decides what
+                workers accept.
 
         Raises:
             InvalidOption: `singleton_lock` is not allowed; nothing was sent.
-            DuplicateTask: another message has the lock that this one takes as it is sent, with `on_duplicate="raise"`.
+            DuplicateTask: another message has the lock that this one takes when it is sent, with
+                `on_duplicate="raise"`.
             LockUnavailable: the lock server does not answer, with `on_send_unavailable="raise"`.
         """
         options = self._with_call_header(options)
@@ -183,7 +184,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return sending.send(self, call, args or (), kwargs or {}, named, publish)
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's, under the lock; `singleton_lock` as for `apply_async`."""
+        """Like Celery's, under the lock; `singleton_lock` as for `apply_async`."""
         return super().apply(args, kwargs, *rest, **self._with_call_header(options, applied=True))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:

@@ -67,7 +67,7 @@ def observe() -> None:
 
 
 def install(app: Celery) -> None:
-    """Give the app's workers our options and our step; a second call changes nothing."""
+    """Give the app's workers the options of this package, and its bootstep; a second call changes nothing."""
     app.user_options["worker"].update((_BACKEND, _TTL, _DISABLE))
     app.steps["worker"].add(LockStep)
 
