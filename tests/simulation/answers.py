@@ -103,13 +103,17 @@ class Answers:
         if number is not None and number != own and (before is None or before.number != number):
             self._others[own, attempt] = _Other(number, group, self.run.now)
 
-    def _body_begins(self, body: Running, _: Any) -> None:
+    def _body_begins(self, body: Running, request: Any) -> None:
         """A message runs itself: whose end it waited for has none."""
         if not isinstance(body.number, int):
             return
         other = self._others.get((body.number, body.attempt))
         if other is None or body.attempt != self._first_attempt(body.number):
             return
+        if self.world.bodies.begun[body.number] > 1:
+            return  # Whoever ran in its place as it had died may have ended meanwhile.
+        if other.group[0] == "joins" and PUT_BACK_HEADER not in (request.headers or {}):
+            return  # The message as it was sent, delivered again: it has joined nobody yet.
         for number in (other.number, *self._heirs[other.group]):
             if number != body.number and self._had_ended(number, other.since):
                 self.run.fail(f"message {body.number} runs, and message {number}, as which it is to end, has ended")
@@ -134,9 +138,18 @@ class Answers:
         attempts = [retries for of, retries in self._others if of == own]
         if not attempts and message.task not in apps.JOINS:
             self.run.fail(f"message {own} ends as message {number}, which it neither joined nor follows")
-        asked = self.world.asked_at[own]
-        if not any(at >= asked for at in self._ends_of(other, state)):
+        asked = self.world.asked_at[own] - self._kept_for(message)
+        is_late = not any(at >= asked for at in self._ends_of(other, state))
+        if is_late and not self._is_excused(asked - AT_ONCE):
             self.run.fail(f"message {own} ends as message {number}, whose run was over before")
+
+    def _kept_for(self, message: Message) -> float:
+        """Seconds for which a lock may be held after the end of its body."""
+        options = apps.TASKS[message.task]
+        kept = options.get("lock_at_least_for", 0.0)
+        if options.get("lock_scope") == "until_expired":
+            kept = apps.KEEPS_OUT
+        return float(AT_ONCE + self._more + kept)
 
     def _ends_of(self, message: Message, state: str) -> Iterator[float]:
         """When bodies of a message have come to such an end."""
@@ -148,13 +161,17 @@ class Answers:
 
     def _had_ended(self, number: int, since: float) -> bool:
         """Whether this message has come to an end since then, of which the lock server has heard."""
-        bodies, (_, message) = self.world.bodies, self.world.sent[number]
+        bodies, (_, message) = self.world.bodies, self.world.sent.get(number, ("", None))
+        if message is None:  # Its sender died before it was sent.
+            return False
         state = states.FAILURE if "fails" in _words_of(message) else states.SUCCESS
         last = int(_words_of(message).get("retries", "0"))
         ended, at = bodies.ended.get((number, last), (None, 0.0))
         if ended is None or at < since or at not in [*self._ends_of(message, state)]:
             return False
-        if (number, last) in bodies.unknown or self.world.plan.forgets:
+        # Celery may make another end of it, as its process dies before it has stored that.
+        is_another = number not in self.ended_as and self.world.ends.get(f"m{number}")
+        if (number, last) in bodies.unknown or self.world.plan.forgets or is_another:
             return False
         was_over = ended.lease.trusted_until < ended.process.host.clock(at)
         return not (was_over or self._is_excused(min(at, since) - AT_ONCE))
@@ -172,7 +189,10 @@ class Answers:
                 self.run.fail(f"message {body.number} runs, and message {other.number}, which it joined, is to go on")
             return
         claim = self._claim_of(task_id)
-        if claim is not None and claim.over_at is None and self._is_there(claim):
+        waits = claim is not None and claim.over_at is None and self._is_there(claim)
+        # What lasts for its time may end before its message has begun.
+        runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
+        if waits or runs:
             self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
 
     def _claim_of(self, task_id: str) -> Claim | None:
@@ -183,6 +203,11 @@ class Answers:
     def _is_there(self, claim: Claim) -> bool:
         queued = self.world.senders_queue
         return bool(queued._waits(claim) and queued._hold(claim.key)[0] == claim.stem)
+
+    def _runs(self, number: int) -> bool:
+        """Whether a body of this message runs, in a process that is well, and keeps its lock."""
+        running = (body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number)
+        return any(body.process.alive and body.process.runs and body.lease.held for body in running)
 
     def look(self) -> None:
         """As the time is about to go on: whoever waits hears of the end."""
@@ -212,8 +237,8 @@ class Answers:
 
     def _heard_at(self, other: _Other) -> float | None:
         """When the end of a message was stored that has come since somebody waits for it."""
-        _, message = self.world.sent[other.number]
-        if self.ended_as.get(other.number) != other.number:
+        _, message = self.world.sent.get(other.number, ("", None))
+        if message is None or self.ended_as.get(other.number) != other.number:
             return None
         state = states.FAILURE if "fails" in _words_of(message) else states.SUCCESS
         times = [at for at in self._ends_of(message, state) if at >= other.since]

@@ -62,6 +62,9 @@ class World:
         self.parked = Parked(self)
         self.workers: list[Any] = []
         self.plan: Any = None
+        #: As which message each has ended; and those of which only the newest runs, where there may be such.
+        self.answers: Any = None
+        self.newest: Any = None
         #: By number of the message: its id and itself.
         self.sent: dict[int, tuple[str, Any]] = {}
         #: By number: when its sender began to send it.
@@ -245,7 +248,7 @@ class Bodies:
         if self.world.run.now < rests_until - NOTICES / 5:
             self.world.run.fail(f"{mine.key}: message {mine.number} runs too soon after message {last}")
         number, attempt, until = self.kept.get(mine.key, (mine.number, 0, 0.0))
-        if mine.number == number and mine.attempt >= attempt:
+        if (mine.number == number and mine.attempt >= attempt) or f"m{number}" in self.world.revoked:
             self.kept.pop(mine.key, None)
         elif self.world.run.now < until:
             self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {number}")
