@@ -241,7 +241,7 @@ class Pulse:
             try:
                 watched.on_lost()
             except Exception:
-                logger.exception("heartbeat: %s: could not be told that it is lost", lease.key)
+                logger.exception("heartbeat: %s: could not report that it is lost", lease.key)
 
 
 #: Of this process.

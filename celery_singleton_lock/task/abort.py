@@ -239,7 +239,7 @@ def _is_patched(library: str) -> bool:
 
 def _kill_this_child(lease: Lease) -> None:
     if is_child_of_a_pool():
-        logger.critical("%s: the task does not end though its lock is lost; killing its process", lease.key)
+        logger.critical("%s: the task does not end although its lock is lost; killing its process", lease.key)
         os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
     else:
-        logger.critical("%s: the task does not end though its lock is lost, and this pool cannot kill it", lease.key)
+        logger.critical("%s: the task does not end although its lock is lost, and this pool cannot kill it", lease.key)
