@@ -247,9 +247,7 @@ class TestAccept:
     @pytest.mark.parametrize("call", [False, {"key": "x"}, {"wait": 1.0}])
     def test_the_error_names_setting_and_way_out(self, call: Any) -> None:
         task = self.task(singleton_lock_accept="none")
-        with pytest.raises(
-            InvalidOption, match=r"setting singleton_lock_accept allows nothing: add '\w+' to it"
-        ):
+        with pytest.raises(InvalidOption, match=r"setting singleton_lock_accept allows nothing: add '\w+' to it"):
             check_accepted(call, accepted(task.app.conf), task)
 
     def test_seconds_are_bounded_unless_the_task_says_more(self) -> None:
