@@ -68,10 +68,15 @@ class MemoryStore:
             arrived, newer = self._arrive(request)
             slot = slot_of(request.owner, live)
             if slot is None:
+                stops = request.arrival is not None and request.arrival.stops
+                if newer and stops and (kept := slot_of(holder.reserved_as, live)) is not None:
+                    del live[kept]  # It is not to keep the newest waiting.
                 slot = free_slot(request, live)
                 is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.reserved_as for it in live.values())
                 if newer and not is_its:
                     return self._superseded(request, newer, live)
+                if slot is None and stops and not is_its:
+                    slot = self._stop(request, live)
                 if slot is None:
                     if request.waiting:
                         self._refused[key] = sent_at
@@ -109,6 +114,19 @@ class MemoryStore:
             return Superseded(None, "", 0.0, by=by)
         met = in_the_way(request, live).held(clock.now())
         return Superseded(met.holder, met.owner, met.remaining, met.slot, by=by)
+
+    def _stop(self, request: LockRequest, live: dict[int, Occupant]) -> int | None:
+        """Have who is in the way stop, where it is of the order of which this message is the newest; its slot, where
+        that is kept for the next attempt of an older message, and nobody runs.
+        """
+        found = in_the_way(request, live)
+        if request.arrival is None or found.holder.order != request.arrival.order:
+            return None
+        if found.holder.ttl == 0:
+            return slot_of(found.owner, live)
+        if found.holder.superseded_by is None:
+            found.holder = replace(found.holder, superseded_by=request.holder.task_id)
+        return None
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         with self._mutex.lock:
@@ -251,6 +269,7 @@ class MemoryStore:
         live[slot].ends_at = sent_at + hold.ttl
         if isinstance(hold, Lease):
             hold.extend(sent_at)
+            hold.supersede(live[slot].holder.superseded_by)
         return True
 
     def _live(self, key: str) -> dict[int, Occupant]:

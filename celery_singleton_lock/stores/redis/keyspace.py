@@ -61,10 +61,9 @@ def waiting_key(key: str) -> str:
     return _beside(key, "waiting")
 
 
-def order_key(key: str, task: str) -> str:
-    """The messages of a task of which only the newest is to run: a sorted set, by when they came."""
-    name = hashlib.blake2b(task.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return _beside(key, f"order:{name}")
+def order_key(key: str, order: str) -> str:
+    """The messages of an order (see `Arrival`), of which only the newest is to run: a sorted set, by when they came."""
+    return _beside(key, f"order:{order}")
 
 
 def nudge_key(key: str, process: str) -> str:

@@ -115,13 +115,16 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         renewed: dict[Hold, bool] = {}
+        superseded: dict[Hold, str | None] = {}
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         for batch, answer in zip(batches, answers, strict=True):
             if not isinstance(answer, Exception):
                 renewed.update(zip(batch, lock_commands.renewed(batch, answer), strict=True))
+                superseded.update(zip(batch, lock_commands.superseded(batch, answer), strict=True))
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
                 hold.extend(sent_at)
+                hold.supersede(superseded[hold])
         if errors:
             raise self._unavailable(errors[0]) from errors[0]
         return [renewed[hold] for hold in holds]
