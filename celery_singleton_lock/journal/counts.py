@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.journal_entry import LOST, REFUSALS, Entry
+from celery_singleton_lock.journal_entry import LOST, REFUSALS, SUPERSEDED, Entry
 
 
 class Counter(NamedTuple):
@@ -50,7 +50,7 @@ COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
     Counter("joined", "", "Executions that ended as the task did that they had joined."),
-    Counter("superseded", "", "Executions that did not run, since a newer one came while they waited."),
+    Counter("superseded", "", "Executions for which a newer one ran, or is to: it came while they waited, or ran."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
     Counter("renewals", "", "Times that the lock of an execution was renewed."),
     Counter("losses", "", "Executions that lost their lock while they ran."),
@@ -109,6 +109,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
             found.append((("renewals", task, ""), entry.renewals))
         if entry.outcome == LOST:
             found.append((("losses", task, ""), 1))
+        if entry.outcome == SUPERSEDED:
+            found.append((("superseded", task, ""), 1))
         return found
     if entry.kind in ("stand-by", "drop", "repeat"):
         return [(("redeliveries", task, entry.kind), 1)]

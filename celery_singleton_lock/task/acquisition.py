@@ -38,6 +38,7 @@ class Acquisition:
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
         self._arrival = newest.arrival_of(execution)
+        self._holder = newest.as_holder(execution, self._arrival)
         self.given_up = requeue.given_up(execution.request)
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
         self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
@@ -128,7 +129,7 @@ class Acquisition:
             it.key,
             self._owner,
             ttl=it.options.ttl,
-            holder=it.holder,
+            holder=self._holder,
             waiting=waiting,
             once=it.is_remembered,
             limit=it.options.limit,

@@ -1,4 +1,5 @@
-"""Of the messages that wait for a lock only the newest is to run: `on_conflict="rerun"`.
+"""Of the messages that wait for a lock only the newest is to run (`on_conflict="rerun"`), and an older one that runs is
+to stop (`"replace"`).
 
 Each takes a place in the order of its key as it first asks for the lock, in the same round trip; the lock server says
 of an older one that it is superseded. Protocol: `docs/protocol.md`, section 14.
@@ -6,13 +7,17 @@ of an older one that it is superseded. Protocol: `docs/protocol.md`, section 14.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NoReturn
+
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import InvalidOption, LockSuperseded
-from celery_singleton_lock.options.rules import NEWEST_POLICIES
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import Arrival, Superseded
-from celery_singleton_lock.task import journal_entries, requeue
+from celery_singleton_lock.task import journal_entries, on_conflict, requeue
 from celery_singleton_lock.task.execution import Execution
 
 logger = get_logger(__name__)
@@ -39,12 +44,36 @@ def arrival_of(execution: Execution) -> Arrival | None:
             "Sentinels, on a cluster, or in memory, and no Redlock; use another policy, or set singleton_lock_backend"
         )
     seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
-    return Arrival(requeue.arrived(request), seconds, execution.task.name)
+    return Arrival(requeue.arrived(request), seconds, execution.task.name, stops=policy == REPLACE)
+
+
+def as_holder(execution: Execution, arrival: Arrival | None) -> Holder:
+    """Who has the lock, if the execution gets that: where newer messages stop it, in which order."""
+    stops = arrival is not None and arrival.stops
+    return replace(execution.holder, order=arrival.order) if arrival is not None and stops else execution.holder
 
 
 def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:
-    """Say that an execution ends so."""
+    """Say that an execution ends so which has not run."""
+    _say(execution, error)
+    journal_entries.did_not_run(execution, "superseded", found.holder)
+
+
+def end_stopped(execution: Execution, error: LockSuperseded, failure: Exception) -> NoReturn:
+    """End as one that ran, and was stopped for a newer one; its record says so by now.
+
+    Args:
+        execution: which.
+        error: why.
+        failure: what came of its body then.
+    """
+    if not isinstance(failure, LockSuperseded):
+        logger.warning("%s was stopped, and failed as it ended: %r", execution, failure)
+    _say(execution, error)
+    on_conflict.supersede(execution.task, error, None)
+
+
+def _say(execution: Execution, error: LockSuperseded) -> None:
     logger.info("%s is superseded by task %s: %s", execution, error.task_id, error.key)
     details = {"task_id": execution.request.id, "key": error.key, "by": error.task_id}
     signals.lock_superseded.send(sender=execution.task, **details)
-    journal_entries.did_not_run(execution, "superseded", found.holder)

@@ -182,6 +182,16 @@ def rerunning_retried(self: Any, job: str, seconds: float = 0.05) -> str:
     return job
 
 
+@app.task(bind=True, base=Exclusive, on_conflict="replace")
+def replacing(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, on_conflict="replace", acks_late=True, reject_on_worker_lost=True)
+def replacing_late(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
 @app.task(bind=True, base=Exclusive, on_conflict="retry")
 def described(self: Any, job: str, *values: Any, **named: Any) -> dict[str, Any]:
     """The message as it came here: what of it is to be as it was sent."""
