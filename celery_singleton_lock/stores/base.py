@@ -29,6 +29,11 @@ from celery_singleton_lock.lease import Hold, Lease
 FORGOTTEN = b"over"
 
 
+def order_of(task: str) -> str:
+    """A name for the order of a task's messages (see `Arrival`)."""
+    return hashlib.blake2b(task.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A message is one of those of its key of which only the newest is to run: the last one that came.
@@ -49,8 +54,7 @@ class Arrival:
 
     @property
     def order(self) -> str:
-        """A name for the order of the task's messages."""
-        return hashlib.blake2b(self.task.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return order_of(self.task)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import InvalidOption, LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
-from celery_singleton_lock.stores.base import Arrival, Superseded
+from celery_singleton_lock.stores.base import Arrival, Held, Superseded, order_of
+from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.task import journal_entries, on_conflict, requeue
 from celery_singleton_lock.task.execution import Execution
 
@@ -47,10 +48,26 @@ def arrival_of(execution: Execution) -> Arrival | None:
     return Arrival(requeue.arrived(request), seconds, execution.task.name, stops=policy == REPLACE)
 
 
-def as_holder(execution: Execution, arrival: Arrival | None) -> Holder:
+def as_holder(execution: Execution) -> Holder:
     """Who has the lock, if the execution gets that: where newer messages stop it, in which order."""
-    stops = arrival is not None and arrival.stops
-    return replace(execution.holder, order=arrival.order) if arrival is not None and stops else execution.holder
+    holder = execution.holder
+    return replace(holder, order=order_of(execution.task.name)) if is_stopped_by_newer(execution) else holder
+
+
+def is_stopped_by_newer(execution: Execution) -> bool:
+    request = execution.request
+    return execution.options.on_conflict == REPLACE and not request.is_eager and request.id is not None
+
+
+def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
+    """Have whoever has the lock stop at once, where that is to stop for a message of this order: this one, or one
+    before it, which may have died as it did so.
+    """
+    holder, runtime = found.holder, execution.runtime
+    if arrival is None or not arrival.stops or holder is None or holder.superseded_by is None:
+        return
+    if holder.order == arrival.order and holder.process:
+        runtime.store.tell(runtime.settings.prefix, holder.process, Stop(found.owner, holder.superseded_by))
 
 
 def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:

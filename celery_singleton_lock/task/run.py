@@ -76,6 +76,7 @@ class Run:
         finally:
             try:
                 it.runtime.heartbeat.stop(lease)
+                it.runtime.stop_calls.forget(lease.owner)
                 self._body.end()
             finally:
                 it.progress.body = None  # Its retry may refer to the request.
@@ -91,6 +92,8 @@ class Run:
             it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
             waited = self._began - it.began
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, waited, lease.fence)
+            if newest.is_stopped_by_newer(it):
+                it.runtime.stop_calls.expect(lease.owner)
             self._send(signals.lock_acquired, lease=lease, waited=waited)
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
@@ -177,7 +180,7 @@ def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation
         return None
     if not _asks_for_this_lock(execution, error):
         return None
-    holder = newest.as_holder(execution, newest.arrival_of(execution))
+    holder = newest.as_holder(execution)
     following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
     return Reservation(following, seconds_until(error) + options.ttl)
 

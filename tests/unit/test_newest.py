@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,13 @@ from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockLost, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.message_identity import SENT_HEADER
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from tests.patience import LIMIT
+from tests.servers import until
 from tests.unit.deliveries import deliver, hold, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
@@ -140,8 +143,9 @@ class TestStopped:
     """An older one that runs, with `on_conflict="replace"`."""
 
     @pytest.fixture
-    def meets(self, app: Celery, sent: list[dict[str, Any]]) -> Callable[..., Any]:
-        """Makes a task whose first run meets a newer message, and then does something."""
+    def meets(self, app: Celery, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Makes a task whose first run meets a newer message, and then does something until a renewal stops it."""
+        monkeypatch.setattr(MemoryStore, "tell", lambda *_: None)
 
         def make_it(then: Callable[[], Any], **options: Any) -> Any:
             def body() -> Any:
@@ -175,6 +179,17 @@ class TestStopped:
         assert isinstance(stored["result"], LockSuperseded)
         assert come(task, "b", sent[-1]) == "done"
         assert runs == [older, newest]
+
+    def test_it_does_not_wait_for_a_renewal(self, app: Celery, sent: list[dict[str, Any]]) -> None:
+        def body() -> None:
+            newcomer = threading.Thread(target=wait, args=(task, "b", sent))
+            newcomer.start()
+            sleep()
+
+        task, _ = make(app, body, on_conflict="replace", lock_key=[], lock_ttl=600.0)
+        with pytest.raises(Skipped):
+            come(task, "a")
+        until(lambda: bool(sent), "the newcomer waits")
 
     def test_copy_of_it_does_not_run(self, meets: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = meets(sleep)

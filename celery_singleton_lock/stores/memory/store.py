@@ -19,7 +19,9 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reserva
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
+from celery_singleton_lock.stores.memory.stops import MemoryStops
 from celery_singleton_lock.stores.slots import Occupant, copy_of, free_slot, in_the_way, slot_of
+from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 #: Seconds at least for which it is known that an owner was given up.
@@ -53,6 +55,7 @@ class MemoryStore:
         self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
         self._ledgers: dict[str, MemoryLedger] = {}
         self._journals: dict[str, MemoryJournal] = {}
+        self._stops: dict[tuple[str, str], MemoryStops] = {}
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         key, holder, sent_at = request.key, request.holder, clock.now()
@@ -233,6 +236,14 @@ class MemoryStore:
 
     def wake_ups(self) -> None:
         """None: its waiters are threads of this process."""
+
+    def stops(self, prefix: str, process: str) -> MemoryStops:
+        with self._mutex.lock:
+            return self._stops.setdefault((prefix, process), MemoryStops())
+
+    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+        if (stops := self._stops.get((prefix, process))) is not None:
+            stops.tell(stop)
 
     def journal(self, prefix: str, *, size: int) -> MemoryJournal:
         return self._journals.setdefault(prefix, MemoryJournal(size))

@@ -106,6 +106,12 @@ def journal_key(prefix: str, part: str) -> str:
     return f"{prefix}:{{journal}}:{part}"
 
 
+def stops_key(prefix: str, process: str) -> str:
+    """The list whose elements have runs of a process stop."""
+    name = hashlib.blake2b(process.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{prefix}:{{stops:{name}}}"
+
+
 def claim_keys(key: str, entries: Iterable[str]) -> list[str]:
     """What is being sent of some entries of beat's."""
     # The colon at the end: an entry may be called "x:run", and is no lock.
