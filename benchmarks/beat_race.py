@@ -18,8 +18,8 @@ from tests.chaos.beats import SCHEDULE, TTL, weather
 CONTESTANTS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {
     "Celery's beat": (2, "celery.beat:PersistentScheduler", {}),
     "RedBeat": (2, "redbeat.RedBeatScheduler", {"beat_max_loop_interval": 1, "redbeat_lock_timeout": int(TTL)}),
-    "ours, leader": (3, "exclusive", {}),
-    "ours, shared": (3, "exclusive", {"singleton_lock_beat_mode": "shared"}),
+    "exclusive, leader": (3, "exclusive", {}),
+    "exclusive, shared": (3, "exclusive", {"singleton_lock_beat_mode": "shared"}),
 }
 
 HEAD = "| | beats | ended by themselves | runs of the 1 s job | of the 0.5 s job | too many | missing | longest gap |"

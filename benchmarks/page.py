@@ -9,12 +9,23 @@ from pathlib import Path
 BEGIN, END = "<!-- race -->", "<!-- /race -->"
 
 
+#: Contestants beside the first one in one table: more do not fit on a page.
+OTHERS = 3
+
+
 def table(found: Mapping[str, Mapping[str, str]], about: str) -> str:
-    """In Markdown: a row for each event, a column for each contestant."""
+    """In Markdown: a row for each event, a column for each contestant. The first one is in each table."""
+    first, *others = found
+    groups = [others[start : start + OTHERS] for start in range(0, len(others), OTHERS)]
+    tables = [_table({name: found[name] for name in (first, *group)}) for group in groups]
+    return "\n\n".join([*tables, f"({about}.)"])
+
+
+def _table(found: Mapping[str, Mapping[str, str]]) -> str:
     events = [*next(iter(found.values()))]
     lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     lines += [f"| {event} | {' | '.join(cells[event] for cells in found.values())} |" for event in events]
-    return "\n".join([*lines, "", f"({about}.)"])
+    return "\n".join(lines)
 
 
 def tell(about: str | None, made: Callable[[], str]) -> None:

@@ -182,9 +182,9 @@ def paused_holder(course: Course) -> Mapping[str, str]:
 def _said(lock: Lock) -> str:
     try:
         answer = lock.release()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it was told
-        return f"told: {type(error).__name__}"
-    return "told: False" if answer in (False, 0) else "never told"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the holder notices
+        return f"noticed: {type(error).__name__}"
+    return "noticed: False" if answer in (False, 0) else "never noticed"
 
 
 def lost_reply(course: Course) -> str:

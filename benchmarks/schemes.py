@@ -161,6 +161,7 @@ def ours(clients: Sequence[Redis], name: str, ttl: float) -> Lock:
 
 #: By the name that the race's table shows.
 SCHEMES: Mapping[str, Scheme] = {
+    "`Lock`": ours,
     "INCR + EXPIRE": one_key("INCR + EXPIRE", "DEL"),
     "SETNX, acquire time-out": one_key("SETNX", "DEL"),
     "SETNX + EXPIRE": one_key("SETNX + EXPIRE", "DEL"),
@@ -169,5 +170,4 @@ SCHEMES: Mapping[str, Scheme] = {
     "SET NX PX + WATCH/MULTI": one_key("SET NX PX", "WATCH/MULTI"),
     "SET NX PX + Lua": one_key("SET NX PX", "EVAL"),
     "Redlock by the book": Redlock,
-    "ours": ours,
 }

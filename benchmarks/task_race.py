@@ -150,7 +150,7 @@ class Job:
 
     def outcome(self, result: Any, task_id: str) -> str:
         """The state in the end, and whether the copy of this id was carried out."""
-        state = str(result.state) if seen(result.ready, MARGIN) else f"{result.state} for ever"
+        state = str(result.state) if seen(result.ready, MARGIN) else f"{result.state} forever"
         return state if any(run.task_id == task_id for run in self.runs) else f"{state}, not run"
 
     def fate(self, result: Any, second: Run | None) -> str:
@@ -162,8 +162,8 @@ class Job:
             return f"first is stopped {after(self.runs[0].end - since)}"
         self.end()
         result.get(timeout=MARGIN, propagate=False)
-        told = f"told at its end: {type(result.result).__name__}" if result.failed() else "never told"
-        return f"both go on, {told}"
+        noticed = f"noticed at the end: {type(result.result).__name__}" if result.failed() else "never noticed"
+        return f"both go on, {noticed}"
 
 
 def seen(true: Callable[[], object], seconds: float) -> bool:

@@ -63,13 +63,13 @@ def _ours() -> Mapping[str, Any]:
 
 #: The options of each one's tasks, for locks that last so many seconds.
 WAYS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
-    "plain `Task`": lambda seconds: {},
-    "`redis.lock` in the task": lambda seconds: {"base": _Locked},
+    "`SingletonTask`": lambda seconds: _ours(),
     "celery-singleton": lambda seconds: _singleton(),
-    "celery-singleton, `lock_expiry`": lambda seconds: _singleton(lock_expiry=seconds),
     "celery-once": lambda seconds: _once(),
     "celery-heimdall": _heimdall,
-    "ours": lambda seconds: _ours(),
+    "celery-singleton, `lock_expiry`": lambda seconds: _singleton(lock_expiry=seconds),
+    "`redis.lock` in the task": lambda seconds: {"base": _Locked},
+    "plain `Task`": lambda seconds: {},
 }
 
 

@@ -1,7 +1,8 @@
-"""Writes the pages of docs/reference that are made from the code: `python -m docs.generate`.
+"""Writes what the code knows into the documentation: `python -m docs.generate`.
 
-They are kept in the repository, so that they can be read there; `tests/unit/test_docs.py` fails when one of them is not
-what this makes.
+These are most pages of docs/reference; and in docs/options.md, written by hand, the tables and the list under each
+option's heading. All of it is in the repository, where people read it; `tests/unit/test_docs.py` fails if a page is
+not up to date.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from celery import Celery
@@ -22,13 +24,12 @@ from celery_singleton_lock.options import rules
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.options.task import KEY_ATTRIBUTES
-from celery_singleton_lock.task import singleton_task
 
-HERE = Path(__file__).parent / "reference"
+HERE = Path(__file__).parent
 
 MADE = "<!-- Made from the code by `python -m docs.generate`; do not edit. -->\n"
 
-#: Defaults that are no value.
+#: Defaults that depend on something else.
 IN_WORDS = {
     "singleton_lock_backend": "the broker, if that is one Redis server; else the result backend, if that is; "
     "`memory://` with a `memory://` broker",
@@ -40,37 +41,80 @@ IN_WORDS = {
     "lock_name": "the task's name",
 }
 
-#: What the code says about these is for those who work on it.
-MEANINGS = {"singleton_lock_backend": "URL of the server that keeps the locks."}
-
-#: What the rules of these settings leave to a function.
+#: What the rules leave to a function.
 ALLOWED = {
     "singleton_lock_backend": f"{', '.join(f'`{scheme}://`' for scheme in SCHEMES)}; "
-    f"{MIN_NODES}, 5, 7 or {MAX_NODES} servers joined by `;` are a [Redlock](../locks.md#redlock)",
+    f"{MIN_NODES}, 5, 7 or {MAX_NODES} servers joined by `;` are a [Redlock](locks.md#redlock)",
     "lock_key": "`None`; a list of names of arguments; a template; a callable of the dictionary of arguments",
 }
 
 
+#: What the list under an option's heading has, as a pattern.
+FACTS = "setting|for one call|default|allowed"
+
+
+class Facts(NamedTuple):
+    """What the code knows about an option."""
+
+    default: str
+    allowed: str
+    setting: str = ""
+    of_call: str = ""
+
+    def listed(self) -> str:
+        named = {"setting": self.setting, "for one call": self.of_call}
+        lines = [f"- {what}: {name}" for what, name in named.items() if name]
+        return "\n".join([*lines, f"- default: {self.default}", f"- allowed: {self.allowed}"]) + "\n"
+
+
 def pages() -> Mapping[str, str]:
-    """Each page's name and text."""
-    makers: tuple[Callable[[], str], ...] = (every_option, every_signal, every_error, every_command)
-    return {f"{maker.__name__.removeprefix('every_')}s.md": MADE + maker() for maker in makers}
+    """Each page's path below `docs`, and its text."""
+    makers: tuple[Callable[[], str], ...] = (every_signal, every_error, every_command)
+    made = {f"reference/{maker.__name__.removeprefix('every_')}s.md": MADE + maker() for maker in makers}
+    return {**made, "options.md": with_facts((HERE / "options.md").read_text())}
 
 
-def every_option() -> str:
-    return "\n".join(
-        [
-            "# Options and settings\n",
-            "All of them, with what is allowed. [Options](../options.md) says how they work together.\n",
-            "## On a task, or for the whole app\n",
-            *_task_options(),
-            "## For the whole app\n",
-            *_settings(rules.LOCK_SETTINGS, Settings),
-            "## Of beat\n",
-            "For [`celery beat -S exclusive`](../beat.md).\n",
-            *_settings(rules.BEAT_SETTINGS, BeatSettings),
-        ]
-    )
+def with_facts(page: str) -> str:
+    """The page of options, with the tables and lists that the code makes.
+
+    Raises:
+        ValueError: an option has no heading, or one too many.
+    """
+    of_task = _task_options()
+    of_app = {**_settings(Settings, rules.LOCK_SETTINGS), **_settings(BeatSettings, rules.BEAT_SETTINGS)}
+    for name, facts in {**of_task, **of_app}.items():
+        section = re.compile(rf"^(### {name}\n\n(?:(?!#).*\n)*?)(?:- (?:{FACTS}): .*\n)+", re.MULTILINE)
+        page, found = section.subn(partial(_with_list, facts), page)
+        if found != 1:
+            raise ValueError(f"docs/options.md needs one heading, a text and a list for {name}: there are {found}")
+    described = set(re.findall(r"^### ((?:singleton_)?lock_\w+|on_\w+)$", page, re.MULTILINE))
+    if unknown := described - {*of_task, *of_app}:
+        raise ValueError(f"docs/options.md describes options that do not exist: {', '.join(sorted(unknown))}")
+    for name, rows in (("task", _rows_of_tasks(of_task)), ("app", _rows_of_apps(of_app))):
+        block = re.compile(rf"(<!-- made from the code: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        page = block.sub(partial(_with_rows, rows), page)
+    return page
+
+
+def _with_list(facts: Facts, section: re.Match[str]) -> str:
+    return section[1] + facts.listed()
+
+
+def _with_rows(rows: Iterator[str], block: re.Match[str]) -> str:
+    lines = "\n".join(rows)
+    return f"{block[1]}\n{lines}\n\n{block[2]}"
+
+
+def _rows_of_tasks(options: Mapping[str, Facts]) -> Iterator[str]:
+    yield "| task | setting | call | default |\n|---|---|---|---|"
+    for name, facts in options.items():
+        yield f"| [`{name}`](#{name}) | {facts.setting} | {facts.of_call} | {facts.default} |"
+
+
+def _rows_of_apps(settings: Mapping[str, Facts]) -> Iterator[str]:
+    yield "| setting | default |\n|---|---|"
+    for name, facts in settings.items():
+        yield f"| [`{name}`](#{name}) | {facts.default} |"
 
 
 def every_signal() -> str:
@@ -105,48 +149,36 @@ def every_command() -> str:
     )
 
 
-def _task_options() -> Iterator[str]:
-    analyzer = _analyzed(singleton_task.__name__)
-    for name in KEY_ATTRIBUTES:
-        told = [_comment(analyzer, "SingletonTask", name)]
-        if name == "lock_key":
-            told.append("- for one call: `key`, a text")
-        yield _entry(
-            name, [*told, f"- default: {IN_WORDS.get(name, '`None`')}", f"- allowed: {ALLOWED.get(name, 'a text')}"]
+def _task_options() -> Mapping[str, Facts]:
+    of_key = {
+        name: Facts(
+            IN_WORDS.get(name, "`None`"), ALLOWED.get(name, "a text"), of_call="`key`, a text" * (name == "lock_key")
         )
-    for name, option in rules.OPTIONS.items():
-        told = [_comment(analyzer, "SingletonTask", option.attribute), f"- app setting: `{option.setting}`"]
-        if name in rules.CALL_KEYS:
-            told.append(f"- for one call: `{name}`")
-        yield _entry(
-            option.attribute,
-            [*told, f"- default: {_value(option.default)}", f"- allowed: {_allowed(name, option.rule)}"],
+        for name in KEY_ATTRIBUTES
+    }
+    return of_key | {
+        option.attribute: Facts(
+            _value(option.default),
+            _allowed(name, option.rule),
+            f"`{option.setting}`",
+            f"`{name}`" * (name in rules.CALL_KEYS),
         )
+        for name, option in rules.OPTIONS.items()
+    }
 
 
-def _settings(rules: Mapping[str, Any], settings: type) -> Iterator[str]:
-    meanings = dict(re.findall(r"^    (\w+): (.+?)(?=\n    \w|\Z)", _section(settings), re.MULTILINE | re.DOTALL))
-    app = Celery(broker="redis://", set_as_current=False)
-    defaults = settings.from_app(app)  # type: ignore[attr-defined]
-    for setting, rule in rules.items():
+def _settings(settings: type, names: Mapping[str, Any]) -> Mapping[str, Facts]:
+    defaults = settings.from_app(Celery(broker="redis://", set_as_current=False))  # type: ignore[attr-defined]
+
+    def default(setting: str) -> str:
         name = setting.removeprefix("singleton_lock_").removeprefix("beat_")
-        default = IN_WORDS.get(setting) or _value(getattr(defaults, name))
-        told = [
-            MEANINGS.get(setting) or " ".join(meanings[name].split()),
-            f"- default: {default}",
-            f"- allowed: {_allowed(setting, rule)}",
-        ]
-        yield _entry(setting, told)
+        return IN_WORDS.get(setting) or _value(getattr(defaults, name))
+
+    return {setting: Facts(default(setting), _allowed(setting, rule)) for setting, rule in names.items()}
 
 
 def _allowed(name: str, rule: Any) -> str:
     return ALLOWED.get(name) or re.sub(r"'([^']*)'", r'`"\1"`', rule.words)
-
-
-def _entry(name: str, told: list[str]) -> str:
-    first, *others = told
-    sentence = f"{first[:1].upper()}{first[1:]}\n\n" if first else ""
-    return f"### {name}\n\n{sentence}" + "\n".join(others) + "\n"
 
 
 def _value(default: object) -> str:
@@ -186,10 +218,6 @@ def _analyzed(module: str) -> ModuleAnalyzer:
 def _comment(analyzer: ModuleAnalyzer, scope: str, name: str) -> str:
     """What its `#:` comment says."""
     return " ".join(" ".join(analyzer.attr_docs.get((scope, name), [])).split())
-
-
-def _section(of: type) -> str:
-    return inspect.cleandoc(of.__doc__ or "").partition("Attributes:\n")[2]
 
 
 def _prose(of: object) -> str:

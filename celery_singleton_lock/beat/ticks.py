@@ -75,16 +75,16 @@ def now() -> int:
 def tick_of(entry: Any) -> Tick | None:
     """The tick that an entry is due for, which its scheduler has found it to be; None if that was sent already."""
     last, present = micros(entry.last_run_at), now()
-    due = _next(entry, entry.last_run_at)
+    due = next_run(entry, entry.last_run_at)
     if due is not None and due <= last and hasattr(entry.schedule, "clocked_time"):
         return None  # Of django-celery-beat: due once, and for ever after.
     if due is None or not last < due <= present:
         due = present  # A schedule with a mind of its own.
     if start := getattr(getattr(entry, "model", None), "start_time", None):
         due = max(due, micros(start))  # The last run of such an entry is pretended to be long ago.
-    following = _next(entry, moment(due, entry.last_run_at))
+    following = next_run(entry, moment(due, entry.last_run_at))
     if following is None or due < following <= present:
-        following = _next(entry, moment(present, entry.last_run_at))
+        following = next_run(entry, moment(present, entry.last_run_at))
         return Tick(entry.name, last, due, present, following)
     return Tick(entry.name, last, due, due, following)
 
@@ -123,7 +123,7 @@ def moment(time: int, like: datetime) -> datetime:
     return aware.astimezone(like.tzinfo) if like.tzinfo else aware.replace(tzinfo=None)
 
 
-def _next(entry: Any, last: datetime) -> int | None:
+def next_run(entry: Any, last: datetime) -> int | None:
     """When an entry is due that was run at `last`; None where its schedule does not say."""
     schedule = entry.schedule
     try:

@@ -1,13 +1,25 @@
 """`celery -A shop locks …`, for operators; Celery loads it by its entry point.
 
-Begin with `command`, what they have in common, and `held`, a lock as they show it; each command has its module.
+Begin with `command`, what they have in common; each command has its module. `diagnosis.held` is a lock as they show it.
 """
 
 from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import audit, doctor, explain, exporter, free, listing, rehearse, show, stats, timeline
+from celery_singleton_lock.cli import (
+    audit,
+    doctor,
+    explain,
+    exporter,
+    free,
+    listing,
+    rehearse,
+    show,
+    stats,
+    timeline,
+    web,
+)
 
 __all__ = ["locks"]
 
@@ -28,3 +40,4 @@ locks.add_command(audit.audit)
 locks.add_command(explain.explain)
 locks.add_command(doctor.doctor)
 locks.add_command(rehearse.rehearsal)
+locks.add_command(web.web)

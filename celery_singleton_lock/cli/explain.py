@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import arguments, command, target
-from celery_singleton_lock.cli.held import HeldLock
 from celery_singleton_lock.diagnosis.explain import Explanation, differences
 from celery_singleton_lock.diagnosis.explain import explain as explained
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 

@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, selection, target
-from celery_singleton_lock.cli.held import HeldLock, table
 from celery_singleton_lock.cli.selection import Selection
-from celery_singleton_lock.cli.verdict import TO_FREE, Verdict, longest_watch, verdicts
+from celery_singleton_lock.cli.table import table
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.orphans import Standing, search
+from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, verdicts
 from celery_singleton_lock.runtime import Runtime
 
 #: Seconds that workers get for each answer, when they are asked for messages.
@@ -122,7 +123,7 @@ def _free(
         if as_json:
             command.say_json({**lock.fields(), "freed": is_free, "why": why})
         else:
-            command.say(f"{'freed' if is_free else 'left '}  {lock.cells()[0]}  {lock.holder_in_words()}: {why}")
+            command.say(f"{'freed' if is_free else 'left '}  {lock.lock_in_words()}  {lock.holder_in_words()}: {why}")
     return 1 if left else 0
 
 

@@ -11,8 +11,8 @@ import click
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.cli import command, selection
-from celery_singleton_lock.cli.held import table
 from celery_singleton_lock.cli.selection import Selection
+from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.runtime import Runtime
 

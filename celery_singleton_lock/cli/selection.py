@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command
-from celery_singleton_lock.cli.held import HeldLock, in_order
+from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.keys.key import shown_name
 from celery_singleton_lock.runtime import Runtime
 

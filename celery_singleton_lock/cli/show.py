@@ -9,7 +9,7 @@ import click
 
 from celery_singleton_lock import process_identity
 from celery_singleton_lock.cli import command, target
-from celery_singleton_lock.cli.held import HeldLock, duration
+from celery_singleton_lock.diagnosis.held import HeldLock, duration
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState

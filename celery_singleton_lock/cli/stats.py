@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +10,6 @@ import click
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys.key import name_in
-
-_DIVIDED = tuple(counter.name for counter in metrics.COUNTERS if counter.label)
-_PLAIN = tuple(counter.name for counter in metrics.COUNTERS if not counter.label)
 
 
 @command.locks_command()
@@ -26,29 +22,12 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
     with command.runtime_of(ctx) as runtime:
         journal = runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal)
         counts, refused = metrics.read(journal.counts()), journal.refused()
-    by_task: defaultdict[str, dict[metrics.Count, int]] = defaultdict(dict)
-    for count, value in sorted(counts.items()):
-        by_task[count.task][count] = value
-    for task in sorted(by_task):
-        fields = _fields(task, by_task[task])
+    for fields in metrics.by_task(counts):
         command.say_json(fields) if as_json else command.say(_in_words(**fields))
     for key, in_a_row in sorted(refused.items(), key=lambda item: -item[1]):
         found = {"key": key, "name": name_in(key), "refused_in_a_row": in_a_row}
         text = f"{name_in(key)}  refused {in_a_row} times since a run under this key ended  [{key}]"
         command.say_json(found) if as_json else command.say(text)
-
-
-def _fields(task: str, counts: Mapping[metrics.Count, int]) -> dict[str, Any]:
-    """The counts of one task: numbers, or numbers by label; `waited` and `held` are seconds altogether."""
-    divided: dict[str, dict[str, int]] = {name: {} for name in _DIVIDED}
-    plain = dict.fromkeys(_PLAIN, 0)
-    for count, value in counts.items():
-        if count.name in divided:
-            divided[count.name][count.label] = value
-        elif count.name in plain:
-            plain[count.name] = value
-    waited, held = (metrics.sum_of(it, task, counts) for it in (metrics.WAITED, metrics.HELD))
-    return {"task": task, **divided, **plain, "waited": waited, "held": held}
 
 
 def _in_words(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> str:
@@ -57,7 +36,7 @@ def _in_words(task: str, runs: Mapping[str, int], waited: float, held: float, **
     if ran:
         parts.append(f"held {held / ran:.3g} s, waited {waited / ran:.3g} s each")
     for name, count in others.items():
-        if count and name in _DIVIDED:
+        if count and name in metrics.DIVIDED:
             parts.append(f"{name.replace('_', ' ')} {sum(count.values())}{_divided(count)}")
         elif count:
             parts.append(f"{name} {count}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import Counter as Counted
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.journal_entry import LOST, REFUSALS, SUPERSEDED, Entry
@@ -62,6 +63,10 @@ COUNTERS = (
 WAITED = Histogram.of("waited", (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300), "Seconds until an execution had its lock.")
 HELD = Histogram.of("held", (0.01, 0.1, 0.5, 1, 5, 30, 120, 600, 3600, 14400), "Seconds for which a lock was held.")
 HISTOGRAMS = (WAITED, HELD)
+
+#: The names of counters that are divided by a label, and of those that are not.
+DIVIDED = tuple(counter.name for counter in COUNTERS if counter.label)
+PLAIN = tuple(counter.name for counter in COUNTERS if not counter.label)
 
 
 class Count(NamedTuple):
@@ -133,6 +138,23 @@ def read(counts: Mapping[str, int]) -> dict[Count, int]:
             # What others wrote may look the same as something else when it is clean.
             found[Count(*map(cleaned.text, parts))] += value
     return dict(found)
+
+
+def by_task(counts: Mapping[Count, int]) -> Iterator[dict[str, Any]]:
+    """The counts of each task: numbers, or numbers by label; `waited` and `held` are seconds altogether."""
+    tasks: defaultdict[str, dict[Count, int]] = defaultdict(dict)
+    for count, value in sorted(counts.items()):
+        tasks[count.task][count] = value
+    for task, its in sorted(tasks.items()):
+        divided: dict[str, dict[str, int]] = {name: {} for name in DIVIDED}
+        plain = dict.fromkeys(PLAIN, 0)
+        for count, value in its.items():
+            if count.name in divided:
+                divided[count.name][count.label] = value
+            elif count.name in plain:
+                plain[count.name] = value
+        waited, held = (sum_of(histogram, task, its) for histogram in (WAITED, HELD))
+        yield {"task": task, **divided, **plain, "waited": waited, "held": held}
 
 
 def buckets(histogram: Histogram, task: str, counts: Mapping[Count, int]) -> list[tuple[str, int]]:

@@ -116,7 +116,7 @@ def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str
 
 
 def _bars(entry: Entry, window: Window) -> Iterator[str]:
-    title = escape(_in_words(entry))
+    title = escape(in_words(entry))
     left, right = window.share(entry.began), window.share(entry.ended)
     if entry.kind != "run":
         sign, kind = _SIGNS.get(entry.kind, "\u00d7"), "free" if entry.kind == "free" else "copy"
@@ -130,7 +130,7 @@ def _bars(entry: Entry, window: Window) -> Iterator[str]:
     yield f'<i class="{outcome}" style="left:{100 * left:.3f}%;width:{100 * (right - left):.3f}%" title="{title}"></i>'
 
 
-def _in_words(entry: Entry) -> str:
+def in_words(entry: Entry) -> str:
     holder = f", held by {entry.holder} on {entry.holder_node}" if entry.holder else ""
     waited = f", waited {entry.waited:.2f} s" if entry.waited >= 0.005 else ""
     seconds = f" for {entry.ended - entry.began:.2f} s" if entry.kind == "run" else ""

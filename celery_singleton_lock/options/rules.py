@@ -121,7 +121,7 @@ def one_of(*names: str) -> Rule:
 
 def _seconds_to(most: float, *, least: float = 0.0) -> Rule:
     return Rule(
-        lambda value: is_seconds(value) and least <= value <= most, f"a number of seconds from {least:g} to {most:g}"
+        lambda value: is_seconds(value) and least <= value <= most, f"a number of seconds from {least:g} to {most:.15g}"
     )
 
 

@@ -40,6 +40,9 @@ class Ledger(Protocol):
         anew, but a claim for what was sent of it is refused for `MEMORY`.
         """
 
+    def lasts(self) -> dict[str, int]:
+        """The last run of each entry of which something is known; for people, and changes nothing."""
+
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         """Ask to send the tick of each entry that follows its last run; which of them are refused.
 

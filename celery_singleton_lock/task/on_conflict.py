@@ -137,6 +137,8 @@ def _shares_id(task: TaskLike, conflict: LockConflict) -> bool:
 def _record(task: TaskLike, error: Exception, state: str, *, task_id: str | None = None) -> None:
     """Give the execution a final state, under an id of its own or another, and so the rest of its chain, and its part
     in a chord.
+
+    Celery ends the rest of a chain only where it stores a result for this step, so it does where that is to be ignored.
     """
     request = task.request
     if request.id is None:
@@ -145,7 +147,7 @@ def _record(task: TaskLike, error: Exception, state: str, *, task_id: str | None
         task_id or request.id,
         error,
         request=request,
-        store_result=not ignores_result(task, request),
+        store_result=bool(request.chain) or not ignores_result(task, request),
         call_errbacks=state == states.FAILURE,
         state=state,
     )

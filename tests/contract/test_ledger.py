@@ -53,6 +53,14 @@ def align(ledger: Ledger, **lasts: int) -> dict[str, int]:
     return ledger.align(lasts, ceiling=CEILING)
 
 
+def test_last_runs_are_shown_and_not_changed(ledger: Ledger) -> None:
+    assert ledger.lasts() == {}
+    align(ledger, x=10, y=20)
+    record(ledger, "x", 15)
+    assert ledger.lasts() == {"x": 15, "y": 20}
+    assert ledger.lasts() == {"x": 15, "y": 20}
+
+
 def test_what_is_not_known_is_what_the_first_says(ledger: Ledger) -> None:
     assert align(ledger, x=10, y=20) == {"x": 10, "y": 20}
     assert align(ledger, x=99, y=1) == {"x": 10, "y": 20}

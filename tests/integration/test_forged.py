@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_singleton_lock import SingletonTask, cleaned
-from celery_singleton_lock.cli.held import HeldLock
+from celery_singleton_lock.cli.table import cells
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.finding import judged
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.workers import RULES, WorkerContext
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts as metrics
@@ -241,7 +242,7 @@ class TestRedis:
             assert key in [name for name, _ in found]
             for name, held in found:
                 lock = HeldLock.of(name, held)
-                assert all(cleaned.printable(cell).isprintable() for cell in lock.cells())
+                assert all(cleaned.printable(cell).isprintable() for cell in cells(lock))
                 json.dumps(lock.fields(), allow_nan=False)
             if not any(part.startswith("run") and kind != "string" for part, kind, _ in written):
                 store.inspect(strange)

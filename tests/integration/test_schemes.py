@@ -27,7 +27,7 @@ def test_holder_dies_between_two_commands(own_redis: RedisServer, name: str, fou
 
 @pytest.mark.parametrize(
     ("name", "found"), [("SET NX PX + DEL", "deletes the other's"), ("SET NX PX + Lua", "leaves it alone"),
-                        ("ours", "leaves it alone")],
+                        ("`Lock`", "leaves it alone")],
 )  # fmt: skip
 def test_late_holder_frees(own_redis: RedisServer, name: str, found: str) -> None:
     assert race.paused_holder(course(name, own_redis))["its release then"] == found
@@ -36,4 +36,4 @@ def test_late_holder_frees(own_redis: RedisServer, name: str, found: str) -> Non
 def test_ours_is_kept_by_who_works_on(own_redis: RedisServer) -> None:
     assert race.long_work(course("SET NX PX + Lua", own_redis)) == "second holder in"
     own_redis.flush()
-    assert race.long_work(course("ours", own_redis)) == "kept"
+    assert race.long_work(course("`Lock`", own_redis)) == "kept"

@@ -108,7 +108,7 @@ class Worker(Process):
         arguments: tuple[str, ...] = (),
     ) -> None:
         self._events = environment["TEST_EVENTS"]
-        self._conf = json.loads(environment["TEST_CONF"])
+        self._conf = environment.get("TEST_CONF")
         self._hears_later = pool in ("gevent", "eventlet")
         command = ["worker", "-n", f"{name}@test", "-P", pool, "-c", str(concurrency)]
         command += ["--without-mingle", "--without-gossip", *arguments]
@@ -130,7 +130,7 @@ class Worker(Process):
     def _wait_until_it_hears(self) -> None:
         """Greenlets listen to remote control in one of their own, which begins when the worker is ready."""
         app = Celery(set_as_current=False)
-        app.conf.update(self._conf)
+        app.conf.update(json.loads(self._conf or "{}"))
         until(lambda: app.control.inspect([self.name], limit=1).ping())
 
 

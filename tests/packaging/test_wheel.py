@@ -96,7 +96,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> N
         "entry_points.txt",
         "licenses/LICENSE",
     }
-    assert {Path(name).suffix for name in names - about} == {".html", ".lua", ".py", ".typed"}
+    assert {Path(name).suffix for name in names - about} == {".css", ".html", ".js", ".lua", ".py", ".typed"}
 
 
 def test_sdist_holds_what_is_under_version_control(built: tuple[Path, Path]) -> None:
@@ -132,7 +132,7 @@ def test_every_module_that_needs_no_extra_can_be_imported(installed: Path, tmp_p
     modules = [
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in sorted(sources() - {PLUGIN})
-        if name.endswith(".py") and "/contrib/" not in name and "/store_contract/" not in name
+        if name.endswith(".py") and not any(f"/{room}/" in name for room in ("contrib", "store_contract", "web"))
     ]
     modules.append(f"{PACKAGE}.contrib.fencing.redis")
     code = f"import {', '.join(modules)}; print({PACKAGE}.__file__)"

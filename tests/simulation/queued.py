@@ -244,7 +244,7 @@ class Queued:
         self.world.sent[call.message.number] = (task_id, call.message)
         if header is None or (header[0], header[1]) != (task_id, headers.get("task")):
             return
-        _, task, key, owner, seconds, _, scope = header
+        _, task, key, owner, seconds, _, scope, *_ = header
         claim = self.claims.get(owner[:28])
         if claim is None:
             claim = Claim(task_id, task, f"{key}:run", owner[:28], seconds, scope, list(header), process, self.run.now)

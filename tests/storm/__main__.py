@@ -20,7 +20,7 @@ WAYS = {
     "celery-singleton-expiry": "celery-singleton, `lock_expiry`",
     "celery-once": "celery-once",
     "celery-heimdall": "celery-heimdall",
-    "ours": "ours",
+    "this": "`SingletonTask`",
 }
 
 

@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from celery_singleton_lock import cli, clock
 from celery_singleton_lock.cli import arguments
 from celery_singleton_lock.cli.explain import _holder
-from celery_singleton_lock.cli.held import HeldLock, duration, in_order, table
 from celery_singleton_lock.cli.selection import Selection
+from celery_singleton_lock.cli.table import cells, table
+from celery_singleton_lock.diagnosis.held import HeldLock, duration, in_order
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
@@ -49,7 +50,7 @@ def test_holder_is_told_in_short_and_in_words() -> None:
 def test_lock_of_a_message_is_told_as_queued() -> None:
     running = lock(pid=0, node="web")
     queued = replace(running, key=key_of_queue(running.key))
-    assert queued.cells()[:2] == (running.key, "some-task (queued)")
+    assert cells(queued)[:2] == (running.key, "some-task (queued)")
     assert queued.holder_in_words() == "message of task some-task (queued), sent from web 100 s ago"
     assert queued.end_in_words() == "expires in 20 s at the latest"
     fields = queued.fields()
@@ -57,12 +58,12 @@ def test_lock_of_a_message_is_told_as_queued() -> None:
     by_time = lock(pid=0, ttl=3600.0)
     assert replace(by_time, key=queued.key).scope == "until_expired"
     foreign = HeldLock.of(queued.key, Held(None, "hello", 20.0))
-    assert foreign.cells()[:2] == (queued.key, "unknown"), "it is to be deleted by its name"
+    assert cells(foreign)[:2] == (queued.key, "unknown"), "it is to be deleted by its name"
 
 
 def test_value_of_a_stranger_is_shown_as_unknown() -> None:
     foreign = HeldLock.of("unit:some:thing", Held(None, "hello", float("inf"), slot=0))
-    assert foreign.cells() == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0", "")
+    assert cells(foreign) == ("unit:some:thing", "unknown", "-", "-", "-", "never", "0", "")
     assert (foreign.expires_in, foreign.ttl, foreign.scope) == (None, None, None)
 
 

@@ -107,7 +107,17 @@ def test_reference_is_made_from_the_code() -> None:
     pytest.importorskip("sphinx", reason="the group docs is not installed")
     generate = importlib.import_module("docs.generate")
     for page, text in generate.pages().items():
-        assert (ROOT / "docs" / "reference" / page).read_text() == text, "run: python -m docs.generate"
+        assert (ROOT / "docs" / page).read_text() == text, "run: python -m docs.generate"
+
+
+def test_page_of_options_misses_none_and_invents_none() -> None:
+    pytest.importorskip("sphinx", reason="the group docs is not installed")
+    with_facts = importlib.import_module("docs.generate").with_facts
+    page = (ROOT / "docs" / "options.md").read_text()
+    with pytest.raises(ValueError, match="one heading, a text and a list for lock_wait: there are 0"):
+        with_facts(page.replace("### lock_wait", "### Waiting"))
+    with pytest.raises(ValueError, match="options that do not exist: lock_hurry"):
+        with_facts(f"{page}\n### lock_hurry\n\nHurry.\n")
 
 
 def test_house_is_drawn_from_the_code() -> None:
@@ -135,16 +145,16 @@ def test_readme_code_runs_as_it_stands() -> None:
 def test_docs_list_every_option_and_default() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     for name, option in OPTIONS.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{option.attribute}` |")]
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| [`{option.attribute}`](#")]
         assert f"`{option.setting}`" in row
         assert name not in CALL_KEYS or f"`{name}`" in row
         default = option.default
-        quoted = f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
+        quoted = f'"{default}"' if isinstance(default, str) else f"{default}"
         shown = f"{default:g}" if isinstance(default, float) else quoted
-        assert f"| {shown} |" in row
+        assert f"| `{shown}` |" in row
     for setting in (*LOCK_SETTINGS, *BEAT_SETTINGS):
-        assert f"| `{setting}` |" in page
-    assert f"({MIN_TTL:g} to {MAX_TTL:g})" in page
+        assert f"| [`{setting}`](#{setting}) |" in page
+    assert f"- allowed: a number of seconds from {MIN_TTL:g} to {MAX_TTL:g}" in page
 
 
 def test_lifecycle_names_tests_that_exist() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 #: Of these a program that sends tasks needs none before it sends one.
-HEAVY = ("redis", "opentelemetry", "prometheus_client", "sqlalchemy", "pytest", "rich")
+HEAVY = ("redis", "opentelemetry", "prometheus_client", "sqlalchemy", "pytest", "rich", "starlette", "jinja2")
 
 
 def test_import_brings_no_heavy_library() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import clock, process_identity
-from celery_singleton_lock.cli.held import HeldLock
-from celery_singleton_lock.cli.verdict import Verdict, judge, longest_watch, verdicts
+from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.diagnosis.verdict import Verdict, judge, longest_watch, verdicts
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation

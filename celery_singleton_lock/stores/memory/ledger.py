@@ -30,6 +30,10 @@ class MemoryLedger:
             self._lasts = {entry: last for entry, last in found.items() if last}
             return found
 
+    def lasts(self) -> dict[str, int]:
+        with self._mutex.lock:
+            return dict(self._lasts)
+
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         with self._mutex.lock:
             refused, now = {}, clock.now()

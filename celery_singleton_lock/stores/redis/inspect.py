@@ -73,10 +73,11 @@ def inspect(server: Endpoint, everywhere: Sequence[Endpoint], key: str) -> KeySt
     )
 
 
-def entries(server: Endpoint, key: str) -> Iterator[bytes]:
-    """What a ledger knows of; some perhaps more than once."""
+def entries(server: Endpoint, key: str) -> Iterator[tuple[bytes, int]]:
+    """The entries that a ledger knows of, and their last runs (0 for what is no number); some perhaps twice."""
     for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
-        yield from pairs[::2]
+        for entry, last in zip(pairs[::2], pairs[1::2], strict=True):
+            yield entry, cleaned.whole(last) or 0
 
 
 def scanned(server: Endpoint, *command: object, match: str = "*") -> Iterator[list[bytes]]:

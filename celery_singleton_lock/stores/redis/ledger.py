@@ -47,7 +47,7 @@ class RedisLedger:
     Args:
         key: what its keys begin with.
         ask: runs a script: its answer, or those of a majority at least.
-        known: the entries that it knows of.
+        known: the entries that it knows of, each with its last run as one of the nodes has it.
         quorum: of how many nodes the answers decide.
     """
 
@@ -55,7 +55,7 @@ class RedisLedger:
         self,
         key: str,
         ask: Callable[[Call], Sequence[Any]],
-        known: Callable[[], Iterable[bytes]],
+        known: Callable[[], Iterable[tuple[bytes, int]]],
         *,
         quorum: int = 1,
     ) -> None:
@@ -74,6 +74,13 @@ class RedisLedger:
             known = self._aligned(dict.fromkeys(lasts, 0), ceiling)
             lasts = {entry: known[entry] or last for entry, last in lasts.items()}
         return self._aligned(lasts, ceiling)
+
+    def lasts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, last in self._known():
+            entry = name.decode(errors="replace")
+            found[entry] = max(last, found.get(entry, 0))
+        return found
 
     def claim(self, lasts: Mapping[str, int], owner: str, *, ttl: float, ceiling: int) -> dict[str, Refused]:
         refused: dict[str, Refused] = {}
@@ -126,7 +133,7 @@ class RedisLedger:
         return {found.decode(errors="replace") for found in self._ask(call)}
 
     def _forget_all_but(self, lasts: Mapping[str, int]) -> None:
-        for gone in batches(sorted({*self._known()} - {entry.encode() for entry in lasts})):
+        for gone in batches(sorted({entry for entry, _ in self._known()} - {entry.encode() for entry in lasts})):
             names = (entry.decode(errors="replace") for entry in gone)
             self._ask(Call(FORGET, [self._runs, *keyspace.gone_keys(self._key, names)], [ms(MEMORY), *gone]))
 

@@ -244,7 +244,7 @@ class RedisStore:
         def ask(call: Call) -> list[Any]:
             return [self._patiently(lambda: self._servers.run(call))]
 
-        def known() -> list[bytes]:
+        def known() -> list[tuple[bytes, int]]:
             return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
 
         return RedisLedger(key, ask, known)

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_singleton_lock import SingletonTask, cli, clock
-from celery_singleton_lock.cli import verdict
 from celery_singleton_lock.contrib.prometheus import LockCollector
+from celery_singleton_lock.diagnosis import verdict
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_beat

@@ -22,7 +22,7 @@ MUTANTS = (
     ),
     _queued(
         "the lock is not freed as the message ends",
-        old="        elif self._lock.ends_at_end:\n            self._free()\n",
+        old="        elif self.lock.ends_at_end:\n            self._free()\n",
         new="",
         breaks="it ends with its message",
     ),
@@ -117,8 +117,8 @@ MUTANTS = (
     ),
     _sending(
         "a part of a canvas is not sent",
-        old="            if not (before.is_one or _is_part(named)):\n",
-        new="            if not before.is_one:\n",
+        old="        if _is_part(named):\n            return self._send_following(named, publish)\n",
+        new="",
         breaks="what something follows on is sent",
     ),
     _sending(

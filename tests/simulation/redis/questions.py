@@ -167,7 +167,7 @@ def _first_call(use: Callable[[], object]) -> Call:
 
 
 def _of_ledger(use: Callable[[RedisLedger], object], known: Sequence[str] = ()) -> Call:
-    ledger = RedisLedger(BEAT, _ask, lambda: [entry.encode() for entry in known])
+    ledger = RedisLedger(BEAT, _ask, lambda: [(entry.encode(), 0) for entry in known])
     return _first_call(lambda: use(ledger))
 
 

@@ -187,7 +187,7 @@ class RedlockStore:
         """Nobody waits but in its slot, and who does looks by itself."""
 
     def ledger(self, key: str) -> RedisLedger:
-        def known() -> list[bytes]:
+        def known() -> list[tuple[bytes, int]]:
             return [entry for found in self._nodes.read(lambda it: [*inspect.entries(it, key)]) for entry in found]
 
         return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)

@@ -1,23 +1,19 @@
-"""A lock that is held, as the commands show it: to people, and with `--json` to programs."""
+"""A lock that is held, as it is shown: to people, and to programs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.cli import command
+from celery_singleton_lock import clock
 from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import is_of_queue, name_in, without_queue
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task.queue_lock import is_by_time
-
-#: What the columns of a table are called.
-COLUMNS = ("KEY", "HOLDER", "NODE", "PID", "HELD FOR", "EXPIRES IN", "WAITERS", "LABEL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +90,6 @@ class HeldLock:
             "scope": self.scope,
         }
 
-    def cells(self) -> tuple[str, ...]:
-        """For people, in the `COLUMNS` of `table`."""
-        return (
-            self.lock_in_words(),
-            self.holder_in_short(),
-            self.holder.node or "-",
-            str(self.holder.pid or "-"),
-            "-" if self.held_for is None else duration(self.held_for),
-            "never" if self.expires_in is None else duration(self.expires_in),
-            str(self.held.waiters),
-            self.holder.label,
-        )
-
     def lock_in_words(self) -> str:
         """Its key, and the slot of a semaphore."""
         return (without_queue(self.key) if self.is_queued else self.key) + (f" slot {self.slot}" if self.slot else "")
@@ -153,15 +136,6 @@ def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
     """Sorted by what they are of; each once, though a search may find one twice."""
     once = {(lock.name, lock.key, lock.slot): lock for lock in locks}
     return [once[place] for place in sorted(once)]
-
-
-def table(locks: Sequence[HeldLock], width: float = math.inf) -> str:
-    """For people: plain text in columns, as other programs of a shell print it; in lines, where that is too wide."""
-    rows: list[Sequence[str]] = [COLUMNS, *([cleaned.line(cell) for cell in lock.cells()] for lock in locks)]
-    lines = ["  ".join(row).rstrip() for row in command.aligned(rows)]
-    if max(map(len, lines)) > width:
-        lines = [line for lock in locks for line in (cleaned.line(lock.title()), f"  {cleaned.line(lock.in_words())}")]
-    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from celery_singleton_lock import clock, process_identity
-from celery_singleton_lock.cli.held import HeldLock
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.trust import GIVE_UP_BEFORE, GRACE_SHARE, STEP_SHARE, STRIKE_SHARE

@@ -1,0 +1,16 @@
+"""The live page: what is held, by whom, who waits, what was refused and why; `celery -A shop locks web`.
+
+Begin with `app`, an ASGI app. `watch` looks at the locks, once for everybody; `pages` says what each page shows of
+that, and `django` shows the same in Django's admin.
+"""
+
+from __future__ import annotations
+
+try:
+    from celery_singleton_lock.web.app import app_of
+except ImportError as error:
+    if (error.name or "").partition(".")[0] == "celery_singleton_lock":
+        raise
+    raise ImportError(f"{error.name} is not installed: pip install 'celery-singleton-lock[web]'") from error
+
+__all__ = ["app_of"]

@@ -1,0 +1,154 @@
+"""The timeline as lanes of bars, in the coordinates of a picture that a script can move.
+
+A bar has its place in time, not in the window: what moves is the window. So a lane stays as it is until something
+happens in it, and only then it has to be sent again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from celery_singleton_lock.journal.timeline import RUNNING, Window, in_words, running
+from celery_singleton_lock.journal_entry import REFUSALS, Entry
+from celery_singleton_lock.keys.key import name_in
+from celery_singleton_lock.web.snapshot import Snapshot
+
+#: Units of a row's height.
+HEIGHT = 10
+
+#: Seconds after which coordinates begin anew: a browser counts them in single precision.
+ERA = 3600.0
+
+#: Rows of a lane at most, for locks that many may hold.
+MOST_ROWS = 8
+
+#: Bars and marks of a lane at most: the last ones.
+MOST_BARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A run, or the wait before it; `kind` is its class in the style sheet."""
+
+    kind: str
+    x: float
+    width: float
+    row: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A copy that did not run."""
+
+    kind: str
+    x: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What happened under one key."""
+
+    key: str
+    name: str
+    label: str
+    bars: Sequence[Bar]
+    marks: Sequence[Mark]
+    rows: int
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The window, in the picture's coordinates: seconds since `origin`."""
+
+    origin: float
+    since: float
+    span: float
+
+
+def axis(now: float, minutes: float) -> Axis:
+    origin = now // ERA * ERA
+    return Axis(origin, round(now - minutes * 60 - origin, 1), minutes * 60)
+
+
+def lanes(snapshot: Snapshot, minutes: float) -> list[Lane]:
+    """A lane of each key under which something happened in the last minutes, the latest first."""
+    window = Window(snapshot.now - minutes * 60, snapshot.now)
+    by_key: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in snapshot.entries:
+        if entry.ended >= window.since:
+            by_key[entry.key].append(entry)
+    for lock in snapshot.locks:
+        run = None if lock.is_queued else running(lock.key, lock.held, window.until)
+        if run is not None:
+            by_key[lock.key].append(run)
+    origin = axis(snapshot.now, minutes).origin
+    found = [(max(it.began for it in entries), key) for key, entries in by_key.items()]
+    return [_lane(key, by_key[key], origin) for _, key in sorted(found, reverse=True)]
+
+
+def _lane(key: str, entries: list[Entry], origin: float) -> Lane:
+    entries = sorted(entries, key=lambda it: it.began)[-MOST_BARS:]
+    runs = [entry for entry in entries if entry.kind == "run"]
+    others = [entry for entry in entries if entry.kind != "run"]
+    rows = _rows(runs)
+    bars = [bar for run, row in zip(runs, rows, strict=True) for bar in _bars(run, row, origin)]
+    marks = [Mark(_kind(it), round(it.began - origin, 2), in_words(it)) for it in others]
+    label = next((it.label for it in reversed(entries) if it.label), short(key))
+    return Lane(key, name_in(key), label, bars, marks, max(rows, default=0) + 1, _summary(runs, others))
+
+
+def short(key: str) -> str:
+    """The beginning of a key's digest, where there is no label."""
+    return key.rpartition(":")[2].rstrip("}")[:12] or key[:12]
+
+
+def _rows(runs: Sequence[Entry]) -> list[int]:
+    """The row of each run, so that runs at the same time are beside each other."""
+    free_at: list[float] = []
+    rows = []
+    for run in runs:
+        row = next((row for row, free in enumerate(free_at) if free <= run.began), len(free_at))
+        if row == len(free_at) and row < MOST_ROWS:
+            free_at.append(0.0)
+        row = min(row, MOST_ROWS - 1)
+        free_at[row] = float("inf") if run.outcome == RUNNING else run.ended
+        rows.append(row)
+    return rows
+
+
+def _bars(run: Entry, row: int, origin: float) -> Iterator[Bar]:
+    x = round(run.began - origin, 2)
+    if run.outcome == RUNNING:
+        # As long as it runs it goes beyond the picture's edge, which is now. Its words would change with each look.
+        yield Bar("now", x, 10 * ERA, row, f"{run.task or 'held'}[{run.task_id or '-'}] on {run.node}: {RUNNING}")
+        return
+    title = in_words(run)
+    if run.waited >= 0.05:
+        yield Bar("wait", round(x - run.waited, 2), round(run.waited, 2), row, title)
+    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost"}.get(run.outcome, "failed")
+    yield Bar(kind, x, round(run.ended - run.began, 2), row, title)
+
+
+def _kind(entry: Entry) -> str:
+    if entry.kind == "free":
+        return "freed"
+    return "refused" if entry.kind in REFUSALS else "copy"
+
+
+def _summary(runs: Iterable[Entry], others: Iterable[Entry]) -> str:
+    """For people who do not see the picture."""
+    runs, kinds = [*runs], [_kind(it) for it in others]
+    now = sum(run.outcome == RUNNING for run in runs)
+    counts = (
+        (now, "running now"),
+        (len(runs) - now, "run" if len(runs) - now == 1 else "runs"),
+        (kinds.count("refused"), "refused"),
+        (kinds.count("copy"), "copies or retries"),
+        (kinds.count("freed"), "freed for a dead process"),
+    )
+    return ", ".join(f"{count} {what}" for count, what in counts if count)

@@ -1,0 +1,90 @@
+"""Pages and their rows as HTML; every value that comes from elsewhere is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+from markupsafe import Markup
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.diagnosis.held import duration
+from celery_singleton_lock.web.chart import HEIGHT, short
+
+#: Addresses below which one app is mounted, for which a renderer is kept.
+MOST_BASES = 8
+
+
+class Renderers:
+    """Renderers that were made once: templates take their time to be read."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, bool], Renderer] = {}
+
+    def at(self, base: str, *, moving: bool = False) -> Renderer:
+        """For pages below an address, see `Renderer`."""
+        found = self._made.get((base, moving))
+        if found is None:
+            if len(self._made) >= MOST_BASES:
+                self._made.clear()
+            found = self._made[base, moving] = Renderer(base, moving=moving)
+        return found
+
+
+class Renderer:
+    """Makes HTML.
+
+    Args:
+        base: the address below which the pages are; without a slash at its end.
+        moving: leave out of rows what a script fills in, so that they are the same until something happens.
+    """
+
+    def __init__(self, base: str, *, moving: bool = False) -> None:
+        self._base = base
+        self._environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("celery_singleton_lock.web"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals.update(
+            address=self.address,
+            duration=duration,
+            moment=moment,
+            seconds=seconds,
+            short=short,
+            HEIGHT=HEIGHT,
+            moving=moving,
+        )
+
+    def address(self, page: str, /, **query: object) -> str:
+        """Of a page; what is None is left out."""
+        asked = {name: value for name, value in query.items() if value is not None and value != ""}
+        return f"{self._base}/{page}" + (f"?{urlencode(asked)}" if asked else "")
+
+    def row(self, kind: str, **values: Any) -> Markup:
+        """A row of a table."""
+        macro = getattr(self._environment.get_template("rows.html").module, kind)
+        made: Markup = macro(**values)
+        return made
+
+    def page(self, template: str, context: Mapping[str, Any]) -> str:
+        return self._environment.get_template(template).render(context)
+
+
+def moment(at: float) -> str:
+    """A point in time, UTC, in ISO 8601 but for a space."""
+    try:
+        shown = datetime.fromtimestamp(min(max(at, 0.0), cleaned.MAX_SECONDS), tz=timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    return shown.isoformat(sep=" ", timespec="seconds")[:19]
+
+
+def seconds(value: float) -> str:
+    """A short time."""
+    return f"{value:.3g} s" if value < 100 else duration(value)

@@ -1,0 +1,68 @@
+"""What beat sends next, as far as the app's settings and the lock server say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.beat import ScheduleEntry
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.beat.ticks import next_run
+from celery_singleton_lock.web.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An entry of beat's schedule.
+
+    Attributes:
+        name: of the entry.
+        task: that it sends; '' where it is not in the app's settings, but in a database, or was removed.
+        schedule: in words.
+        last: its last run, in seconds since the epoch, for a new entry when beat first saw it; None where nobody
+            has recorded that.
+        next: when it is due next; None where that is not known.
+        refused: its ticks that were refused.
+    """
+
+    name: str
+    task: str
+    schedule: str
+    last: float | None
+    next: float | None
+    refused: int
+
+
+def planned(app: Any, snapshot: Snapshot) -> list[Planned]:
+    """The entries of the schedule, those that are due soonest first."""
+    conf = app.conf.beat_schedule
+    known: dict[str, Any] = {}
+    if isinstance(conf, Mapping):
+        known = {cleaned.text(name): entry for name, entry in conf.items() if isinstance(entry, Mapping)}
+    refused: Counter[str] = Counter()
+    for count, value in snapshot.counts.items():
+        if count.name == "refused_ticks":
+            refused[count.label] += value
+    names = sorted({*known, *snapshot.lasts})
+    entries = [_planned(app, name, known.get(name), snapshot, refused[name]) for name in names]
+    return sorted(entries, key=lambda entry: (entry.next is None, entry.next or 0.0, entry.name))
+
+
+def _planned(app: Any, name: str, entry: Any, snapshot: Snapshot, refused: int) -> Planned:
+    micros = snapshot.lasts.get(name, 0)
+    last = micros / 1_000_000 if 0 < micros < cleaned.MAX_SECONDS * 1_000_000 else None
+    if entry is None:
+        return Planned(name, "", "", last, None, refused)
+    shown, following = entry.get("schedule"), None
+    try:
+        at = datetime.fromtimestamp(last or snapshot.now, tz=timezone.utc)
+        made = ScheduleEntry(name=name, app=app, last_run_at=at, **entry)
+        shown, following = made.schedule, next_run(made, at)
+    except Exception:  # noqa: BLE001, S110 - whatever the settings have, and schedules are users' code as well
+        pass
+    next_at = None if following is None else following / 1_000_000
+    return Planned(name, cleaned.text(entry.get("task", "")), cleaned.text(str(shown)), last, next_at, refused)

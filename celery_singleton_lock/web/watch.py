@@ -1,0 +1,89 @@
+"""Looks at the locks of an app for all that ask: one look at a time, which counts for a moment."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock.diagnosis.held import HeldLock, in_order
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.journal import counts as metrics
+from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.keys.key import key_of_beat
+from celery_singleton_lock.mutex import Mutex
+from celery_singleton_lock.options.beat import BeatSettings
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.web.snapshot import Snapshot
+
+#: Seconds for which a look counts.
+FRESH = 1.0
+
+#: Entries of the journal that are kept here at most.
+MOST_ENTRIES = 20_000
+
+#: Seconds of the journal that are read once more with each look. Entries are found by the server's clock, and this
+#: host's may be ahead of it.
+AGAIN = 60.0
+
+
+class Watch:
+    """Looks at the locks of one app.
+
+    Args:
+        app: Celery's.
+
+    Raises:
+        InvalidOption: a setting is wrong.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.runtime = Runtime.of(app)
+        self.beat = BeatSettings.from_app(app)
+        self._mutex = Mutex()
+        self._latest = Snapshot(self.runtime.settings.prefix)
+        self._asked_at = float("-inf")
+        self._read_at = 0.0
+        self._entries: deque[Entry] = deque(maxlen=min(self.runtime.settings.journal, MOST_ENTRIES))
+        self._recent: set[Entry] = set()
+
+    @property
+    def about(self) -> str:
+        """Whose locks these are, and where."""
+        return f"{self.app.main or 'the app'} on {self.runtime.settings.backend.masked}"
+
+    @property
+    def beat_key(self) -> str:
+        """The key of the lock that beat's leader holds."""
+        return key_of_beat(self.runtime.settings.prefix, self.beat.name)
+
+    def look(self, *, fresh: float = FRESH) -> Snapshot:
+        """What there is now, or was less than `fresh` seconds ago. It says itself where the server does not answer."""
+        with self._mutex.lock:
+            if clock.now() - self._asked_at >= fresh:
+                self._latest = self._looked()
+                self._asked_at = clock.now()
+            return self._latest
+
+    def _looked(self) -> Snapshot:
+        now, settings, store = clock.wall(), self.runtime.settings, self.runtime.store
+        try:
+            locks = in_order(HeldLock.of(key, held) for key, held in store.all_held(settings.prefix))
+            journal = store.journal(settings.prefix, size=settings.journal)
+            counts, refused = metrics.read(journal.counts()), journal.refused()
+            if settings.journal:
+                self._read([*journal.entries(since=self._read_at)], now)
+            lasts = store.ledger(self.beat_key).lasts()
+        except LockUnavailable as error:
+            return replace(self._latest, error=cleaned.line(error), tried_at=now)
+        lasts = {cleaned.text(entry): last for entry, last in lasts.items()}
+        refused = {cleaned.key(key): count for key, count in refused.items()}
+        return Snapshot(settings.prefix, now, locks, counts, refused, tuple(self._entries), lasts, tried_at=now)
+
+    def _read(self, entries: list[Entry], now: float) -> None:
+        """Keep the entries that are new. Of those that were read before, only the last ones are read again."""
+        self._entries.extend(entry for entry in entries if entry not in self._recent)
+        self._recent = set(entries)
+        self._read_at = max(now - AGAIN, 0.0)

@@ -1,0 +1,46 @@
+"""What became of a copy, and why, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from celery_singleton_lock.journal_entry import LOST, STOPPED, Entry, Kind
+
+_OUTCOMES = {
+    "SUCCESS": "ran",
+    "FAILURE": "ran and failed",
+    "RETRY": "ran, and is to be retried",
+    LOST: "lost its lock and was stopped",
+    STOPPED: "was stopped with its process",
+}
+
+_ENDINGS: Mapping[Kind, str] = {
+    "skip": "skipped",
+    "raise": "refused with an error",
+    "reject": "rejected",
+    "retry": "put back, to be tried again",
+    "rerun": "put off until after the run, with the newest arguments",
+    "replace": "put off until the run has stopped for it",
+    "join": "joined the run",
+    "follow": "follows the message that has the lock",
+    "joined": "ended as the task did that it had joined",
+    "superseded": "superseded by a newer message",
+    "stand-by": "stood by: another copy of this message runs",
+    "drop": "dropped: another copy of this message ran",
+    "repeat": "ended as another copy of this message had",
+    "free": "lock freed: its process had died",
+}
+
+
+def ending(entry: Entry) -> str:
+    """What became of it."""
+    if entry.kind == "run":
+        return _OUTCOMES.get(entry.outcome, f"ran: {entry.outcome.lower()}")
+    return _ENDINGS.get(entry.kind, entry.kind)
+
+
+def tone(entry: Entry) -> str:
+    """Its class in the style sheet."""
+    if entry.kind == "run":
+        return {"SUCCESS": "good", "RETRY": "again", LOST: "lost", STOPPED: "lost"}.get(entry.outcome, "bad")
+    return {"skip": "bad", "raise": "bad", "reject": "bad", "free": "lost"}.get(entry.kind, "again")

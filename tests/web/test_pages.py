@@ -1,0 +1,412 @@
+"""The pages, without a browser: what they show, what they refuse, and that nothing gets out of its place."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.journal_entry import KINDS
+from celery_singleton_lock.keys.key import key_of_beat
+from celery_singleton_lock.runtime import Runtime, in_memory
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.web import app_of, chart, pages, watch
+from celery_singleton_lock.web.access import HEADERS, Access, is_own_origin, name_of
+from celery_singleton_lock.web.asked import Asked
+from celery_singleton_lock.web.schedule import planned
+from celery_singleton_lock.web.watch import Watch
+from tests.web.client import Client
+from tests.web.reading import Page
+from tests.web.scenes import HOSTILE, TASK, app_in_memory, entry, hold, key_of, with_task, write
+
+#: A URL at which nobody answers.
+NOBODY = "redis://127.0.0.1:1/0"
+
+PAGES = ("", "locks", "tasks", "timeline", "refused", "beat")
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    with in_memory():
+        yield app_in_memory()
+
+
+def client_of(app: Celery, **options: Any) -> Client:
+    return Client(app_of(app, **options))
+
+
+@pytest.fixture
+def client(app: Celery) -> Iterator[Client]:
+    with client_of(app) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request sees what was done before it."""
+    monkeypatch.setattr(Watch.look, "__kwdefaults__", {"fresh": 0.0})
+
+
+def page(client: Client, address: str, status: int = 200) -> Page:
+    answer = client.get(address)
+    assert answer.status_code == status, answer.text
+    return Page(answer.text)
+
+
+def test_locks_are_shown_with_holder_place_and_waiters(app: Celery, client: Client) -> None:
+    lease = hold(app, "acme")
+    hold(app, "other", queued=True)
+    shown = page(client, "/locks").rows()
+    (acme,) = (row for row in shown if "tenant=acme" in row)
+    assert "id-of-acme" in acme
+    assert "one@web (pid 7)" in acme
+    (queued,) = (row for row in shown if "tenant=other" in row)
+    assert "message id-of-other" in queued
+    Runtime.of(app).store.free(lease)
+    assert not [row for row in page(client, "/locks").rows() if "tenant=acme" in row]
+
+
+def test_page_says_so_where_nothing_is_held(client: Client) -> None:
+    assert "No lock is held." in page(client, "/locks").rows()
+    assert "No key refuses copies in a row." in page(client, "/refused").rows()
+    assert "Nothing happened in this time." in page(client, "/timeline").rows()
+
+
+def test_each_kind_of_ending_is_said_in_words(app: Celery, client: Client) -> None:
+    write(app, *(entry(app, f"({kind})", kind, holder="the-holder", holder_node="two@web") for kind in KINDS))
+    shown = page(client, f"/task?name={TASK}").rows()
+    for kind in KINDS:
+        (row,) = (row for row in shown if f"tenant=({kind})" in row)
+        assert "the-holder" in row
+
+
+def test_refusals_say_who_had_the_lock(app: Celery, client: Client) -> None:
+    since = clock.wall() - 50
+    refusal = entry(app, "acme", "skip", holder="the-holder", holder_node="two@web", holder_since=since)
+    write(app, entry(app, "acme"), refusal, entry(app, "acme", "retry", holder="the-holder"))
+    (row,) = (row for row in page(client, "/refused").rows() if "skipped" in row)
+    assert "held by the-holder on two@web since" in row
+    (in_a_row,) = (row for row in page(client, "/refused").rows() if row.startswith("tenant=acme"))
+    assert in_a_row.endswith("1")
+
+
+def test_everything_about_a_key_is_on_its_page(app: Celery, client: Client) -> None:
+    lease = hold(app, "acme")
+    write(app, entry(app, "acme"), entry(app, "acme", "skip"), entry(app, "other"))
+    shown = page(client, f"/lock?key={lease.key.replace('{', '%7B').replace('}', '%7D')}")
+    assert shown.all("h1")[0].text == "tenant=acme"
+    assert "other" not in shown.html
+    assert len([row for row in shown.rows() if "skipped" in row or "ran for" in row]) == 2
+    assert page(client, f"/lock?key={lease.key}:run").all("h1")[0].text == "tenant=acme"
+
+
+def test_task_id_leads_to_what_it_holds_and_to_its_copies(app: Celery, client: Client) -> None:
+    hold(app, "acme")
+    write(app, entry(app, "acme"), entry(app, "other", "skip", holder="id-of-acme"), entry(app, "third"))
+    (link, *_) = (it for it in page(client, "/locks").links() if it.startswith("/id?"))
+    assert link == "/id?id=id-of-acme"
+    shown = page(client, link).rows()
+    assert [name for name in ("acme", "other", "third") if any(f"tenant={name}" in row for row in shown)] == [
+        "acme",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize("address", ["/id?id=nobody", "/id", "/task?name=nothing", "/lock?key=x", "/lock", "/nowhere"])
+def test_what_is_not_known_is_not_found(client: Client, address: str) -> None:
+    assert "Not found" in page(client, address, 404).all("h1")[0].text
+
+
+def test_search_finds_by_label_id_node_and_key(app: Celery, client: Client) -> None:
+    hold(app, "acme")
+    hold(app, "other", node="two@web", task_id="42")
+    for text, found in (("ACME", "acme"), ("two@", "other"), ("42", "other"), (key_of(app, "acme")[-20:], "acme")):
+        answer = client.get("/search", params={"q": text})
+        assert answer.status_code == 303
+        if "{" in text or "}" in text:
+            continue
+        rows = page(client, answer.headers["location"]).rows()
+        assert [name for name in ("acme", "other") if any(f"tenant={name}" in row for row in rows)] == [found]
+    answer = client.get("/search", params={"q": key_of(app, "acme")})
+    assert page(client, answer.headers["location"]).all("h1")[0].text == "tenant=acme"
+
+
+def test_thousands_of_locks_come_in_pages(app: Celery, client: Client) -> None:
+    for number in range(pages.PAGE * 2 + 1):
+        hold(app, f"number-{number}", since=clock.wall() - 1000 + number)
+    seen: list[str] = []
+    address = "/locks?sort=longest+held"
+    while address:
+        shown = page(client, address)
+        seen += [row for row in shown.rows() if "tenant=" in row]
+        address = next((it.attributes["href"] for it in shown.all("a") if it.attributes.get("rel") == "next"), "")
+    assert len(seen) == len(set(seen)) == pages.PAGE * 2 + 1
+    assert "number-0" in seen[0]
+    assert "number-100" in seen[-1]
+    assert page(client, "/locks?page=99").rows()[-1] == page(client, "/locks?page=3").rows()[-1]
+
+
+@pytest.mark.parametrize(
+    "query", ["page=-1", "page=1e400", "page=nan", "page=x", "sort=evil", "minutes=inf", "q=%00%ff"]
+)
+@pytest.mark.parametrize("address", ["/locks", "/timeline", "/refused", "/tasks"])
+def test_what_is_wrong_in_an_address_is_taken_for_the_default(client: Client, address: str, query: str) -> None:
+    assert page(client, f"{address}?{query}").is_harmless()
+
+
+class TestEscaping:
+    """Whoever sends messages, or writes to Redis, chooses labels, ids, nodes, names and keys."""
+
+    @pytest.fixture(autouse=True)
+    def hostile(self, app: Celery) -> None:
+        hold(app, HOSTILE, label=HOSTILE, task_id=HOSTILE, node=HOSTILE)
+        hold(app, "queued", label=HOSTILE, task_id=HOSTILE, node=HOSTILE, queued=True)
+        hold(app, "x", name=HOSTILE)
+        texts = dict.fromkeys(("task", "task_id", "node", "holder", "holder_node", "scheduled", "label"), HOSTILE)
+        for kind in KINDS:
+            write(app, entry(app, kind, kind)._replace(**texts))
+            write(app, entry(app, kind, kind)._replace(**texts, key=f"{key_of(app, 'x')}{HOSTILE}", outcome=HOSTILE))
+        app.conf.beat_schedule = {
+            HOSTILE: {"task": HOSTILE, "schedule": timedelta(seconds=10)},
+            "broken": {"task": HOSTILE, "schedule": HOSTILE, "nonsense": HOSTILE},
+            "no-entry": HOSTILE,
+        }
+        app.conf.singleton_lock_beat_name = HOSTILE
+        runtime = Runtime.of(app)
+        ledger = runtime.store.ledger(key_of_beat(runtime.settings.prefix, HOSTILE))
+        ledger.align({f"{HOSTILE} in a database": 10, "from the future": 2**52}, ceiling=2**53)
+
+    @pytest.mark.parametrize("address", PAGES)
+    def test_nothing_gets_out_of_its_place(self, client: Client, address: str) -> None:
+        shown = page(client, f"/{address}")
+        assert shown.is_harmless()
+        assert "<script>alert" in (" ".join(shown.rows())), "it is shown as what it is"
+
+    @pytest.mark.parametrize("address", ["lock?key=", "task?name=", "id?id=", "locks?q=", "search?q=", "timeline?q="])
+    def test_nothing_of_an_address_gets_out_of_its_place(self, client: Client, address: str) -> None:
+        answer = client.get(f"/{address}" + HOSTILE.replace("&", "%26").replace("<", "%3C"), follow_redirects=True)
+        assert Page(answer.text).is_harmless()
+
+    def test_links_lead_to_the_pages_of_what_they_name(self, client: Client) -> None:
+        for address in PAGES:
+            for link in page(client, f"/{address}").links():
+                if link.startswith(("/id?", "/lock?", "/task?")):
+                    assert page(client, link).is_harmless()
+
+    def test_metrics_stay_one_metric_per_line(self, client: Client) -> None:
+        answer = client.get("/metrics")
+        assert answer.status_code == 200
+        assert all(line.startswith(("#", "singleton_lock_")) for line in answer.text.splitlines())
+
+
+class TestHosts:
+    @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9809", "127.0.0.1:1", "[::1]:9809", "localhost."])
+    def test_names_of_this_machine_are_answered(self, client: Client, host: str) -> None:
+        assert client.get("/", headers={"host": host}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "localhost.evil.example", "localhost@evil.example", "evil/localhost", "", "[", "a:b"]
+    )
+    @pytest.mark.parametrize("address", ["/", "/metrics", "/page.css"])
+    def test_others_are_not(self, client: Client, host: str, address: str) -> None:
+        answer = client.get(address, headers={"host": host})
+        assert answer.status_code == 421
+        assert "--allow-host" in answer.text
+
+    def test_others_can_be_allowed(self, app: Celery) -> None:
+        client = client_of(app, hosts=["Ops.example"])
+        assert client.get("/", headers={"host": "ops.example:80"}).status_code == 200
+        assert client.get("/").status_code == 421
+
+    def test_one_name_is_no_list_of_names(self, app: Celery) -> None:
+        with pytest.raises(TypeError, match=r"\['ops.example'\]"):
+            app_of(app, hosts="ops.example")
+
+    @pytest.mark.parametrize(
+        ("origin", "own"),
+        [
+            ("http://localhost:1", True),
+            ("https://LOCALHOST:1", True),
+            ("http://localhost", False),
+            ("http://localhost:2", False),
+            ("http://evil@localhost:1", False),
+            ("null", False),
+            ("", False),
+            (None, False),
+            ("http://[", False),
+            ("ftp://localhost:1", False),
+        ],
+    )
+    def test_origin_is_ours_if_all_of_it_is(self, origin: str | None, own: bool) -> None:
+        assert is_own_origin(origin, "localhost:1") is own
+
+    def test_name_of_nonsense_is_nobodys(self) -> None:
+        assert [name_of(host) for host in ("x:99999", "x?y", "x#y", "", "[::1")] == [""] * 5
+
+
+@pytest.mark.parametrize("address", ["/", "/metrics", "/page.js", "/search?q=x", "/nowhere", "/doctor"])
+def test_each_answer_has_the_headers_that_keep_browsers_in_check(client: Client, address: str) -> None:
+    answer = client.get(address)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert {name for name, value in HEADERS.items() if answer.headers.get(name) != value} <= {"Cache-Control"}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("address", ["/", "/locks", "/lock", "/doctor", "/metrics"])
+def test_reading_is_all_that_can_be_done(app: Celery, client: Client, method: str, address: str) -> None:
+    hold(app, "acme")
+    assert client.request(method, address).status_code == 405
+    assert any("tenant=acme" in row for row in page(client, "/locks").rows())
+
+
+def test_page_is_mounted_below_an_address_of_another_app(app: Celery) -> None:
+    hold(app, "acme")
+    mounted = Starlette(routes=[Mount("/ops/locks", app_of(app))])
+    with Client(mounted) as client:
+        shown = page(client, "/ops/locks/")
+        below = [it for it in shown.links() if not it.startswith("#")]
+        assert below
+        for link in below:
+            assert link.startswith("/ops/locks/")
+            assert client.get(link).status_code == 200
+        assert shown.all("form")[0].attributes["action"] == "/ops/locks/search"
+        for tag, name in (("link", "href"), ("script", "src")):
+            assert client.get(shown.all(tag)[0].attributes[name]).status_code == 200
+        assert page(client, "/ops/locks/nowhere", 404).is_harmless()
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_lock_server_that_does_not_answer_is_on_the_page(address: str) -> None:
+    app = with_task(Celery("shop", broker=NOBODY, set_as_current=False))
+    with client_of(app) as client:
+        shown = page(client, f"/{address}", 503)
+        assert "The lock server does not answer" in shown.by_id("trouble").text
+        assert "singleton_lock_up 0.0" in client.get("/metrics").text
+
+
+def test_old_news_are_shown_as_such_when_the_lock_server_is_gone(
+    app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(app, "acme")
+    page(client, "/locks")
+
+    def gone(*_: Any) -> Any:
+        raise watch.LockUnavailable("nobody answers")
+
+    store = Runtime.of(app).store
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "all_held", gone)
+        shown = page(client, "/locks", 503)
+    assert "nobody answers" in shown.by_id("trouble").text
+    assert "You see what was true at" in shown.by_id("trouble").text
+    assert any("tenant=acme" in row for row in shown.rows())
+    assert page(client, "/locks").by_id("trouble").text == ""
+
+
+def test_journal_is_read_once_and_each_entry_is_kept_once(app: Celery) -> None:
+    looking = Watch(app)
+    write(app, entry(app, "first"))
+    looking.look()
+    write(app, entry(app, "second"))
+    assert [it.label for it in looking.look().entries] == ["tenant=first", "tenant=second"]
+    assert [it.label for it in looking.look().entries] == ["tenant=first", "tenant=second"]
+
+
+def test_one_look_counts_for_a_moment(app: Celery) -> None:
+    looking = Watch(app)
+    assert looking.look(fresh=60.0) is not looking.look(fresh=0.0)
+    assert looking.look(fresh=60.0) is looking.look(fresh=60.0)
+
+
+class TestBeat:
+    def test_next_tick_follows_from_the_last_run(self, app: Celery) -> None:
+        app.conf.beat_schedule = {"often": {"task": TASK, "schedule": timedelta(seconds=30)}}
+        looking = Watch(app)
+        runtime = Runtime.of(app)
+        ledger = runtime.store.ledger(looking.beat_key)
+        now = clock.wall()
+        ledger.align({"often": round(now * 1_000_000), "in a database": 10}, ceiling=2**60)
+        first, second = planned(app, looking.look())
+        assert (first.name, first.task, first.last) == ("often", TASK, pytest.approx(now))
+        assert first.next == pytest.approx(now + 30)
+        assert (second.name, second.task, second.next) == ("in a database", "", None)
+
+    def test_leader_is_shown(self, app: Celery, client: Client) -> None:
+        assert "No beat leads this schedule." in page(client, "/beat").rows()
+        runtime = Runtime.of(app)
+        holder = Holder(node="beat@one", pid=5, since=clock.wall(), ttl=10.0)
+        key = key_of_beat(runtime.settings.prefix, "shop")
+        runtime.store.acquire(LockRequest(key, new_owner(), ttl=10.0, holder=holder))
+        assert any("leader beat@one (pid 5)" in row for row in page(client, "/beat").rows())
+
+
+class TestChart:
+    def test_runs_at_the_same_time_are_beside_each_other(self, app: Celery) -> None:
+        write(app, entry(app, "a", ago=30, lasted=20), entry(app, "a", ago=20, lasted=20), entry(app, "a", ago=5))
+        (lane,) = chart.lanes(Watch(app).look(), 10)
+        assert [bar.row for bar in lane.bars] == [0, 1, 0]
+        assert lane.rows == 2
+        assert lane.summary == "3 runs"
+
+    def test_what_runs_reaches_beyond_now(self, app: Celery) -> None:
+        hold(app, "a")
+        snapshot = Watch(app).look()
+        (lane,) = chart.lanes(snapshot, 10)
+        (bar,) = lane.bars
+        assert bar.kind == "now"
+        assert chart.axis(snapshot.now, 10).origin + bar.x + bar.width > snapshot.now + 3600
+
+    def test_lane_stays_the_same_until_something_happens(self, app: Celery) -> None:
+        hold(app, "a")
+        write(app, entry(app, "a", ago=200))
+        looking = Watch(app)
+        assert chart.lanes(looking.look(fresh=0.0), 10) == chart.lanes(looking.look(fresh=0.0), 10)
+
+    def test_what_is_over_for_long_is_not_shown(self, app: Celery) -> None:
+        write(app, entry(app, "a", ago=4000))
+        assert chart.lanes(Watch(app).look(), 10) == []
+        assert len(chart.lanes(Watch(app).look(), 100)) == 1
+
+    def test_lane_of_many_holders_has_an_end(self, app: Celery) -> None:
+        write(app, *(entry(app, "a", ago=100 - number, lasted=90.0) for number in range(50)))
+        (lane,) = chart.lanes(Watch(app).look(), 10)
+        assert lane.rows == chart.MOST_ROWS
+
+
+def test_address_says_what_is_not_the_default() -> None:
+    asked = Asked.of({"q": " x ", "page": "2", "sort": "longest held", "minutes": "60"})
+    assert asked.query() == {"q": "x", "page": 2, "sort": "longest held", "minutes": "60"}
+    assert asked.query(page=3)["page"] == 3
+    assert Asked.of({}).query() == {}
+
+
+@pytest.mark.parametrize("options", [{"allow_release": True}, {"private": True}, {"token": "short"}])
+def test_access_without_a_good_token_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="16"):
+        Access(["localhost"], **options)
+
+
+def test_extra_is_named_where_it_is_missing() -> None:
+    program = """
+import sys
+sys.modules["starlette"] = None
+import celery_singleton_lock, celery_singleton_lock.cli
+try:
+    import celery_singleton_lock.web
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert re.search(r"starlette\S* is not installed: pip install 'celery-singleton-lock\[web\]'", done.stdout)
