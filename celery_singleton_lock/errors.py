@@ -89,7 +89,7 @@ class DuplicateTask(SingletonLockError):
 
 
 class LockSuperseded(SingletonLockError, TaskRevokedError):
-    """The task was not run, since a newer one with the same key came while it waited.
+    """The task was not run, since a newer one with the same key came while it waited; or it was stopped for that one.
 
     Attributes:
         key: the key of the lock.

@@ -96,7 +96,7 @@ class RecordedLocks:
 
     @property
     def superseded(self) -> list[LockEvent]:
-        """Executions that did not run, since a newer one had come (`on_conflict="rerun"`)."""
+        """Executions that did not run, or were stopped, for a newer one (`on_conflict="rerun"` or `"replace"`)."""
         return self._all("superseded")
 
     @property
