@@ -88,7 +88,7 @@ class DuplicateTask(SingletonLockError):
 
 
 class LockSuperseded(SingletonLockError, TaskRevokedError):
-    """The task did not run, because a newer one with the same key came while it waited.
+    """A newer task with the same key came: this one did not run because it was still waiting, or was stopped.
 
     Attributes:
         key: the key of the lock.

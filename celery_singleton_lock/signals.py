@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-#: The execution holds its lock and is about to run. `lease`, `waited` (seconds until it was free).
+#: The execution holds its lock and is about to run. `lease`, `waited` (seconds until the lock was free).
 lock_acquired = Signal(name="lock_acquired", providing_args=["task_id", "key", "lease", "waited"])
 
 #: The execution met a held lock. `conflict` (a `LockConflict`), `policy` (what was done about it).
 lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "conflict", "policy"])
 
-#: The execution will not run, since a newer call has come. `by` (the id of that). Sent in addition to those
-#: of Celery for a task that was revoked.
+#: The execution will not run, or was stopped, since a newer call has come. `by` (the id of that). Sent in addition to
+#: those of Celery for a task that was revoked.
 lock_superseded = Signal(name="lock_superseded", providing_args=["task_id", "key", "by"])
 
 #: A call is a duplicate: another message has the lock that the task takes as it is sent. `task_id` (of
@@ -27,12 +27,12 @@ lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key",
 lock_released = Signal(name="lock_released", providing_args=["task_id", "key", "lease", "held"])
 
 #: Copies are refused again and again. `in_a_row` (how many since a run under this key ended), `holder` (the id of the
-#: task that has the lock; None if unknown), `node` (where it runs), `held` (for how long). Sent from a thread of ours.
+#: task that has the lock; None if unknown), `node` (where it runs), `held` (for how long). Sent from a separate thread.
 lock_blocked = Signal(name="lock_blocked", providing_args=["task_id", "key", "in_a_row", "holder", "node", "held"])
 
-#: Two executions ran under one lock at the same time, which is what this package is there to prevent: found afterwards
-#: in the journal, whatever the cause. `seconds` (for how long), `runs` (both, as `Entry`). Sent from a thread of ours.
+#: Two executions ran under one lock at the same time, which this package exists to prevent: found afterwards in the
+#: journal, whatever the cause. `seconds` (for how long), `runs` (both, as `Entry`). Sent from a separate thread.
 overlap_detected = Signal(name="overlap_detected", providing_args=["task_id", "key", "seconds", "runs"])
 
-#: The lease ended, or was about to, while the task was running. `lease`, `reason`. Sent from a thread of its own.
+#: The lease ended, or was about to, while the task was running. `lease`, `reason`. Sent from a separate thread.
 lock_lost = Signal(name="lock_lost", providing_args=["task_id", "key", "lease", "reason"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.journal_entry import LOST, REFUSALS, Entry
+from celery_singleton_lock.journal_entry import LOST, REFUSALS, SUPERSEDED, Entry
 
 
 class Counter(NamedTuple):
@@ -51,7 +51,7 @@ COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
     Counter("joined", "", "Executions that joined another one, and ended as it did."),
-    Counter("superseded", "", "Executions that did not run because a newer one came while they waited."),
+    Counter("superseded", "", "Executions for which a newer one ran, or is to run: it came while they waited, or ran."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
     Counter("renewals", "", "Renewals of the locks of executions."),
     Counter("losses", "", "Executions that lost their lock while they ran."),
@@ -118,6 +118,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
             found.append((("renewals", task, ""), entry.renewals))
         if entry.outcome == LOST:
             found.append((("losses", task, ""), 1))
+        if entry.outcome == SUPERSEDED:
+            found.append((("superseded", task, ""), 1))
         return found
     if entry.kind in ("stand-by", "drop", "repeat"):
         return [(("redeliveries", task, entry.kind), 1)]

@@ -16,15 +16,16 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 
 #: What an execution does that meets a held lock.
-ConflictPolicy = Literal["skip", "raise", "retry", "reject", "rerun", "join"]
+ConflictPolicy = Literal["skip", "raise", "retry", "reject", "rerun", "replace", "join"]
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 
 #: The policy of those that need the result of another task.
 JOIN: ConflictPolicy = "join"
 
-#: Those under which only the newest of the messages that wait is to run. They are known before a lock is asked for: no
-#: callable chooses them.
-NEWEST_POLICIES: tuple[ConflictPolicy, ...] = ("rerun",)
+#: Those under which only the newest of the messages that wait is to run, and the one of them that also stops the older
+#: one that runs. They are known before a lock is asked for: no callable chooses them.
+REPLACE: ConflictPolicy = "replace"
+NEWEST_POLICIES: tuple[ConflictPolicy, ...] = ("rerun", REPLACE)
 
 #: Those under which a message waits that has met a held lock.
 WAITING_POLICIES: tuple[ConflictPolicy, ...] = ("retry", JOIN, *NEWEST_POLICIES)

@@ -21,6 +21,7 @@ from celery_singleton_lock.options.rules import (
     JOIN,
     NEWEST_POLICIES,
     OPTIONS,
+    REPLACE,
     TEXT,
     UNTIL_AND_WHILE_EXECUTING,
     UNTIL_EXECUTED,
@@ -182,6 +183,11 @@ def _check_newest(task_name: str, options: Options) -> None:
         raise InvalidOption(
             f"{where} with lock_conflict_retries {options.conflict_retries}; the newest waits until the lock "
             "is free: remove lock_conflict_retries, or use on_conflict='retry'"
+        )
+    if options.on_conflict == REPLACE and options.on_lock_lost != "abort":
+        raise InvalidOption(
+            f"{where} with on_lock_lost {options.on_lock_lost!r}, which lets a run go on that is to stop; allowed: "
+            "on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end"
         )
 
 

@@ -97,7 +97,7 @@ class RecordedLocks:
 
     @property
     def superseded(self) -> list[LockEvent]:
-        """Executions that did not run because a newer one had come (`on_conflict="rerun"`)."""
+        """Executions that did not run, or were stopped, because a newer one had come (`"rerun"`, `"replace"`)."""
         return self._all("superseded")
 
     @property

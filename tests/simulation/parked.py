@@ -147,7 +147,7 @@ class Parked:
 
     @property
     def _are_several(self) -> bool:
-        """Whether there may be copies of one message, each with a place of its own: followers wait for several locks."""
+        """Whether there may be several copies of one message, each with places of its own in several lines."""
         return any(fault.kind in SEVERAL for fault in self.world.plan.faults)
 
     def begins(self, worker: Any, request: Any) -> None:

@@ -191,8 +191,8 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
             kind = "sent"
         if nodes is None and random.Random(f"shared of {seed}").random() < OF_SHARED:
             kind = random.Random(f"shared by {seed}").choice(("joined", "newest", "follows"))
-    draws: dict[str, Drawing] = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks, "beats": _beats}
-    draws |= {"nodes": draw_nodes, "sent": draw_sent}
+    draws: dict[str, Drawing] = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks}
+    draws |= {"beats": _beats, "nodes": draw_nodes, "sent": draw_sent}
     draws |= {"joined": draw_joined, "newest": draw_newest, "follows": draw_follows}
     return draws[kind](seed, nodes)
 

@@ -218,7 +218,8 @@ def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
     words = f"takes={takes}{rng.choice(('', '', ' large=1', ' retries=1 countdown=0.5'))}"
     faults = [Fault(0.05, "results slow", 0, 4.0)] if rng.random() < 0.3 else []
     faults += [
-        Fault(round(rng.uniform(0.1, 2.0), 3), "delivered again", rng.randrange(9)) for _ in range(rng.choice((0, 1, 2)))
+        Fault(round(rng.uniform(0.1, 2.0), 3), "delivered again", rng.randrange(9))
+        for _ in range(rng.choice((0, 1, 2)))
     ]
     messages = _at(rng, task, times, words, chained=0.8)
     return replace(_with(plan, messages, faults), latency=latency, workers=2)

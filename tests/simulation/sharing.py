@@ -99,7 +99,7 @@ def holder_dies(plan: Plan, rng: random.Random) -> Plan:
 
 
 def value_is_large(plan: Plan, rng: random.Random) -> Plan:
-    """What the holder returns is in the result backend alone, which has it later; another one has the lock meanwhile."""
+    """What the holder returns is in the result backend alone, which has it later, while another one has the lock."""
     task = rng.choice(("shop.joins", "shop.joins_early", "shop.joins_rests"))
     words = f"takes={rng.choice((0.5, 1.5))} large=1"
     many = rng.randint(3, 6)
@@ -126,7 +126,7 @@ def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
     task = rng.choice(("shop.joins", "shop.joins_patient"))
     messages = tuple(
         Message(
-            round(0.05 + rng.uniform(0.0, 4 * latency + 0.1) + (takes + rng.uniform(-6, 6) * latency) * (number > 1), 4),
+            round(0.05 + rng.uniform(0, 4 * latency + 0.1) + (takes + rng.uniform(-6, 6) * latency) * (number > 1), 4),
             task, "a", number, f"takes={takes}", chained=rng.random() < 0.4,
         )
         for number in range(rng.randint(2, 5))
@@ -149,9 +149,13 @@ def many_come_at_once(plan: Plan, rng: random.Random) -> Plan:
     """So many that each finds another one, on workers that have room."""
     task = rng.choice(("shop.newest", "shop.newest_early"))
     first = Message(0.05, task, "a", 0, f"takes={rng.choice((2.0, 4.0))}")
-    rest = _close(rng, task, f"takes={rng.choice((0.1, 0.5))}", rng.randint(3, 6), rng.choice((0.01, 0.5, 1.5)), first=1)
+    rest = _close(
+        rng, task, f"takes={rng.choice((0.1, 0.5))}", rng.randint(3, 6), rng.choice((0.01, 0.5, 1.5)), first=1
+    )
     plan = replace(plan, concurrency=2, latency=rng.choice((0.0, 0.0, 0.02)))
-    return _with(plan, (first, *rest), _faults(plan, rng, rng.choice((0, 0, 1)), {name: BEFALLS[name] for name in BRIEF}))
+    return _with(
+        plan, (first, *rest), _faults(plan, rng, rng.choice((0, 0, 1)), {name: BEFALLS[name] for name in BRIEF})
+    )
 
 
 def newest_dies(plan: Plan, rng: random.Random) -> Plan:

@@ -91,7 +91,12 @@ def simulate(plan: Plan) -> Result:
             server.replica = Replica(run, server)
     if plan.beyond:
         beyond.take_away(world)
-    begins: dict[str, Any] = {"tasks": _begin_tasks, "sent": _begin_sent, "joined": _begin_tasks, "newest": _begin_tasks}
+    begins: dict[str, Any] = {
+        "tasks": _begin_tasks,
+        "sent": _begin_sent,
+        "joined": _begin_tasks,
+        "newest": _begin_tasks,
+    }
     begins["follows"] = _begin_sent
     begins |= {"locks": locks.begin, "nodes": nodes.begin, "beats": beats.begin}
     checker = begins[plan.kind](world)

@@ -81,7 +81,7 @@ CASES: list[tuple[str, str, str | None, Any, list[Any]]] = [
     ("lock_scope", "singleton_lock_scope", None, "until_executed", ["always", 1, "Until_Executed"]),
     ("lock_ttl", "singleton_lock_ttl", "ttl", 60, [0, 0.5, -1, 86_401, "30", True, float("nan"), float("inf")]),
     ("lock_wait", "singleton_lock_wait", "wait", 2.5, [-1, "2", True, float("inf")]),
-    ("on_conflict", "singleton_lock_on_conflict", "on_conflict", "raise", ["replace", "joins", "Skip", 3, []]),
+    ("on_conflict", "singleton_lock_on_conflict", "on_conflict", "raise", ["replaces", "joins", "Skip", 3, []]),
     ("lock_conflict_retries", "singleton_lock_conflict_retries", "conflict_retries", 5, [-1, 1.5, "5", True]),
     ("on_lock_lost", "singleton_lock_on_lock_lost", "on_lock_lost", "warn", ["ignore", 1]),
     ("on_unavailable", "singleton_lock_on_unavailable", "on_unavailable", "run", ["skip", 1]),

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import of_beat, of_line, of_lock, of_protocol, of_redlock, of_scripts, of_sending, of_sharing
+from tests.simulation.mutants import (
+    of_beat,
+    of_line,
+    of_lock,
+    of_protocol,
+    of_redlock,
+    of_scripts,
+    of_sending,
+    of_sharing,
+)
 from tests.simulation.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -43,8 +43,14 @@ MUTANTS = (
     ),
     _joining(
         "the lock is kept by who ends as another one",
-        old="            self._acquisition.abandon()\n        if isinstance(found, End):\n            return found\n        if found is not None and",
-        new="            pass\n        if isinstance(found, End):\n            return found\n        if found is not None and",
+        old="            self._acquisition.abandon()\n"
+        "        if isinstance(found, End):\n"
+        "            return found\n"
+        "        if found is not None and",
+        new="            pass\n"
+        "        if isinstance(found, End):\n"
+        "            return found\n"
+        "        if found is not None and",
         breaks="who does not run holds nothing",
     ),
     _joining(
@@ -73,7 +79,9 @@ MUTANTS = (
     ),
     _joining(
         "what the result backend has is not looked at",
-        old="        if stored is not None:\n            return stored if isinstance(stored, Later) else as_end(stored)\n        if self.joined",
+        old="        if stored is not None:\n"
+        "            return stored if isinstance(stored, Later) else as_end(stored)\n"
+        "        if self.joined",
         new="        if self.joined",
         breaks="a joined copy ends as the holder",
     ),
@@ -110,7 +118,8 @@ MUTANTS = (
     ),
     _queued(
         "a leader does not say what it runs as",
-        old="        if self.key is None or not may_be_followed(task, settings, self.lock.scope):\n            return None\n",
+        old="        if self.key is None or not may_be_followed(task, settings, self.lock.scope):\n"
+        "            return None\n",
         new="        return None\n",
         breaks="who follows waits for the end of the leader",
     ),
@@ -128,28 +137,31 @@ MUTANTS = (
     ),
     _following(
         "who has taken the leader's lock does not look again",
-        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.\n",
+        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this one took "
+        "its lock.\n",
         new="        if False:\n",
         breaks="who follows waits for the end of the leader",
         unseen="only where the leader's lock was lost, and in the moment in which it starts",
     ),
     _following(
         "a leader that runs is gone",
-        old="            if any(held.holder and held.holder.sending == run.joined.sending for held in self._held(run.key)):\n"
+        old="            if any(held.holder and held.holder.sending == run.joined.sending for held in "
+        "self._held(run.key)):\n"
         "                return Waiting(run.key)\n",
         new="",
         breaks="who follows waits for the end of the leader",
     ),
     _following(
         "who follows does not look for who runs in the leader's place",
-        old="            other = self._heir() or self._lead()\n",
-        new="            other = self._lead()\n",
+        old="            if (other := self._heir()) is None and self._is_over():\n",
+        new="            if (other := None) is None and self._is_over():\n",
         breaks="one of the followers runs",
         unseen="it is found all the same, as this one is to be named",
     ),
     _following(
         "several run in a leader's place",
-        old="        said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))\n",
+        old="        said = self._store.refuse(self._lock.key, self._leader.heirs_name, "
+        "self._names_heir(self._leader, self._own))\n",
         new="        said = None\n",
         breaks="one of the followers runs",
     ),
@@ -161,8 +173,8 @@ MUTANTS = (
     ),
     _following(
         "who runs in a leader's place takes no lock",
-        old="        if (met := self._brought.lead(self._execution.holder.label)) is not None:\n            return Leader.of(met)\n",
-        new="",
+        old="        met = self._brought.lead(self._execution.holder.label)\n        if met is not None and",
+        new="        met = None\n        if met is not None and",
         breaks="none is sent beside the one that runs in a leader's place",
     ),
     _queued(
@@ -173,7 +185,9 @@ MUTANTS = (
     ),
     _queued(
         "who runs in a leader's place does not have its lock confirmed",
-        old="        if self._lease is None and lock.ends_at_end:\n            self._runtime.confirmations.add(lock.confirmed())\n        return None\n",
+        old="        if self._lease is None and lock.ends_at_end:\n"
+        "            self._runtime.confirmations.add(lock.confirmed())\n"
+        "        return None\n",
         new="        return None\n",
         breaks="it lasts for as long as its message may wait",
         unseen="the worker that gets its next copy confirms it as well",
