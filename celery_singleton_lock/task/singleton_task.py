@@ -65,8 +65,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: The name that goes into the key; by default the task's. Tasks with the same name exclude each other.
     lock_name: ClassVar[str | None] = None
 
-    #: When the lock is held. "while_executing" (default): while the task runs. With the others the message takes it when
-    #: it is sent, so that no second one waits: "until_executing" until the task starts, "until_executed" until it has
+    #: When the lock is held. "while_executing" (default): while the task runs. Otherwise the message takes it when it is
+    #: sent, so that no second one waits: "until_executing" until the task starts, "until_executed" until it has
     #: ended, "until_and_while_executing" until it starts, and then while it runs, "until_expired" for `lock_queue_ttl`
     #: seconds.
     lock_scope: ClassVar[str | None] = None
@@ -86,8 +86,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: "raise": raise `LockUnavailable`.
     on_send_unavailable: ClassVar[Literal["send", "raise"] | None] = None
 
-    #: Seconds (1 to 86400; default 30) that a lease lasts without renewal, and so how long a lock outlives its host. The
-    #: heartbeat renews it, so it does not limit how long a task may run.
+    #: Seconds (1 to 86400; default 30) that a lease lasts without renewal, and so how long a lock outlives its host.
+    #: The heartbeat renews it, so it does not limit how long a task may run.
     lock_ttl: ClassVar[float | None] = None
 
     #: Seconds (default 0) to wait for a held lock, in the worker's slot, before it counts as a conflict.
