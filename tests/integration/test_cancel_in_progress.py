@@ -177,7 +177,7 @@ class TestAtARenewal:
             holder.get(timeout=LIMIT)
         first, second = brief.record.runs("report", killed_at=0.0)
         assert (first.task_id, second.task_id) == (holder.id, newest.id)
-        assert "does not end though it is superseded" in brief.log
+        assert "does not end although it is superseded" in brief.log
 
     def test_child_that_is_frozen_keeps_its_lock_until_it_goes_on(self, brief: Shop) -> None:
         brief.start("one", "two")
