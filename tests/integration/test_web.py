@@ -99,7 +99,8 @@ def test_task_of_a_live_worker_is_not_released_but_stopped(shop: Shop) -> None:
     until(lambda: shop.held() == [])
 
 
-def test_lock_of_a_worker_that_was_killed_is_released(shop: Shop) -> None:
+def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    shop = shop_on(redis_server, singleton_lock_ttl=60.0)
     (worker,) = shop.start("one", pool="solo")
     shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
