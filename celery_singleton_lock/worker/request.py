@@ -297,8 +297,8 @@ class SingletonRequest(WorkerRequest):
         if (ended := self._outcome(error)) is None:
             return
         self._end_brought()
-        if not seconds:
-            return
+        if not seconds or (isinstance(error, _LOST) and self.success_was_stored):
+            return  # In that case Celery leaves it at the success, which was recorded before it was stored.
         if (hold := self.hold()) is not None:
             self._remember(hold.key, ended, seconds, settled)
         else:
