@@ -63,7 +63,13 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
             raise click.ClickException(IN_MEMORY)
         yield runtime
     except SingletonLockError as error:
-        raise click.ClickException(cleaned.line(str(error))) from error
+        raise click.ClickException(cleaned.line(str(error)) + without_app(ctx)) from error
+
+
+def without_app(ctx: click.Context) -> str:
+    """A hint where no app was named, which may be why something is missing; else nothing."""
+    named = ctx.find_root().params.get("app")
+    return "" if named else "; no app was named: say which one, as in celery -A shop locks …"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
