@@ -100,6 +100,7 @@ def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
         "label": label,
         "name": name_in(key),
         "refused": snapshot.refused.get(key, 0),
+        "fence": max((it.held.fence or 0 for it in held), default=0),
         "axis": axis,
         "held": held,
         "count": len(entries),

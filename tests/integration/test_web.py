@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from html import unescape
 
 import httpx
@@ -48,6 +48,15 @@ def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
         assert "The lock server does not answer" in page.read()[1]
         own_redis.start()
         until(lambda: page.read()[0] == 200)
+
+
+def test_program_ends_at_once_while_somebody_looks(shop: Shop) -> None:
+    with httpx.Client(timeout=LIMIT) as client, ExitStack() as exits:
+        with site(shop) as page:
+            answer = exits.enter_context(client.stream("GET", f"{page.url}/stream?at=locks"))
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+        assert not any(line.startswith("data: {") and "trouble" not in line for line in lines), "the stream has an end"
 
 
 def test_address_in_use_is_an_error_that_says_so(shop: Shop) -> None:

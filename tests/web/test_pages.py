@@ -95,6 +95,7 @@ def test_everything_about_a_key_is_on_its_page(app: Celery, client: Client) -> N
     shown = page(client, f"/lock?key={lease.key.replace('{', '%7B').replace('}', '%7D')}")
     assert shown.all("h1")[0].text == "tenant=acme"
     assert "other" not in shown.html
+    assert str(lease.fence) in [it.text for it in shown.all("dd")]
     assert len([row for row in shown.rows() if "skipped" in row or "ran for" in row]) == 2
     assert page(client, f"/lock?key={lease.key}:run").all("h1")[0].text == "tenant=acme"
 
