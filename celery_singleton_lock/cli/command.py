@@ -20,7 +20,7 @@ from celery_singleton_lock.runtime import Runtime
 option = partial(click.option, cls=CeleryOption, help_group="Locks")
 
 #: Why most commands have nothing to say.
-IN_MEMORY = "memory:// locks are in each process of its own, and cannot be seen from here"
+IN_MEMORY = "memory:// locks belong to one process, and cannot be seen from here"
 
 #: Every command takes it.
 as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
