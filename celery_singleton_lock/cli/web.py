@@ -6,7 +6,6 @@ import ipaddress
 import os
 import secrets
 import socket
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -47,32 +46,23 @@ def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], a
     The token is that of the environment variable CELERY_SINGLETON_LOCK_WEB_TOKEN, or a new one, which is printed.
     """
     try:
-        import uvicorn
-
-        from celery_singleton_lock.web import app_of
-        from celery_singleton_lock.web.access import LOOPBACK
+        from celery_singleton_lock.web import LOOPBACK, Access, Site, serve
     except ImportError as error:
-        needed = "celery-singleton-lock[web]"
-        raise click.ClickException(
-            str(error) if needed in str(error) else f"{error.name} is not installed: pip install '{needed}'"
-        ) from error
+        raise click.ClickException(str(error)) from error
     private = not _is_loopback(host)
     token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if allow_release or private else ""
     hosts = (*LOOPBACK, *allow_host, *(() if host in ANY else (host,)))
+    try:
+        access = Access(hosts, token, allow_release, private)
+    except ValueError as error:
+        raise click.ClickException(f"{TOKEN}: {error}") from error
     with command.runtime_of(ctx):
-        try:
-            app = app_of(ctx.obj.app, hosts=hosts, token=token, allow_release=allow_release, private=private)
-        except ValueError as error:
-            raise click.ClickException(f"{TOKEN}: {error}") from error
-        listening = _listen(host, port)
+        site, listening = Site(ctx.obj.app, access), _listen(host, port)
         if token and not os.environ.get(TOKEN):
             click.echo(f"token to sign in with: {token}")
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"locks at http://{shown}:{listening.getsockname()[1]}/")
-        # Streams to browsers have no end of their own.
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-        with suppress(KeyboardInterrupt):  # It has ended in good order by then.
-            uvicorn.Server(config).run(sockets=[listening])
+        serve(site, listening)
 
 
 def _is_loopback(host: str) -> bool:

@@ -49,6 +49,7 @@ class Live:
         self._watch = watch
         self._listeners: set[asyncio.Event] = set()
         self._poller: asyncio.Task[None] | None = None
+        self.is_closed = False
         self.latest = Snapshot(watch.runtime.settings.prefix)
 
     @property
@@ -58,6 +59,12 @@ class Live:
     @property
     def is_looking(self) -> bool:
         return self._poller is not None
+
+    def close(self) -> None:
+        """End all streams."""
+        self.is_closed = True
+        for news in self._listeners:
+            news.set()
 
     @contextmanager
     def listening(self) -> Iterator[asyncio.Event]:
@@ -109,7 +116,11 @@ class Stream(Response):
         try:
             with self._live.listening() as news:
                 while not gone.done():
-                    text = await run_in_threadpool(self._event) if await _comes(news, gone) else NOTHING
+                    comes = await _comes(news, gone)
+                    if self._live.is_closed:
+                        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                        return
+                    text = await run_in_threadpool(self._event) if comes else NOTHING
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         except OSError:
             pass  # It went while it was written to.

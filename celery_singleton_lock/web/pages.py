@@ -89,10 +89,10 @@ def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
     label = next((it.holder.label for it in held if it.holder.label), "")
     label = label or next((entry.label for entry in reversed(entries) if entry.label), "")
     axis = chart.axis(snapshot.now, asked.minutes)
-    lanes = [lane for lane in chart.lanes(snapshot, asked.minutes) if lane.key == key]
+    drawn = [it for it in chart.happened(snapshot, asked.minutes) if it.key == key]
     regions = {
         "held": _lock_rows("held", held, snapshot, render),
-        "lanes": _lanes(lanes, axis, render),
+        "lanes": _lanes(drawn, snapshot, asked, render),
         "history": _copies("history", _newest(entries, HISTORY), render),
     }
     context = {
@@ -100,6 +100,7 @@ def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
         "label": label,
         "name": name_in(key),
         "refused": snapshot.refused.get(key, 0),
+        "fence": max((it.held.fence or 0 for it in held), default=0),
         "axis": axis,
         "held": held,
         "count": len(entries),
@@ -157,10 +158,10 @@ def message(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vie
 def timeline(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
     """Who held what when."""
     axis = chart.axis(snapshot.now, asked.minutes)
-    found = [lane for lane in chart.lanes(snapshot, asked.minutes) if _matches(asked.search, lane.key, lane.label)]
+    found = [it for it in chart.happened(snapshot, asked.minutes) if _matches(asked.search, it.key, it.label)]
     shown, pages = _part(found, asked.number, LANES)
     context = {"axis": axis, "pages": pages, "found": len(found)}
-    return View("timeline.html", "Timeline", {"lanes": _lanes(shown, axis, render)}, context)
+    return View("timeline.html", "Timeline", {"lanes": _lanes(shown, snapshot, asked, render)}, context)
 
 
 def refused(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
@@ -274,7 +275,9 @@ def _copies(region: str, entries: Iterable[Entry], render: Renderer) -> Region:
     return _region(region, "copy", rows, render)
 
 
-def _lanes(lanes: Iterable[chart.Lane], axis: chart.Axis, render: Renderer) -> Region:
+def _lanes(drawn: Iterable[chart.Happened], snapshot: Snapshot, asked: Asked, render: Renderer) -> Region:
+    axis = chart.axis(snapshot.now, asked.minutes)
+    lanes = [chart.lane_of(it, snapshot, asked.minutes) for it in drawn]
     return _region("lanes", "lane", [(lane.key, {"lane": lane, "axis": axis}) for lane in lanes], render)
 
 

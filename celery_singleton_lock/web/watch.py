@@ -83,9 +83,11 @@ class Watch:
             lasts = store.ledger(self.beat_key).lasts()
         except LockUnavailable as error:
             return replace(self._latest, error=cleaned.line(error), tried_at=now)
+        # Each process writes what happened there every few seconds.
+        entries = sorted(self._entries, key=lambda entry: entry.ended)
         lasts = {cleaned.text(entry): last for entry, last in lasts.items()}
         refused = {cleaned.key(key): count for key, count in refused.items()}
-        return Snapshot(settings.prefix, now, locks, ends, counts, refused, tuple(self._entries), lasts, tried_at=now)
+        return Snapshot(settings.prefix, now, locks, ends, counts, refused, entries, lasts, tried_at=now)
 
     def _of(self, key: str, held: Held, ends: dict[Place, float]) -> HeldLock:
         """A lock, and when it ends: the same moment as before unless it was renewed, however long it took to ask."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from html import unescape
 
 import httpx
@@ -48,6 +48,15 @@ def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
         assert "The lock server does not answer" in page.read()[1]
         own_redis.start()
         until(lambda: page.read()[0] == 200)
+
+
+def test_program_ends_at_once_while_somebody_looks(shop: Shop) -> None:
+    with httpx.Client(timeout=LIMIT) as client, ExitStack() as exits:
+        with site(shop) as page:
+            answer = exits.enter_context(client.stream("GET", f"{page.url}/stream?at=locks"))
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+        assert not any(line.startswith("data: {") and "trouble" not in line for line in lines), "the stream has an end"
 
 
 def test_address_in_use_is_an_error_that_says_so(shop: Shop) -> None:
@@ -99,7 +108,8 @@ def test_task_of_a_live_worker_is_not_released_but_stopped(shop: Shop) -> None:
     until(lambda: shop.held() == [])
 
 
-def test_lock_of_a_worker_that_was_killed_is_released(shop: Shop) -> None:
+def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    shop = shop_on(redis_server, singleton_lock_ttl=60.0)
     (worker,) = shop.start("one", pool="solo")
     shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)

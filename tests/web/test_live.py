@@ -264,3 +264,15 @@ def test_events_stay_small_with_thousands_of_locks(app: Celery) -> None:
             assert len(json.dumps(later)) < 5_000
 
     asyncio.run(listen())
+
+
+def test_streams_end_when_the_program_is_to_end(app: Celery) -> None:
+    async def listen() -> None:
+        site = site_of(app)
+        async with listening(site) as listener:
+            await listener.event()
+            site.live.close()
+            while site.live.is_looking:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(listen(), LIMIT))
