@@ -65,8 +65,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: The name that goes into the key; by default the task's. Tasks with the same name exclude each other.
     lock_name: ClassVar[str | None] = None
 
-    #: When the lock is held. "while_executing" (default): while the task runs. Otherwise the message takes it when it is
-    #: sent, so that no second one waits: "until_executing" until the task starts, "until_executed" until it has
+    #: When the lock is held. "while_executing" (default): while the task runs. Otherwise the message takes it when it
+    #: is sent, so that no second one waits: "until_executing" until the task starts, "until_executed" until it has
     #: ended, "until_and_while_executing" until it starts, and then while it runs, "until_expired" for `lock_queue_ttl`
     #: seconds.
     lock_scope: ClassVar[str | None] = None
