@@ -102,6 +102,11 @@ class Lease(Hold):
         """Seconds for which the lease is still trusted; renewals push the end out."""
         return self.trusted_until - clock.now()
 
+    @property
+    def give_up_at(self) -> float:
+        """When its task is stopped unless it is renewed: early enough for that to end while the lock is held."""
+        return self.trusted_until - self.good_for * trust.GIVE_UP_BEFORE
+
     def check(self) -> None:
         """Raise an error if the lock is lost; costs no round trip while the lease is trusted.
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from celery import Task
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.errors import InvalidOption, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
@@ -120,6 +120,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     #: How many executions may hold the lock at once (1 to 1000; default 1).
     lock_limit: ClassVar[int | None] = None
+
+    #: Failures that Celery logs without a traceback; that of a lost lock would be one of this package. The loss is an
+    #: error in the log anyway.
+    throws: tuple[type[Exception], ...] = (LockLost,)
 
     #: What stands for a message in the worker's main process: it looks after the locks of its children.
     Request = "celery_singleton_lock.worker.request:SingletonRequest"
