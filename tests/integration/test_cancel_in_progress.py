@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,9 +14,9 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockSuperseded
+from celery_singleton_lock import LockSuperseded, clock
 from tests.conftest import LASTING
-from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, redelivering, until
+from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, kill_child, redelivering, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -106,6 +108,30 @@ class TestAtOnce:
         *stopped, (ended, outcome) = ran(shop)
         assert (ended, outcome) == (last.id, "done")
         assert {outcome for _, outcome in stopped} == {"aborted"}
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("task", ["replacing", "replacing_late"])
+    def test_flood_of_runs_of_all_lengths(self, brief: Shop, task: str) -> None:
+        """Stopped as they begin, run and end; some die."""
+        brief.start("one", "two", concurrency=4)
+        chance = random.Random(task)
+        results = []
+        for _ in range(150):
+            results.append(send(brief, task, chance.choice([0.0, 0.01, 0.05, 0.2, LONG])))
+            clock.sleep(chance.choice([0.0, 0.0, 0.02, 0.1]))
+            if chance.random() < 0.05 and (runs := [run for run in brief.record.runs() if run.outcome == "open"]):
+                with suppress(ProcessLookupError):
+                    kill_child(runs[-1])
+        last = send(brief, task)
+        assert last.get(timeout=LIMIT) == "report"
+        until(lambda: all(result.ready() for result in results))
+        killed = {result.id for result in results if result.state == "FAILURE"}
+        states = {result.id: result.state for result in results if result.id not in killed}
+        assert {*states.values()} <= {"REVOKED", "SUCCESS"}
+        runs = [run for run in brief.record.runs("report") if run.outcome != "open"]
+        assert overlaps(runs) == []
+        done = {run.task_id for run in runs if run.outcome == "done"}
+        assert {id for id, state in states.items() if state == "SUCCESS"} <= done
 
     def test_one_that_waits_in_its_slot(self, shop: Shop) -> None:
         shop.start("one", "two")
