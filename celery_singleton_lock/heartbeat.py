@@ -165,7 +165,7 @@ class Heartbeat(Renews):
         """In the thread that runs under an overdue lease: it goes on only if the lock is still ours."""
         step = trust.step_of([lease.good_for])
         if not self._take(lease.owner, step):
-            lease.lose("it is overdue, and a renewal is under way that is not answered")
+            lease.lose("it is overdue, and a renewal on its way has no answer yet")
             return
         try:
             if lease.reason is not None or lease.remaining > 0:

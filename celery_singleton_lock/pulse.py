@@ -247,7 +247,7 @@ class Pulse:
             try:
                 watched.on_lost()
             except Exception:
-                logger.exception("heartbeat: %s: could not be told to stop", lease.key)
+                logger.exception("heartbeat: %s: its task could not be told to stop", lease.key)
 
 
 #: Of this process.

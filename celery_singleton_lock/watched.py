@@ -13,7 +13,7 @@ from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.lease import Lease
 
 #: Why a lease was lost that the store no longer has.
-GONE = "it is no longer ours in the store: it ended, was taken over, or was deleted"
+GONE = "the store does not have it any more: it ended, was taken over, or was deleted"
 
 #: What is due within this share of its renewal interval is renewed along with what is due now.
 COALESCE = 0.1

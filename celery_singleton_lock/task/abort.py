@@ -240,7 +240,7 @@ def _is_patched(library: str) -> bool:
 def _kill_this_child(lease: Lease) -> None:
     why = "its lock is lost" if lease.reason is not None else "it is superseded"
     if is_child_of_a_pool():
-        logger.critical("%s: the task does not end though %s; killing its process", lease.key, why)
+        logger.critical("%s: the task does not end although %s; killing its process", lease.key, why)
         os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
     else:
-        logger.critical("%s: the task does not end though %s, and this pool cannot kill it", lease.key, why)
+        logger.critical("%s: the task does not end although %s, and this pool cannot kill it", lease.key, why)

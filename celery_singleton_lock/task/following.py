@@ -134,7 +134,9 @@ class Following:
             answer = self.look_at_leader()
             if not isinstance(answer, _Gone):
                 return answer
-            other = self._heir() or self._lead()
+            if (other := self._heir()) is None and self._is_over():
+                return None
+            other = other or self._lead()
             if other is None:
                 logger.info("%s runs: message %s, which it has followed, has not ended", self, self._leader.task_id)
                 return None
@@ -166,15 +168,22 @@ class Following:
         requeue.put_back(it.task, reason="follows", delay=waiting.delay, carried=carried)
 
     def _is_to_run(self) -> bool:
-        """Whether it leads itself, or follows what may be waiting for it."""
+        """Whether it leads itself, runs elsewhere, or follows what may be waiting for it."""
         if self._leader.task_id in self._ancestors:
             return True
         if any(self._is_own(held) for held in self._held(self._lock.key)):
             self._brought.leads()
             return True
+        in_run = self._held(self._execution.key)
+        if any(self._execution.is_copy_of(held) for held in in_run):
+            return True
         # The leader may wait for one of these, which may wait for this one.
-        holders = (held.holder for held in self._held(self._execution.key))
-        return any(holder is not None and holder.task_id in self._ancestors for holder in holders)
+        return any(held.holder is not None and held.holder.task_id in self._ancestors for held in in_run)
+
+    def _is_over(self) -> bool:
+        """Whether another copy of this message has ended, so that this one needs no lock: it ends as a copy."""
+        it = self._execution
+        return self._store.recorded(it.key, it.holder.message) is not None
 
     def _look_at_message(self) -> End | Waiting | _Gone | None:
         """As `look_at_leader`, while it is not known that the leader has started; None when that is known."""
@@ -183,7 +192,7 @@ class Following:
         if (run := self._started()) is not None:
             self._leader = self._leader._replace(run=run)
             return None
-        if has_lock and not (any(map(is_by_time, has_lock)) or self._lock.scope == UNTIL_EXPIRED):
+        if has_lock and not any(map(self._lasts_for_its_time, has_lock)):
             return Waiting(self._lock.key)
         stored = self._stored()
         return Waiting() if stored is None and has_lock else stored or _Gone()
@@ -222,7 +231,12 @@ class Following:
 
     def _lead(self) -> Leader | None:
         """Take the lock of the leader, which is gone; whom to follow instead, where another one has it."""
-        if (met := self._brought.lead(self._execution.holder.label)) is not None:
+        met = self._brought.lead(self._execution.holder.label)
+        if met is not None and self._leader.has(met) and self._lasts_for_its_time(met):
+            # Else all that follow would run: nobody could see that one of them does.
+            self._store.free(met.hold(self._lock.key, ttl=self._lock.seconds, limit=self._lock.limit))
+            met = self._brought.lead(self._execution.holder.label)
+        if met is not None:
             return Leader.of(met)
         if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.
             return self._give_back(self._leader._replace(run=run))
@@ -253,6 +267,10 @@ class Following:
         named = leader.named(self._leader.token).message
         run = leader.run_in(self._store.recorded(self._lock.key, named))
         return run if run is not None and is_key(self._execution.runtime.settings.prefix, run.key) else None
+
+    def _lasts_for_its_time(self, held: Held) -> bool:
+        """Whether what has the lock has it whatever becomes of its message."""
+        return is_by_time(held) or self._lock.scope == UNTIL_EXPIRED
 
     def _held(self, key: str) -> list[Held]:
         return self._store.held(key, limit=self._lock.limit)

@@ -134,6 +134,7 @@ class Joining:
         except LockUnavailable:  # As it will turn out when that is asked for.
             return None
         if isinstance(found, Later):
+            self._leave_line(found)
             self._put_back(found)
         return found
 
@@ -156,7 +157,7 @@ class Joining:
             self._put_back(found)
         if not lease.held:  # Nobody renews it yet.
             server = self._execution.runtime.store.server
-            self._acquisition.put_back(LockUnavailable(server, "the lease ended as it looked for another end"))
+            self._acquisition.put_back(LockUnavailable(server, "the lease ended while it looked for another end"))
         self._take_over()
         return None
 
@@ -184,6 +185,15 @@ class Joining:
         head = Outcome(HEIR, settled=True).record_of(it.holder, seconds).content
         own = json.dumps(Joined.of(it.holder))
         it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))
+
+    def _leave_line(self, later: Later) -> None:
+        """What woke this copy is for all that wait for the same lock, if it does not go back there: for the next
+        attempt of the task that it has joined, say.
+        """
+        it = self._execution
+        waits = requeue.waits_for(it.request, it.runtime.settings.prefix)
+        if waits is not None and not later.in_line:
+            it.runtime.store.wake(waits[0])
 
     def _put_back(self, later: Later) -> NoReturn:
         it = self._execution

@@ -40,9 +40,10 @@ def arrival_of(execution: Execution) -> Arrival | None:
     store = execution.runtime.store
     if not getattr(store, "knows_newest", False):
         raise InvalidOption(
-            f"option on_conflict of task {execution.task.name} is {policy!r}, but where its locks are, at "
-            f"{store.server}, it is not known which message is the newest; allowed: locks on one Redis, behind "
-            "Sentinels, on a cluster, or in memory, and no Redlock; use another policy, or set singleton_lock_backend"
+            f"option on_conflict of task {execution.task.name} is {policy!r}, but its lock server, "
+            f"{store.server}, does not know which message is the newest; allowed: locks on one Redis, behind "
+            "Sentinels, on a cluster, or in memory, but not on a Redlock; use another policy, or set "
+            "singleton_lock_backend"
         )
     seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
     return Arrival(requeue.arrived(request), seconds, execution.task.name, stops=policy == REPLACE)

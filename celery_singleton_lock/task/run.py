@@ -142,7 +142,7 @@ class Run:
             kept = reservation or _for_nobody(it, ended, held)
             freed = it.runtime.store.free(lease, record=it.record(ended), reservation=kept)
         except LockUnavailable as error:
-            logger.warning("%s could not free %s, which ends by itself: %s", it, lease.key, error)
+            logger.warning("%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
             if ended is not None:
                 settling.settle_after(it, ended)
@@ -150,7 +150,7 @@ class Run:
             logger.debug("%s freed %s after %.3f s", it, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)
         elif freed is not None and not self._is_loss_said:
-            lease.lose("it was no longer ours when the task ended")
+            lease.lose("it was no longer held when the task ended")
             self._say_loss()
         journal_entries.ran(it, lease, ended, began=self._began, ended=now)
 

@@ -259,7 +259,7 @@ class SingletonRequest(WorkerRequest):
         try:
             found = Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
         except LockUnavailable as error:
-            logger.warning("%s: nobody knows whether its chord has counted it: %s", self, error)
+            logger.warning("%s: it is not known whether its chord has counted it: %s", self, error)
             return False
         return found is not None and not outcome.read(found)[0].settled
 
@@ -297,8 +297,8 @@ class SingletonRequest(WorkerRequest):
         if (ended := self._outcome(error)) is None:
             return
         self._end_brought()
-        if not seconds:
-            return
+        if not seconds or (isinstance(error, _LOST) and self.success_was_stored):
+            return  # In that case Celery leaves it at the success, which was recorded before it was stored.
         if (hold := self.hold()) is not None:
             self._remember(hold.key, ended, seconds, settled)
         else:

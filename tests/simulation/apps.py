@@ -58,8 +58,28 @@ SENT: dict[str, dict[str, Any]] = {
 }
 TASKS |= SENT
 
+#: Of those that end as the task does that has their lock, and of those of which only the newest runs.
+_AGAIN: dict[str, Any] = {"max_retries": 2}
+JOINS: dict[str, dict[str, Any]] = {
+    "shop.joins": {"on_conflict": "join", **_LATE, **_AGAIN},
+    "shop.joins_early": {"on_conflict": "join", **_AGAIN},
+    "shop.joins_patient": {"on_conflict": "join", "lock_wait": 2.0, **_LATE, **_AGAIN},
+    "shop.joins_keeps": {"on_conflict": "join", "lock_retain_on_retry": True, **_LATE, **_AGAIN},
+    "shop.joins_rests": {"on_conflict": "join", "lock_at_least_for": 2.0, **_LATE, **_AGAIN},
+}
+NEWEST: dict[str, dict[str, Any]] = {
+    "shop.newest": {"on_conflict": "rerun", **_LATE, **_AGAIN},
+    "shop.newest_early": {"on_conflict": "rerun", **_AGAIN},
+    "shop.newest_patient": {"on_conflict": "rerun", "lock_wait": 3.0, **_LATE, **_AGAIN},
+    "shop.newest_keeps": {"on_conflict": "rerun", "lock_retain_on_retry": True, **_LATE, **_AGAIN},
+}
+TASKS |= JOINS | NEWEST
+
 #: Scopes of which several messages may run at once.
 OF_EACH_MESSAGE = ("until_executing", "until_expired")
+
+#: Characters of a return value that is not kept beside the lock.
+TOO_LARGE = 5000
 
 #: Of the task that beats send.
 TICK: dict[str, Any] = {"on_conflict": "retry", "acks_late": True, "reject_on_worker_lost": True}
@@ -146,9 +166,9 @@ def _app(package: Any) -> Celery:
 
 
 def _body(name: str) -> Any:
-    def body(self: Any, key: str, number: int, plan: str = "") -> int:
+    def body(self: Any, key: str, number: int, plan: str = "") -> Any:
         simulation().world.bodies.run(self, name, key, number, plan)  # type: ignore[attr-defined]
-        return number
+        return [number, "x" * TOO_LARGE] if "large=1" in plan else number
 
     body.__name__ = name.rpartition(".")[2]
     return body

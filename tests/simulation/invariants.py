@@ -83,15 +83,22 @@ class Invariants:
         for key, value in values:
             if ":done:m" not in key or self._records.get(key) == value:
                 continue
-            state, _, _, settled = json.loads(value.partition(b"\n")[0])
+            state, _, _, settled = json.loads(value.partition(b"\n")[0])[:4]
             known, was_settled = self._ended.get(key, (state, False))
             number = int(key.partition(":done:m")[2].partition(":")[0])
             is_one = self.world.bodies.succeeded[number] < 2  # Another run that is excused ends as well.
             # That all was sent is noted in the background, and a replica may not have it yet.
             was_settled = was_settled and self.world.plan.replicas is None
+            # A copy of an attempt whose end was not heard of until its hold was over finds that a newer one has come.
+            newest = self.world.newest
+            is_one = is_one and not (newest is not None and newest.was_superseded(number) and self._was_silent())
             if is_one and (state, was_settled) != (known, was_settled and settled):
                 self.run.fail(f"{key}: its end was {known}{', settled' * was_settled}, and is {state} now")
             self._records[key], self._ended[key] = value, (state, settled)
+
+    def _was_silent(self) -> bool:
+        """Whether a lock server may not have been heard of until now, for longer than a body takes to end."""
+        return trouble.was_there(self.world, self.run.now - self.world.plan.ttl, but=trouble.BRIEF)
 
     def _put(self, message: dict[str, Any], is_taken: bool) -> None:
         """A message is sent: not again, while its lock is kept for it."""
@@ -127,14 +134,18 @@ class Invariants:
             is_safe = apps.TASKS[message.task].get("acks_late") or not any("killed" in kind for kind in kinds)
             if len(set(ends)) > 1 and is_safe and (task_id, states.FAILURE) not in self._unsure:
                 self.run.fail(f"message {number} has several ends: {ends}")
-            if states.SUCCESS in ends and not self.world.bodies.succeeded[number]:
+            ended_as = self.world.answers.ended_as.get(number, number)
+            if states.SUCCESS in ends and not self.world.bodies.succeeded[ended_as]:
                 self.run.fail(f"message {number} ends as {ends}, and no body has ended well")
             if any("killed" in kind for kind in kinds):
                 continue
             is_brief = all(fault.seconds < SETTLED for fault in self.world.plan.faults)
             if is_brief and self.world.broker.put_as[f"{task_id}-after"] > 1:
                 self.run.fail(f"message {number}: what follows on it was sent twice")
-            if states.SUCCESS in ends and "server restarted empty" not in kinds:
+            # What is still to be said as a worker ends is lost where no lock server answers.
+            is_unsaid = "worker ended" in kinds and not {*kinds}.isdisjoint(trouble.OF_SERVERS)
+            is_unsaid = is_unsaid or "server restarted empty" in kinds
+            if states.SUCCESS in ends and ended_as == number and not is_unsaid:
                 is_sure = (task_id, states.SUCCESS) not in self._unsure and self.world.plan.replicas is None
                 self._is_recorded(number, task_id, is_settled=is_sure)
 

@@ -37,6 +37,10 @@ HARMLESS = (*trouble.HARMLESS, "worker ended", "woken in vain")
 HARMLESS = (*HARMLESS, "child killed", "child killed at an end", "child killed by SIGTERM")
 
 
+#: What makes several copies of one message.
+SEVERAL = ("delivered again", "acknowledgement lost", "broker cut", "worker killed", "worker killed at a start")
+
+
 @dataclass(eq=False)
 class Copy:
     """In the timer of a process.
@@ -128,10 +132,23 @@ class Parked:
             return
         attempt = headers["id"], headers["retries"]
         first = self._places.get(attempt, 0.0)
-        if header["conflict"] == 1:
+        if header["conflict"] + header.get("follows", 0) == 1 or attempt not in self._places:
             self._places[attempt] = max(first, header["since"])
-        elif header["since"] > first:
+        elif header["since"] > first and not ("follows" in header and self._are_several):
             self.run.fail(f"message {headers['id']} loses its place in line as it is put back")
+
+    def in_line(self) -> Iterator[Copy]:
+        """Those that are to be woken, of processes that are well."""
+        return (copy for copy in self._copies.values() if copy.is_in_line and copy.process.alive and copy.process.runs)
+
+    def has_room(self, copy: Copy) -> bool:
+        """Whether it could be begun now."""
+        return not copy.worker.is_ending and self._has_room(copy.worker)
+
+    @property
+    def _are_several(self) -> bool:
+        """Whether there may be several copies of one message, each with places of its own in several lines."""
+        return any(fault.kind in SEVERAL for fault in self.world.plan.faults)
 
     def begins(self, worker: Any, request: Any) -> None:
         """The timer has come to it, or it was taken out of that."""
@@ -246,7 +263,11 @@ class Parked:
         is_held = self._is_held(copy.key, copy.limit)
         _, since = self._held[copy.key]
         long = WAKE_TTL + AT_ONCE + SOME * self.world.plan.latency
-        if is_held and now - max(since, 0.0) > long and not trouble.was_there(self.world, now - AFTERMATH):
+        newest = self.world.newest
+        is_to_end = newest is not None and newest.has_come(copy.key, now - long)  # It is woken for that.
+        if is_to_end or trouble.was_there(self.world, now - AFTERMATH):
+            return
+        if is_held and now - max(since, 0.0) > long:
             self.run.fail(
                 f"{copy.key}: message {copy.request.id} begins, and nothing was freed for {now - since:.1f} s"
             )

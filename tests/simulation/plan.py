@@ -59,7 +59,8 @@ class Plan:
 
     Attributes:
         kind: what there is: "tasks" with workers, "locks" in programs of their own, "nodes" of a Redlock that disagree
-            about such, "beats", or "sent": tasks that lock as they are sent.
+            about such, "beats", or "sent": tasks that lock as they are sent; "joined", "newest": tasks that
+            end as another one does, or of which only the newest runs; "follows": parts of a canvas that are duplicates.
         limits: of the locks outside of tasks: how many may hold each.
         entries: of the beats' schedule: names, and seconds between two ticks.
         mode: of the beats.
@@ -124,6 +125,9 @@ OF_NODES = 0.15
 #: Of all, how many send messages with locks (`sendings.py`).
 OF_SENT = 0.15
 
+#: Of all, how many are of messages that end as another one does, or because a newer one has come (`sharing.py`).
+OF_SHARED = 0.18
+
 #: Draws the plan of a seed, with so many servers, or with as many as it likes.
 Drawing = Callable[[int, "int | None"], Plan]
 
@@ -177,6 +181,7 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
     """The plan of a seed; of this kind, where one is given."""
     from tests.simulation.disagreements import draw_nodes
     from tests.simulation.sendings import draw_sent
+    from tests.simulation.sharing import draw_follows, draw_joined, draw_newest
 
     if kind is None:
         is_of_nodes = nodes != 1 and random.Random(f"nodes of {seed}").random() < OF_NODES
@@ -184,8 +189,12 @@ def draw(seed: int, *, nodes: int | None = None, kind: str | None = None) -> Pla
         kind = "nodes" if is_of_nodes else kind
         if nodes is None and random.Random(f"sent of {seed}").random() < OF_SENT:
             kind = "sent"
-    draws = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks, "beats": _beats}
-    return (draws | {"nodes": draw_nodes, "sent": draw_sent})[kind](seed, nodes)
+        if nodes is None and random.Random(f"shared of {seed}").random() < OF_SHARED:
+            kind = random.Random(f"shared by {seed}").choice(("joined", "newest", "follows"))
+    draws: dict[str, Drawing] = {"tasks": _tasks, "lines": _lines, "replicas": _replicas, "locks": _locks}
+    draws |= {"beats": _beats, "nodes": draw_nodes, "sent": draw_sent}
+    draws |= {"joined": draw_joined, "newest": draw_newest, "follows": draw_follows}
+    return draws[kind](seed, nodes)
 
 
 def _may_be_shaped(draws: Drawing) -> Drawing:

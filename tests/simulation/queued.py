@@ -6,12 +6,14 @@ The lock of each is followed on the server by its owner, which the message names
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery import states
 
 from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
 from celery_singleton_lock.task.queued import SOON
 from tests.simulation import apps, holds, trouble
@@ -60,6 +62,7 @@ class Claim:
         taken_at: since when its lock may be its.
         gone_at: when it was seen to be gone.
         least: seconds that it lasts once it is confirmed, at the least.
+        looked: how often a follower has looked in vain, as its last copy says.
     """
 
     task_id: str
@@ -82,10 +85,16 @@ class Claim:
     taken_at: float = 0.0
     gone_at: float | None = None
     least: float = 0.0
+    looked: int = 0
 
     @property
     def is_late(self) -> bool:
         return bool(apps.TASKS[self.task].get("acks_late"))
+
+
+def follows(header: Sequence[Any]) -> bool:
+    """Whether the message with this header of its lock follows another one, which has the lock."""
+    return len(header) > 8 and header[8] is not None
 
 
 @dataclass(eq=False)
@@ -113,6 +122,8 @@ class Queued:
     entrance: Any = None
     #: By the beginning of its owner.
     claims: dict[str, Claim] = field(default_factory=dict)
+    #: Of messages that follow another one: those that do not have their locks, or gave them back.
+    followers: dict[str, Claim] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
     #: Ids of messages that the broker has lost.
     lost: set[str] = field(default_factory=set)
@@ -142,6 +153,7 @@ class Queued:
         over = {it.task_id for it in self.claims.values()} - open_
         call = Call(message, process, self.run.now, frozenset(over))
         self.calls[call.task_id] = call
+        self.world.asked_at[message.number] = self.run.now
         return call
 
     def is_foreign(self, message: Message) -> None:
@@ -244,8 +256,12 @@ class Queued:
         self.world.sent[call.message.number] = (task_id, call.message)
         if header is None or (header[0], header[1]) != (task_id, headers.get("task")):
             return
-        _, task, key, owner, seconds, _, scope, *_ = header
+        _, task, key, owner, seconds, _, scope = header[:7]
+        if follows(header):
+            self._follows(headers, process)
         claim = self.claims.get(owner[:28])
+        if claim is None and owner[:28] in self.followers:
+            return
         if claim is None:
             claim = Claim(task_id, task, f"{key}:run", owner[:28], seconds, scope, list(header), process, self.run.now)
             self.claims[owner[:28]] = claim
@@ -257,6 +273,28 @@ class Queued:
         claim.least = min(seconds, claim.least or seconds)
         # What a worker sends is sure as soon as the broker has it.
         claim.is_sure = claim.is_sure or not is_first
+
+    def _follows(self, headers: dict[str, Any], process: Process) -> None:
+        """A message is sent that does not have its lock, or whose copy says so: it has looked once more, in vain."""
+        header = headers[QUEUED_HEADER]
+        task_id, task, key, owner, seconds, _, scope = header[:7]
+        stem, looked = owner[:28], (headers.get(PUT_BACK_HEADER) or {}).get("follows", 0)
+        claim = self.claims.get(stem) or self.followers.get(stem)
+        if claim is None:
+            claim = Claim(task_id, task, f"{key}:run", stem, seconds, scope, list(header), process, self.run.now, True)
+            self.followers[stem] = claim
+        elif looked > claim.looked and self.claims.pop(stem, None):
+            self.followers[stem] = claim
+        claim.sent_at, claim.seconds, claim.looked = self.run.now, max(seconds, claim.seconds), looked
+        claim.least = min(seconds, claim.least or seconds)
+
+    def _leads(self, stem: str) -> Claim | None:
+        """A follower has got its lock: its leader is gone."""
+        claim = self.followers.pop(stem, None)
+        if claim is not None:
+            claim.taken_at, claim.over_at = self.run.now, None
+            self.claims[stem] = claim
+        return claim
 
     def _counts_its_countdown(self, claim: Claim, message: Message, is_first: bool) -> None:
         """A bound that is set counts from when the message is due."""
@@ -329,7 +367,7 @@ class Queued:
             return
         found = self._found()
         for key, (stem, ends_at, value) in found.items():
-            claim = self.claims.get(stem)
+            claim = self.claims.get(stem) or self._leads(stem)
             if claim is None:
                 self._is_provisional(key, stem, ends_at, value)
             else:
@@ -367,6 +405,8 @@ class Queued:
 
     def _lasts_for_its_time(self, claim: Claim, stem: str) -> None:
         is_open = claim.is_sure and not claim.is_void and self.run.now < claim.taken_at + claim.seconds / 2
+        if self.world.ends.get(claim.task_id) and int(claim.task_id[1:]) not in self.world.answers.ended_as:
+            return  # It is over and has no end of its own: one that follows it may have taken the lock.
         if is_open and stem != claim.stem and not self._forgot(claim.taken_at):
             self.run.fail(f"the lock of {claim.task_id} is gone, which was to last for {claim.seconds:g} s")
 
@@ -456,7 +496,7 @@ class Queued:
     def look_at_the_end(self) -> None:
         """When everything is over: what is still held stands for a message that is lost."""
         for key, (stem, ends_at, _) in self._found().items():
-            claim = self.claims.get(stem)
+            claim = self.claims.get(stem) or self._leads(stem)
             if claim is None:
                 self.run.fail(f"{key} is held for {ends_at - self.run.now:.1f} s, and was never sent")
             elif not (claim.scope == "until_expired" or self._is_nowhere(claim)):
@@ -486,6 +526,8 @@ class Queued:
     def _brought_by(self, request: Any) -> Claim | None:
         header = (request.headers or {}).get(QUEUED_HEADER)
         claim = self.claims.get(header[3][:28]) if header is not None else None
+        if claim is None and header is not None and self._hold(f"{header[2]}:run")[0] == header[3][:28]:
+            claim = self._leads(header[3][:28])
         return claim if claim is not None and claim.task_id == request.id else None
 
     def _claims_of(self, task_id: str) -> list[Claim]:

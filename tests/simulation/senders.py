@@ -54,7 +54,7 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
         return
     signature = task.si(*args).set(task_id=task_id, **{name: float(value) for name, value in words.items()})
     if message.chained:
-        signature.link(app.tasks["shop.after"].si(message.number).set(task_id=f"{task_id}-after"))
+        signature.link(app.tasks["shop.after"].s(message.number).set(task_id=f"{task_id}-after"))
     call = queued.begins(message, program.process)
     try:
         result = signature.apply_async()

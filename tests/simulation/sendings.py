@@ -29,6 +29,9 @@ OF_SENDING: dict[str, tuple[float, float]] = {
     "locks of messages cleared": (1, 0.0),
 }
 
+#: Those by which a message, and not its lock, is lost: whoever follows it waits for the end of that.
+LOSES = ("queue purged", "message lost", "worker killed", "worker killed at a start")
+
 #: Those of `KINDS` that befall such messages as well.
 OF_WORKERS = ("child killed", "worker killed", "child stopped", "worker stopped", "server stalled", "server restarted")
 OF_WORKERS = (*OF_WORKERS, "cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut")
@@ -81,7 +84,8 @@ def anything(plan: Plan, rng: random.Random) -> Plan:
     faults = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
     of_workers = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
     faults += [_fault(rng, of_workers, until) for _ in range(rng.choice((0, 0, 1, 2)))]
-    return _with(plan, messages, faults, queue_ttl=rng.choice((None, None, 20.0)))
+    may_be_lost = any(message.chained for message in messages) and any(fault.kind in LOSES for fault in faults)
+    return _with(plan, messages, faults, queue_ttl=20.0 if may_be_lost else rng.choice((None, None, 20.0)))
 
 
 def sender_is_gone(plan: Plan, rng: random.Random) -> Plan:
@@ -156,6 +160,84 @@ def copied_headers(plan: Plan, rng: random.Random) -> Plan:
     )
     copy = Message(0.4, task, "b", 1, "takes=0.1", sent="copies=m0")
     return _with(replace(plan, concurrency=2), (first, copy, *_at(rng, task, (1.0, 2.0), "takes=0.1", first=2)), [])
+
+
+def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:
+    """Several are sent that something follows on, while one waits or runs: they end as that."""
+    tasks = rng.choice([(task,) for task in FOLLOWED])
+    until = rng.uniform(0.5, 1.5 * plan.ttl)
+    messages = tuple(
+        Message(
+            round(rng.choice((rng.uniform(0.05, until), 0.1)), 3), rng.choice(tasks), rng.choice("aaab"), number,
+            _words(rng, plan.ttl), chained=rng.random() < 0.7, sent=_how(rng),
+        )
+        for number in range(rng.randint(3, 7))
+    )  # fmt: skip
+    faults = [_fault(rng, OF_SENDING, until) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
+    of_workers = {kind: (weight, longest * plan.ttl) for kind, (weight, longest) in KINDS.items() if kind in OF_WORKERS}
+    faults += [_fault(rng, of_workers, until) for _ in range(rng.choice((0, 0, 1)))]
+    return _with(plan, messages, faults)
+
+
+def leader_is_gone(plan: Plan, rng: random.Random) -> Plan:
+    """The one that has the lock is lost, dies or is revoked, and so may be the one that runs in its place."""
+    task = rng.choice(FOLLOWED)
+    due = rng.choice(("", "", "countdown=2"))
+    words = f"takes={rng.choice((0.5, 2.0))}{rng.choice(('', '', ' fails=1'))}"
+    first = Message(0.1, task, "a", 0, words, sent=due)
+    rest = _at(rng, task, sorted(round(rng.uniform(0.15, 1.5), 3) for _ in "1234"), words, chained=0.9, first=1)
+    kinds = ("message lost", "queue purged", "revoked", "child killed at a start", "worker killed at a start")
+    kinds = (*kinds, "sender dies before it sends", "sender dies as it has sent", "child killed")
+    faults = [
+        Fault(round(rng.choice((0.05, rng.uniform(0.12, 3.0))), 3), rng.choice(kinds), rng.randrange(9),
+              round(rng.uniform(0.0, 1.0), 3))
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    ]  # fmt: skip
+    if rng.random() < 0.4:  # So that the broker still has it as it is lost.
+        faults += [Fault(0.02, "worker killed", number, round(rng.uniform(1.0, 4.0), 2)) for number in (0, 1)]
+    latency = round(rng.choice((0.0, 0.0, 0.02)) * plan.ttl, 4)
+    return _with(replace(plan, workers=rng.choice((1, 2)), latency=latency), (first, *rest), faults)
+
+
+def leader_waits(plan: Plan, rng: random.Random) -> Plan:
+    """Followers wait in line for a leader that is due later, and then for its run."""
+    task = rng.choice(FOLLOWED)
+    first = Message(0.1, task, "a", 0, f"takes={rng.choice((0.5, 3.0))}", sent=f"countdown={rng.choice((1.5, 3))}")
+    rest = _at(rng, task, sorted(round(rng.uniform(0.15, 1.4), 3) for _ in "12345"), "takes=0.3", chained=0.9, first=1)
+    kinds = ("delivered again", "revoked", "child killed", "broker cut")
+    faults = [Fault(round(rng.uniform(0.5, 4.0), 3), rng.choice(kinds), rng.randrange(9), 0.5)]
+    return _with(replace(plan, concurrency=2), (first, *rest), faults[: rng.randint(0, 1)])
+
+
+def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
+    """Each message to the lock server takes long: followers look as the leader begins, or ends."""
+    task = rng.choice(FOLLOWED)
+    latency = round(rng.choice((0.01, 0.03)) * plan.ttl, 4)
+    takes = rng.choice((0.1, 0.3, 1.0))
+    times = (0.1, *(round(0.1 + rng.uniform(0.0, takes + 8 * latency), 3) for _ in "1234"[: rng.randint(2, 4)]))
+    words = f"takes={takes}{rng.choice(('', '', ' large=1', ' retries=1 countdown=0.5'))}"
+    faults = [Fault(0.05, "results slow", 0, 4.0)] if rng.random() < 0.3 else []
+    faults += [
+        Fault(round(rng.uniform(0.1, 2.0), 3), "delivered again", rng.randrange(9))
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
+    messages = _at(rng, task, times, words, chained=0.8)
+    return replace(_with(plan, messages, faults), latency=latency, workers=2)
+
+
+#: Tasks whose messages are followed.
+FOLLOWED = ("shop.once", "shop.once", "shop.once_early", "shop.waits", "shop.waits_early", "shop.behind", "shop.each")
+FOLLOWED = (*FOLLOWED, "shop.behind_early")
+
+IN_CANVAS: tuple[Callable[[Plan, random.Random], Plan], ...] = (
+    *(parts_of_canvas, parts_of_canvas, leader_is_gone, leader_waits, leader_begins_meanwhile),
+)
+
+
+def in_canvas(plan: Plan, rng: random.Random) -> Plan:
+    """Of parts of a canvas that find the lock of another message as they are sent."""
+    # Who follows a message that is lost waits for the end of its lock.
+    return _and_again(replace(rng.choice(IN_CANVAS)(plan, rng), queue_ttl=20.0), rng)
 
 
 SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (

@@ -328,7 +328,8 @@ class Worker:
                     raise WorkerLostError("Worker exited prematurely")
                 except WorkerLostError:
                     job.failed(ExceptionInfo())
-            self._add_child()
+            if not self.is_ending:
+                self._add_child()
             self._dispatch()
 
         self.loop.post(notice)

@@ -62,8 +62,13 @@ class World:
         self.parked = Parked(self)
         self.workers: list[Any] = []
         self.plan: Any = None
+        #: As which message each has ended; and those of which only the newest runs, where there may be such.
+        self.answers: Any = None
+        self.newest: Any = None
         #: By number of the message: its id and itself.
         self.sent: dict[int, tuple[str, Any]] = {}
+        #: By number: when its sender began to send it.
+        self.asked_at: dict[int, float] = {}
         #: By id: the final states that were stored.
         self.ends: dict[str, list[str]] = defaultdict(list)
         #: By host: what its workers have otherwise.
@@ -80,6 +85,8 @@ class World:
         #: Programs that send messages, and what is called as a worker's main process gets one.
         self.senders: list[Any] = []
         self.at_received: list[Callable[[Process, Any], None]] = []
+        #: Called as what follows on a message runs: with what that has returned, and its number.
+        self.on_followed: list[Callable[[Any, int], None]] = []
         self._pids = 100
 
     def host(self, name: str) -> Host:
@@ -100,8 +107,10 @@ class World:
         return [(body.process, body.lease) for running in self.bodies.running.values() for body in running]
 
     def follows(self, task_id: str, args: Any) -> None:
-        """What follows on a message runs."""
+        """What follows on a message runs, with what that has returned and its number."""
         self.bodies.followed[task_id] += 1
+        for on_followed in self.on_followed:
+            on_followed(*args)
         self.run.note("follows", f"{task_id} {args}")
 
 
@@ -239,7 +248,7 @@ class Bodies:
         if self.world.run.now < rests_until - NOTICES / 5:
             self.world.run.fail(f"{mine.key}: message {mine.number} runs too soon after message {last}")
         number, attempt, until = self.kept.get(mine.key, (mine.number, 0, 0.0))
-        if mine.number == number and mine.attempt >= attempt:
+        if (mine.number == number and mine.attempt >= attempt) or f"m{number}" in self.world.revoked:
             self.kept.pop(mine.key, None)
         elif self.world.run.now < until:
             self.world.run.fail(f"{mine.key}: message {mine.number} takes what is kept for message {number}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockUnavailable
@@ -180,21 +181,44 @@ class TestEnds:
         assert [line.follower(number) for number in range(2)] == ["ran"] * 2
         assert len(line.runs) == 2
 
+    @pytest.mark.parametrize("end", [None, Retry()])
+    def test_copy_of_the_one_that_ran_takes_no_lock(self, line: Line, scope: str, end: Exception | None) -> None:
+        line.begin(lock_scope=scope)
+        line.lose()
+        line.body = fail(end) if end is not None else lambda: "ran"
+        with suppress(Retry):
+            line.follower()
+        with suppress(Ignore):
+            line.follower()
+        assert line.runs == [line.id(0)]
+        assert line.queued() == []
+
+    def test_copy_of_the_one_that_runs_takes_no_lock(self, line: Line, scope: str) -> None:
+        line.begin(lock_scope=scope)
+        line.lose()
+
+        def body() -> Any:
+            before = line.queued()
+            with pytest.raises(requeue.GoesOn):
+                line.follower()
+            return before == line.queued()
+
+        line.body = body
+        assert line.follower() is True
+
     def test_leader_starts_as_its_lock_is_taken(self, line: Line, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
         line.begin(lock_scope=scope)
         acquire = line.store.acquire
 
         def late(request: LockRequest) -> Any:
             if request.key == line.key:
-                monkeypatch.undo()
+                monkeypatch.setattr(line.store, "acquire", acquire)
                 line.deliver_first()
             return acquire(request)
 
         line.lose()
-        with monkeypatch.context() as patch:
-            patch.setattr(requeue, "_send", lambda *_: None)
-            patch.setattr(line.store, "acquire", late)
-            assert line.follower() == "ran"
+        monkeypatch.setattr(line.store, "acquire", late)
+        assert line.follower() == "ran"
         assert line.runs == [line.first]
         assert line.queued() == []
 
@@ -283,6 +307,17 @@ class TestLooks:
         assert line.queued() == [line.first]
         assert line.follower() == "of the first"
         assert len(line.runs) == 1
+
+    def test_by_time_of_one_that_was_revoked(self, line: Line, app: Celery) -> None:
+        """Its lock goes on: without it nobody would see that one of them runs."""
+        line.begin(followers=3, lock_scope="until_expired")
+        for number in range(3):
+            line.is_put_back(number)
+        app.backend.mark_as_revoked(line.first, "revoked")
+        line.body = lambda: [line.is_put_back(number)["leader"] for number in (1, 2)]
+        assert len(line.follower(0)) == 2
+        assert line.runs == [line.id(0)]
+        assert line.queued() == [line.id(0)]
 
     def test_by_time_that_is_over(self, line: Line) -> None:
         line.begin(lock_scope="until_expired")

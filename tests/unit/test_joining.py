@@ -281,6 +281,21 @@ class TestGoesOn:
         assert pair.copy(header=sent[-1]) == "ran"
         assert len(pair.runs) == 2
 
+    def test_what_woke_a_copy_that_waits_for_a_retry_is_for_that(
+        self, app: Celery, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The retry waits in its slot until the attempt before has freed the lock."""
+        pair = Pair(app, sent, fail(Retry()))
+        pair.run_first()
+        woken: list[str] = []
+        monkeypatch.setattr(pair.store, "wake", woken.append)
+        with pytest.raises(requeue.GoesOn):
+            pair.copy()
+        assert woken == [pair.task.lock_key_of()]
+        with pytest.raises(requeue.GoesOn):
+            pair.copy(header=sent[-1])  # Nothing has woken it.
+        assert len(woken) == 1
+
     def test_retry_that_runs_is_waited_for_in_line(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(Retry()))
         pair.run_first()

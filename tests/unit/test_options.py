@@ -247,9 +247,7 @@ class TestAccept:
     @pytest.mark.parametrize("call", [False, {"key": "x"}, {"wait": 1.0}])
     def test_the_error_names_setting_and_way_out(self, call: Any) -> None:
         task = self.task(singleton_lock_accept="none")
-        with pytest.raises(
-            InvalidOption, match=r"setting singleton_lock_accept lets them take nothing: add '\w+' to it"
-        ):
+        with pytest.raises(InvalidOption, match=r"setting singleton_lock_accept allows nothing: add '\w+' to it"):
             check_accepted(call, accepted(task.app.conf), task)
 
     def test_seconds_are_bounded_unless_the_task_says_more(self) -> None:
@@ -315,10 +313,10 @@ class TestTaskAttributes:
     @pytest.mark.parametrize(
         ("foreign", "here"),
         [
-            ({"once": {"keys": ["tenant_id"], "graceful": True}}, "celery-once; here that is lock_key"),
-            ({"unique_on": ["tenant_id"]}, "celery-singleton; here that is lock_key"),
-            ({"raise_on_duplicate": True}, "celery-singleton; here that is lock_scope"),
-            ({"heimdall": {"unique": True}}, "celery-heimdall; here that is lock_key"),
+            ({"once": {"keys": ["tenant_id"], "graceful": True}}, "celery-once; use lock_key"),
+            ({"unique_on": ["tenant_id"]}, "celery-singleton; use lock_key"),
+            ({"raise_on_duplicate": True}, "celery-singleton; use lock_scope"),
+            ({"heimdall": {"unique": True}}, "celery-heimdall; use lock_key"),
         ],
     )
     def test_options_of_other_packages_are_refused(self, foreign: dict[str, Any], here: str) -> None:

@@ -15,6 +15,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
 from celery.exceptions import Ignore
 from celery.signals import task_revoked
+from celery.worker.request import Request
 from celery.worker.state import revoked
 from kombu.exceptions import EncodeError
 from kombu.message import Message
@@ -277,6 +278,18 @@ def test_what_failed_for_good_is_recorded(app: Celery, receive: Callable) -> Non
     request.acknowledge()
     request.on_failure(info(WorkerLostError("lost")))
     assert (mark_of(app, request) or b"").startswith(b'["FAILURE"')
+
+
+def test_child_that_dies_when_its_success_is_stored_has_not_failed(
+    app: Celery, receive: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that has joined it, say, would take it for dead, and run."""
+    monkeypatch.setattr(Request, "_success_was_stored", lambda _: {"result": 7}, raising=False)
+    request = receive()
+    begin(request)
+    request.acknowledge()
+    request.on_failure(info(WorkerLostError("lost")))
+    assert mark_of(app, request) is None
 
 
 def test_what_failed_before_it_said_its_key_is_recorded(app: Celery, receive: Callable) -> None:

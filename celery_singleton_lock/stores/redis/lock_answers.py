@@ -125,7 +125,7 @@ def acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lea
         fence, slot = rest
         return request.lease(fence=fence, sent_at=sent_at, slot=slot)
     if kind == Answer.GIVEN_UP:
-        raise GivenUp("this owner, or this request, was given up before the server came to carry it out")
+        raise GivenUp("this owner, or this request, was given up before the server carried it out")
     return _in_the_way(answer, request.holder.message)
 
 

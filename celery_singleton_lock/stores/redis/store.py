@@ -187,7 +187,7 @@ class RedisStore:
             self._patiently(attempt)
         if len(there) < len(records):
             # It would come behind this, and put in place what this is to replace.
-            raise LockUnavailable(self.server, "the end of a lock was not answered yet, which has the record")
+            raise LockUnavailable(self.server, "the release that has the record was not answered yet")
 
     def waiter(self, request: LockRequest) -> Waiter:
         question = Question(self._run, replace(request, waiting=True), replicas=self._replicas)
@@ -288,7 +288,7 @@ class RedisStore:
             if at_once:
                 return self._servers.run(call)
         except (RedisError, OSError) as error:
-            logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, words_of(error))
+            logger.debug("%s: a release or the end of a message was not answered: %s", self.server, words_of(error))
         except BaseException:  # An interruption, before it was sent or after that.
             repeat()
             raise

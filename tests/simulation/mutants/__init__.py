@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import of_beat, of_line, of_lock, of_protocol, of_redlock, of_scripts, of_sending
+from tests.simulation.mutants import (
+    of_beat,
+    of_line,
+    of_lock,
+    of_protocol,
+    of_redlock,
+    of_scripts,
+    of_sending,
+    of_sharing,
+)
 from tests.simulation.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -13,4 +22,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_line.MUTANTS,
     *of_beat.MUTANTS,
     *of_sending.MUTANTS,
+    *of_sharing.MUTANTS,
 )

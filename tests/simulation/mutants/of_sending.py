@@ -153,8 +153,8 @@ MUTANTS = (
     ),
     _request(
         "what dies with its child keeps its lock",
-        old="            return\n        self._end_brought()\n        if not seconds:\n",
-        new="            return\n        if not seconds:\n",
+        old="            return\n        self._end_brought()\n        if not seconds or",
+        new="            return\n        if not seconds or",
         breaks="it ends with its message",
     ),
     _confirmations(

@@ -295,7 +295,7 @@ class RedlockStore:
         try:
             return self._freed(hold, call, repeats=True)
         except (RedisError, OSError) as error:
-            logger.debug("redlock: %s: the end of a lock or a message is said later: %s", hold.key, words_of(error))
+            logger.debug("redlock: %s: a release or the end of a message is sent later: %s", hold.key, words_of(error))
             return {}
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:

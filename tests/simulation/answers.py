@@ -1,0 +1,280 @@
+"""Messages that end as another one does, and what must hold of them: as the task that they joined, or as the message
+that they follow.
+
+Which one that is can be seen of each end: a body returns its message's number, or names it in what it raises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import states
+
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER
+from tests.simulation import apps, trouble
+from tests.simulation.plan import Message
+from tests.simulation.queued import AT_ONCE, HARMLESS, Claim, follows
+from tests.simulation.world import Running
+
+#: Seconds of the simulation between two looks.
+OFTEN = 0.2
+
+#: Seconds in which a copy in line hears that the other one has ended; and those that each one before it may take.
+HEARD, EACH = 3.5, 0.5
+
+#: Seconds after the end of an attempt in which the next one is not known yet to whoever asks for the lock.
+BETWEEN = 1.0
+
+#: What delays no end.
+NO_DELAY = (*HARMLESS, "results slow")
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """Whose end a message is to have.
+
+    Attributes:
+        number: of that message.
+        group: what this message has in common with the others that wait for the same end.
+        since: when that was said.
+    """
+
+    number: int
+    group: tuple[Any, ...]
+    since: float
+
+
+@dataclass(eq=False)
+class Answers:
+    """All of them."""
+
+    world: Any
+    #: By number of a message: as which message it has ended.
+    ended_as: dict[int, int] = field(default_factory=dict)
+    #: By number and attempt: whose end it waits for, as its last copy says.
+    _others: dict[tuple[int, int], _Other] = field(default_factory=dict)
+    #: By group: those of it that have run themselves.
+    _heirs: dict[tuple[Any, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
+    _next_look: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.run = self.world.run
+        self.world.broker.on_put.append(self._put)
+        self.world.bodies.watched.append((self._body_begins, lambda *_: None))
+        self.world.on_followed.append(self._goes_on)
+
+    # What the world sees
+
+    def note_end(self, task_id: str, state: str, result: Any) -> None:
+        """A final state is stored."""
+        own, number = number_of(task_id), number_in(state, result)
+        if own is None or number is None:
+            return
+        if own not in self.ended_as:
+            self.ended_as[own] = number
+        elif self.ended_as[own] != number and self._is_sure(own):
+            self.run.fail(f"message {own} ends as message {self.ended_as[own]}, and then as message {number}")
+        if number != own:
+            self._is_another(own, number, state)
+
+    def _put(self, message: dict[str, Any], is_taken: bool) -> None:
+        """A copy says whose end its message waits for."""
+        headers: Mapping[str, Any] = message.get("headers") or {}
+        own, header = number_of(headers.get("id")), headers.get(PUT_BACK_HEADER) or {}
+        if not is_taken or own is None:
+            return
+        attempt = headers.get("retries") or 0
+        if header.get("retries") == attempt and "joins" in header:
+            task_id, _, _, retries, since, _ = header["joins"]
+            self._waits_for(own, attempt, task_id, ("joins", task_id, retries, since))
+        elif (queued := headers.get(QUEUED_HEADER)) is not None and follows(queued) and queued[0] == headers.get("id"):
+            leader = header.get("leader") if header.get("retries") == attempt else None
+            task_id = bytes.fromhex((leader or queued[8])[0]).decode()
+            self._waits_for(own, attempt, task_id, ("follows", queued[8][1]))
+
+    def _waits_for(self, own: int, attempt: int, task_id: str, group: tuple[Any, ...]) -> None:
+        number = number_of(task_id)
+        before = self._others.get((own, attempt))
+        if number is not None and number != own and (before is None or before.number != number):
+            self._others[own, attempt] = _Other(number, group, self.run.now)
+
+    def _body_begins(self, body: Running, request: Any) -> None:
+        """A message runs itself: whose end it waited for has none."""
+        if not isinstance(body.number, int):
+            return
+        other = self._others.get((body.number, body.attempt))
+        if other is None or body.attempt != self._first_attempt(body.number):
+            return
+        if self.world.bodies.begun[body.number] > 1:
+            return  # Whoever ran in its place as it had died may have ended meanwhile.
+        if other.group[0] == "joins" and PUT_BACK_HEADER not in (request.headers or {}):
+            return  # The message as it was sent, delivered again: it has joined nobody yet.
+        for number in (other.number, *self._heirs[other.group]):
+            if number != body.number and self._had_ended(number, other.since):
+                self.run.fail(f"message {body.number} runs, and message {number}, as which it is to end, has ended")
+        self._is_alone(body, other)
+        self._heirs[other.group].append(body.number)
+
+    def _goes_on(self, value: Any, number: int) -> None:
+        """What follows on a message runs, and was given what that has returned."""
+        given, ended_as = number_in(states.SUCCESS, value), self.ended_as.get(number)
+        if ended_as is not None and given != ended_as and self._is_sure(number):
+            self.run.fail(f"message {number} ends as message {ended_as}, and what follows goes on with {given}")
+
+    # What must hold
+
+    def _is_another(self, own: int, number: int, state: str) -> None:
+        """It is the end of a run of the same job, which was not over before this was asked for."""
+        _, message = self.world.sent[own]
+        _, other = self.world.sent.get(number, ("", None))
+        if other is None or (other.task, other.key) != (message.task, message.key):
+            self.run.fail(f"message {own} ends as message {number}, which is another job")
+            return
+        attempts = [retries for of, retries in self._others if of == own]
+        if not attempts and message.task not in apps.JOINS:
+            self.run.fail(f"message {own} ends as message {number}, which it neither joined nor follows")
+        asked = self.world.asked_at[own] - self._kept_for(message)
+        is_late = not any(at >= asked for at in self._ends_of(other, state))
+        if is_late and not self._is_excused(asked - AT_ONCE):
+            self.run.fail(f"message {own} ends as message {number}, whose run was over before")
+
+    def _kept_for(self, message: Message) -> float:
+        """Seconds for which a lock may be held after the end of its body."""
+        options = apps.TASKS[message.task]
+        kept = options.get("lock_at_least_for", 0.0)
+        if options.get("lock_scope") == "until_expired":
+            kept = apps.KEEPS_OUT
+        return float(AT_ONCE + self._more + kept)
+
+    def _ends_of(self, message: Message, state: str) -> Iterator[float]:
+        """When bodies of a message have come to such an end."""
+        words = _words_of(message)
+        if (state == states.FAILURE) == ("fails" in words):
+            for (number, attempt), (_, at) in self.world.bodies.ended.items():
+                if number == message.number and attempt >= int(words.get("retries", "0")):
+                    yield at
+
+    def _had_ended(self, number: int, since: float) -> bool:
+        """Whether this message has come to an end since then, of which the lock server has heard."""
+        bodies, (_, message) = self.world.bodies, self.world.sent.get(number, ("", None))
+        if message is None:  # Its sender died before it was sent.
+            return False
+        state = states.FAILURE if "fails" in _words_of(message) else states.SUCCESS
+        last = int(_words_of(message).get("retries", "0"))
+        ended, at = bodies.ended.get((number, last), (None, 0.0))
+        if ended is None or at < since or at not in [*self._ends_of(message, state)]:
+            return False
+        # Celery may make another end of it, as its process dies before it has stored that.
+        is_another = number not in self.ended_as and self.world.ends.get(f"m{number}")
+        if (number, last) in bodies.unknown or self.world.plan.forgets or is_another:
+            return False
+        was_over = ended.lease.trusted_until < ended.process.host.clock(at)
+        return not (was_over or self._is_excused(min(at, since) - AT_ONCE))
+
+    def _is_alone(self, body: Running, other: _Other) -> None:
+        """The one whose end it waited for does not go on."""
+        task_id, message = self.world.sent.get(other.number, ("", None))
+        if message is None or self._is_excused(other.since - AT_ONCE):
+            return
+        if other.group[0] == "joins":
+            ended = [(at, attempt) for (of, attempt), (_, at) in self.world.bodies.ended.items() if of == other.number]
+            at, attempt = max(ended, default=(0.0, 0))
+            goes_on = attempt < int(_words_of(message).get("retries", "0")) and task_id in self.world.broker.ids()
+            if goes_on and other.since < at < self.run.now - BETWEEN and not self.world.ends.get(task_id):
+                self.run.fail(f"message {body.number} runs, and message {other.number}, which it joined, is to go on")
+            return
+        claim = self._claim_of(task_id)
+        waits = claim is not None and claim.over_at is None and self._is_there(claim)
+        # What lasts for its time may end before its message has begun.
+        runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
+        if waits or runs:
+            self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
+
+    def _claim_of(self, task_id: str) -> Claim | None:
+        queued = getattr(self.world, "senders_queue", None)
+        found: Claim | None = None if queued is None else queued._claim_of(task_id)
+        return found
+
+    def _is_there(self, claim: Claim) -> bool:
+        queued = self.world.senders_queue
+        return bool(queued._waits(claim) and queued._hold(claim.key)[0] == claim.stem)
+
+    def _runs(self, number: int) -> bool:
+        """Whether a body of this message runs, in a process that is well, and keeps its lock."""
+        running = (body for bodies in self.world.bodies.running.values() for body in bodies if body.number == number)
+        return any(body.process.alive and body.process.runs and body.lease.held for body in running)
+
+    def look(self) -> None:
+        """As the time is about to go on: whoever waits hears of the end."""
+        if self.run.now < self._next_look or not self._others:
+            return
+        self._next_look = self.run.now + OFTEN
+        waits = {}
+        for copy in self.world.parked.in_line():
+            own = number_of(copy.request.id)
+            attempt = copy.request.context.retries or 0
+            if own is not None and (other := self._others.get((own, attempt))) is not None:
+                waits[own] = copy, other
+        trouble_ends = trouble.last_end(self.world, but=NO_DELAY)
+        for own, (copy, other) in waits.items():
+            if (ended_at := self._heard_at(other)) is None or not self.world.parked.has_room(copy):
+                continue
+            since = max(ended_at, copy.at, trouble_ends)
+            if self.run.now - since > HEARD + EACH * len(waits) + self._more:
+                self.run.fail(
+                    f"for {self.run.now - since:.1f} s: message {own} is in line, and message {other.number}, as which "
+                    "it is to end, has ended"
+                )
+
+    @property
+    def _more(self) -> float:
+        return float(20 * self.world.plan.latency)
+
+    def _heard_at(self, other: _Other) -> float | None:
+        """When the end of a message was stored that has come since somebody waits for it."""
+        _, message = self.world.sent.get(other.number, ("", None))
+        if message is None or self.ended_as.get(other.number) != other.number:
+            return None
+        state = states.FAILURE if "fails" in _words_of(message) else states.SUCCESS
+        times = [at for at in self._ends_of(message, state) if at >= other.since]
+        return max(times, default=None)
+
+    def _first_attempt(self, number: int) -> int:
+        return min((attempt for of, attempt in self._others if of == number), default=0)
+
+    def _is_sure(self, own: int) -> bool:
+        """Whether no fault of its process or of a lock server may have told it twice."""
+        return not self._is_excused(self.world.asked_at.get(own, 0.0)) and self.world.bodies.succeeded[own] < 2
+
+    def _is_excused(self, since: float) -> bool:
+        return trouble.was_there(self.world, since, but=HARMLESS) or self._locks_were_cleared
+
+    @property
+    def _locks_were_cleared(self) -> bool:
+        cleared = "locks of messages cleared"
+        return any(it.kind == cleared and it.at <= self.run.now for it in self.world.plan.faults)
+
+
+def number_of(task_id: object) -> int | None:
+    """The number of the message with this id; None for what is none of the plan's."""
+    number = str(task_id).removeprefix("m")
+    return int(number) if str(task_id).startswith("m") and number.isdigit() else None
+
+
+def number_in(state: str, result: Any) -> int | None:
+    """The message of whose body this is the end; None where it is of none."""
+    if state == states.SUCCESS:
+        return result[0] if isinstance(result, list) else result if isinstance(result, int) else None
+    if state == states.FAILURE and isinstance(result, Mapping) and result.get("exc_type") == "ValueError":
+        found = re.search(r"message (\d+) fails", str(result.get("exc_message")))
+        return None if found is None else int(found[1])
+    return None
+
+
+def _words_of(message: Message) -> dict[str, str]:
+    return dict(word.partition("=")[::2] for word in message.words.split())

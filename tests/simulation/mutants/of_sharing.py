@@ -1,0 +1,255 @@
+"""Faults of messages that end as another one does, or because a newer one has come."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.simulation.mutants.mutant import Mutant
+
+_joining = partial(Mutant, file="task/joining.py", kind="joined")
+_refusal = partial(Mutant, file="task/refusal.py", kind="joined")
+_requeue = partial(Mutant, file="task/requeue.py", kind="joined")
+_following = partial(Mutant, file="task/following.py", kind="follows")
+_queued = partial(Mutant, file="task/queued.py", kind="follows")
+_leader = partial(Mutant, file="task/leader.py", kind="follows")
+_order = partial(Mutant, file="stores/redis/scripts/lock/newest.lua", kind="newest")
+_acquire = partial(Mutant, file="stores/redis/scripts/lock/acquire.lua", kind="newest")
+_newest = partial(Mutant, file="task/refusal.py", kind="newest")
+
+MUTANTS = (
+    _joining(
+        "who runs in the place of the dead does not say so",
+        old="        it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))\n",
+        new="        pass\n",
+        breaks="one of the joined runs",
+    ),
+    _joining(
+        "nobody looks for who runs in the place of the dead",
+        old="            if heir is None or heir in looked_at:\n",
+        new="            if True:\n",
+        breaks="one of the joined runs",
+    ),
+    _joining(
+        "who has got the lock does not look again",
+        old="    return (joining.with_lock(found) or found) if isinstance(found, Lease) else found\n",
+        new="    if isinstance(found, Lease):\n        joining._take_over()\n    return found\n",
+        breaks="a joined copy ends as the holder",
+    ),
+    _joining(
+        "who has joined looks with the lock only",
+        old="    if (ended := joining.before_lock()) is not None:\n",
+        new="    if (ended := None) is not None:\n",
+        breaks="a joined copy ends as the holder, whoever has the lock by then",
+    ),
+    _joining(
+        "the lock is kept by who ends as another one",
+        old="            self._acquisition.abandon()\n"
+        "        if isinstance(found, End):\n"
+        "            return found\n"
+        "        if found is not None and",
+        new="            pass\n"
+        "        if isinstance(found, End):\n"
+        "            return found\n"
+        "        if found is not None and",
+        breaks="who does not run holds nothing",
+    ),
+    _joining(
+        "who runs in the place of any delivery",
+        old=':{self.joined.since:.6f}"',
+        new='"',
+        breaks="nobody ends as a run of before it has joined",
+    ),
+    _joining(
+        "a death is an end",
+        old="_DIED = (WorkerLostError, LockLost)",
+        new="_DIED = ()",
+        breaks="the holder dies: one of the joined runs",
+    ),
+    _joining(
+        "the next attempt is not waited for",
+        old="                self.joined = self.joined.next_attempt()\n                continue\n",
+        new="                return None\n",
+        breaks="a joined copy ends as the holder's last attempt",
+    ),
+    _joining(
+        "an end that is not stored yet is none",
+        old="        return Later(self.joined, chance.spread(SOON)) if is_settling else None\n",
+        new="        return None\n",
+        breaks="a joined copy ends as the holder",
+    ),
+    _joining(
+        "what the result backend has is not looked at",
+        old="        if stored is not None:\n"
+        "            return stored if isinstance(stored, Later) else as_end(stored)\n"
+        "        if self.joined",
+        new="        if self.joined",
+        breaks="a joined copy ends as the holder",
+    ),
+    _refusal(
+        "who has ended as another one wakes nobody",
+        old="                it.runtime.store.wake(waits[0])  # What woke this one is for all that have joined.\n",
+        new="                pass\n",
+        breaks="all that have joined end one after the other",
+    ),
+    _refusal(
+        "two copies may end as another one",
+        old="    return None if found is None else found._replace(mark=new_owner())\n",
+        new="    return found\n",
+        breaks="what follows is sent once",
+    ),
+    _refusal(
+        "who ends as another one does not say so",
+        old="        copy = _record_end(acquisition, _outcome_of(it, ended))\n",
+        new="        copy = None\n",
+        breaks="a message has one end",
+    ),
+    _refusal(
+        "the joined task is forgotten as the lock is held by another one",
+        old="            joins = joining.joinable(it, found) if policy == JOIN else None\n",
+        new="            joins = joining.joinable(it, found) if policy == JOIN else None\n"
+        "            joins = joins and joins._replace(since=joins.since + 1.0, sending='x' + joins.sending)\n",
+        breaks="a joined copy ends as the holder",
+    ),
+    _requeue(
+        "a copy that waits once more does not know whom it has joined",
+        old="    if (joins := carried.joins or joined_by(request)) is not None:\n",
+        new="    if (joins := carried.joins if not joined_by(request) else None) is not None:\n",
+        breaks="a joined copy ends as the holder",
+    ),
+    _queued(
+        "a leader does not say what it runs as",
+        old="        if self.key is None or not may_be_followed(task, settings, self.lock.scope):\n"
+        "            return None\n",
+        new="        return None\n",
+        breaks="who follows waits for the end of the leader",
+    ),
+    _following(
+        "who follows looks for a record first, and for the lock then",
+        old="        has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]\n"
+        "        if (run := self._started()) is not None:\n"
+        "            self._leader = self._leader._replace(run=run)\n"
+        "            return None\n",
+        new="        if (run := self._started()) is not None:\n"
+        "            self._leader = self._leader._replace(run=run)\n"
+        "            return None\n"
+        "        has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]\n",
+        breaks="who follows waits for the end of the leader",
+    ),
+    _following(
+        "who has taken the leader's lock does not look again",
+        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this one took "
+        "its lock.\n",
+        new="        if False:\n",
+        breaks="who follows waits for the end of the leader",
+        unseen="only where the leader's lock was lost, and in the moment in which it starts",
+    ),
+    _following(
+        "a leader that runs is gone",
+        old="            if any(held.holder and held.holder.sending == run.joined.sending for held in "
+        "self._held(run.key)):\n"
+        "                return Waiting(run.key)\n",
+        new="",
+        breaks="who follows waits for the end of the leader",
+    ),
+    _following(
+        "who follows does not look for who runs in the leader's place",
+        old="            if (other := self._heir()) is None and self._is_over():\n",
+        new="            if (other := None) is None and self._is_over():\n",
+        breaks="one of the followers runs",
+        unseen="it is found all the same, as this one is to be named",
+    ),
+    _following(
+        "several run in a leader's place",
+        old="        said = self._store.refuse(self._lock.key, self._leader.heirs_name, "
+        "self._names_heir(self._leader, self._own))\n",
+        new="        said = None\n",
+        breaks="one of the followers runs",
+    ),
+    _following(
+        "who follows after all keeps the lock",
+        old="        self._brought.give_back()\n        return other\n",
+        new="        return other\n",
+        breaks="who follows has no lock",
+    ),
+    _following(
+        "who runs in a leader's place takes no lock",
+        old="        met = self._brought.lead(self._execution.holder.label)\n        if met is not None and",
+        new="        met = None\n        if met is not None and",
+        breaks="none is sent beside the one that runs in a leader's place",
+    ),
+    _queued(
+        "who runs in a leader's place does not free its lock",
+        old="        self._is_own = True\n        self._keep_early()\n",
+        new="        self._keep_early()\n",
+        breaks="it ends with its message",
+    ),
+    _queued(
+        "who runs in a leader's place does not have its lock confirmed",
+        old="        if self._lease is None and lock.ends_at_end:\n"
+        "            self._runtime.confirmations.add(lock.confirmed())\n"
+        "        return None\n",
+        new="        return None\n",
+        breaks="it lasts for as long as its message may wait",
+        unseen="the worker that gets its next copy confirms it as well",
+    ),
+    _following(
+        "who follows another lock leaves what woke it",
+        old="        if before is not None and before[0] != following:\n",
+        new="        if False:\n",
+        breaks="who waits in line is begun as the lock is free",
+    ),
+    _acquire(
+        "an older message is given a free lock",
+        old="elseif newer and not kept then\n",
+        new="elseif false then\n",
+        breaks="none runs after a newer one has come",
+    ),
+    _acquire(
+        "an older message waits on",
+        old="  if newer and not copy then\n",
+        new="  if newer and not copy and held < limit then\n",
+        breaks="who is not the newest ends",
+    ),
+    _acquire(
+        "a newer one wakes nobody",
+        old="  wake_others(math.max(freed, waits and 1 or 0))\n",
+        new="  wake_others(freed)\n",
+        breaks="who is not the newest ends soon",
+    ),
+    _acquire(
+        "who is superseded keeps what has woken it",
+        old="    wake_others(math.max(freed, held < limit and 1 or 0))\n    return {SUPERSEDED",
+        new="    return {SUPERSEDED",
+        breaks="who waits in line is begun as the lock is free",
+    ),
+    _order(
+        "each question is a newer one",
+        old="  local number = redis.pcall('ZSCORE', order, arrives_as)\n",
+        new="  local number = false\n",
+        breaks="a message keeps its place",
+    ),
+    _order(
+        "the oldest is the newest",
+        old="redis.call('ZRANGE', order, -1, -1, 'WITHSCORES')",
+        new="redis.call('ZRANGE', order, 0, 0, 'WITHSCORES')",
+        breaks="the newest runs",
+    ),
+    _order(
+        "whoever asks is the newest",
+        old="  return number, number < highest and before, is_new and before\n",
+        new="  return number, nil, is_new and before\n",
+        breaks="none runs after a newer one has come",
+    ),
+    _newest(
+        "who is superseded leaves no record",
+        old='        copy = _record(acquisition, "skip", error)\n        if copy is None:\n            newest',
+        new="        copy = None\n        if copy is None:\n            newest",
+        breaks="a message has one end",
+    ),
+    _newest(
+        "who is superseded ends in silence",
+        old="            on_conflict.supersede(it.task, error, met)\n",
+        new="            raise Ignore(str(error))\n",
+        breaks="every message has an end",
+    ),
+)

@@ -1,0 +1,169 @@
+"""Messages of which only the newest is to run, and what must hold of them: which that is, and that the others end.
+
+Their order is the server's: the number that each was given as it first asked for the lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import states
+
+from tests.simulation import apps, trouble
+from tests.simulation.answers import number_of
+from tests.simulation.world import Running
+
+#: Seconds of the simulation between two looks.
+OFTEN = 0.2
+
+#: Seconds in which a message ends that waits in line as a newer one comes, and those that each one more may take; and
+#: those of a message that asks again by itself now and then.
+AT_ONCE, EACH = 2.5, 0.5
+
+
+@dataclass(eq=False)
+class Newest:
+    """All of them."""
+
+    world: Any
+    #: By task and key: the numbers of the messages in their order, as the server gave them first; and when that was.
+    _order: dict[str, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
+    #: Of messages that were superseded: when the first end was stored that says so.
+    _superseded: dict[int, float] = field(default_factory=dict)
+    _names: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _next_look: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.run = self.world.run
+        self.world.bodies.watched.append((self._body_begins, lambda *_: None))
+
+    @property
+    def _is_of_use(self) -> bool:
+        return bool(self.world.plan.kind == "newest")
+
+    def has_come(self, key: str, since: float) -> bool:
+        """Whether a message has come since then for a lock, so that an older one is woken to end."""
+        self._look_at_orders()
+        jobs = {job for job, of in self._jobs_of_locks() if of == key}
+        return any(at >= since for job in jobs for _, at in self._order[job].values())
+
+    def was_superseded(self, number: int) -> bool:
+        """Whether it has ended since a newer one has come."""
+        return number in self._superseded
+
+    def note_end(self, task_id: str, state: str, result: Any) -> None:
+        """A final state is stored."""
+        number = number_of(task_id)
+        if state != states.REVOKED or number is None or not self._is_superseded(result):
+            return
+        self._look_at_orders()
+        self._superseded.setdefault(number, self.run.now)
+        job = self._job_of(number)
+        if job is None:
+            return
+        order = self._order[job]
+        if number not in order:
+            self.run.fail(f"message {number} is superseded, and has never come")
+        elif all(place <= order[number][0] for place, _ in order.values()):
+            self.run.fail(f"message {number} is superseded, and none that is newer has come")
+        is_unknown = any(of == number for of, _ in self.world.bodies.unknown)
+        if self.world.bodies.succeeded[number] and not is_unknown:
+            self.run.fail(f"message {number} is superseded, and its body has ended well")
+
+    def _body_begins(self, body: Running, _: Any) -> None:
+        if not self._is_of_use or not isinstance(body.number, int):
+            return
+        if body.number in self._superseded:
+            self.run.fail(f"message {body.number} runs, and was superseded before")
+        self._look_at_orders()
+        order = self._order[body.key]
+        if body.number not in order:
+            self.run.fail(f"message {body.number} runs, and has no place in the order of its key")
+            return
+        own, _ = order[body.number]
+        newer = [number for number, (place, _) in order.items() if own < place < body.fence]
+        if newer and not self._was_kept_for(body):
+            self.run.fail(f"{body.key}: message {body.number} is given the lock after message {newer[-1]} has come")
+
+    def look(self) -> None:
+        """As the time is about to go on: whoever is not the newest, and has no lock, ends."""
+        if not self._is_of_use or self.run.now < self._next_look:
+            return
+        self._next_look = self.run.now + OFTEN
+        self._look_at_orders()
+        trouble_ends = trouble.last_end(self.world, but=trouble.BRIEF)
+        older = [copy for copy in self.world.parked.in_line() if self._newer_came_at(copy) is not None]
+        for copy in older:
+            if not self.world.parked.has_room(copy):
+                continue
+            since = max(self._newer_came_at(copy) or 0.0, copy.at, trouble_ends)
+            if self.run.now - since > AT_ONCE + EACH * len(older) + 20 * self.world.plan.latency:
+                self.run.fail(
+                    f"for {self.run.now - since:.1f} s: message {copy.request.id} is in line, and a newer one has come"
+                )
+
+    def look_at_the_end(self) -> None:
+        """The newest of each key was not superseded; what was, has not run since."""
+        for order in self._order.values():
+            newest = max(order, key=lambda number: order[number][0])
+            if newest in self._superseded:
+                self.run.fail(f"message {newest} is the newest, and was superseded")
+
+    def _newer_came_at(self, copy: Any) -> float | None:
+        """When the next newer message came; None where it is the newest, or has come to its end."""
+        number = number_of(copy.request.id)
+        job = None if number is None else self._job_of(number)
+        if job is None or number not in self._order[job]:
+            return None
+        own, _ = self._order[job][number]
+        newer = [at for place, at in self._order[job].values() if place > own]
+        is_kept = copy.request.context.retries and apps.TASKS[copy.request.task.name].get("lock_retain_on_retry")
+        return min(newer) if newer and not is_kept else None
+
+    def _was_kept_for(self, body: Running) -> bool:
+        """Whether its earlier attempt may have kept the lock for it."""
+        return body.attempt > 0 and bool(apps.TASKS[body.task].get("lock_retain_on_retry"))
+
+    def _job_of(self, number: int) -> str | None:
+        _, message = self.world.sent.get(number, ("", None))
+        if message is None or message.task not in apps.NEWEST:
+            return None
+        return f"{message.task}:{message.key}"
+
+    @staticmethod
+    def _is_superseded(result: Any) -> bool:
+        return isinstance(result, Mapping) and result.get("exc_type") == "LockSuperseded"
+
+    def _look_at_orders(self) -> None:
+        """Note who has come."""
+        for _, order in self._orders():
+            for name, place in order.items():
+                number = _number_in(name)
+                job = None if number is None else self._job_of(number)
+                if number is not None and job is not None and number not in self._order[job]:
+                    self._order[job][number] = place, self.run.now
+
+    def _jobs_of_locks(self) -> Iterator[tuple[str, str]]:
+        for key, order in self._orders():
+            for name in order:
+                number = _number_in(name)
+                if number is not None and (job := self._job_of(number)) is not None:
+                    yield job, key.partition(":order:")[0]
+
+    def _orders(self) -> Iterator[tuple[str, dict[bytes, float]]]:
+        if not self._is_of_use:
+            return
+        for server in self.world.servers:
+            for key, value, _ in server.living():
+                if ":order:" in key and isinstance(value, dict):
+                    yield key, value
+
+
+def _number_in(name: bytes) -> int | None:
+    """The number of a message, as it stands in an order: how its hold begins."""
+    _, task_id, *_ = json.loads(name + b"0]")
+    return number_of(task_id)

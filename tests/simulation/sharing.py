@@ -1,0 +1,226 @@
+"""Plans of messages that end as another one does, or because a newer one has come: which are joined, followed, or
+superseded, by whom, and what befalls them meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tests.simulation.apps import JOINS, NEWEST
+from tests.simulation.plan import Fault, Message, Plan
+from tests.simulation.sendings import in_canvas
+
+Shape = Callable[[Plan, random.Random], Plan]
+
+#: What befalls them, with weights and the longest in ttls.
+BEFALLS: dict[str, tuple[float, float]] = {
+    "child killed": (4, 0),
+    "child killed at an end": (2, 0),
+    "worker killed": (4, 0.5),
+    "worker ended": (2, 0.3),
+    "child stopped": (1, 1.5),
+    "worker stopped": (1, 1.5),
+    "host suspended": (1, 1.5),
+    "server stalled": (2, 1.0),
+    "server restarted": (1, 0.5),
+    "cut back": (2, 1.0),
+    "cut there": (1, 1.0),
+    "slow": (2, 1.0),
+    "connections closed": (1, 0),
+    "delivered again": (5, 0),
+    "acknowledgement lost": (3, 0),
+    "broker cut": (2, 0.3),
+    "results slow": (3, 1.0),
+    "revoked": (2, 0),
+}
+
+#: Those that delay nothing, so that whatever is to happen at once has to.
+BRIEF = ("child killed", "child killed at an end", "delivered again", "acknowledgement lost", "results slow")
+
+
+def draw_joined(seed: int, _: int | None) -> Plan:
+    """The plan of a seed, of tasks that end as the one does that has their lock."""
+    rng = random.Random(f"joined by {seed}")
+    plan = _plan(seed, rng, "joined")
+    return rng.choice(OF_JOINED)(plan, rng)
+
+
+def draw_newest(seed: int, _: int | None) -> Plan:
+    """The plan of a seed, of tasks of which only the newest runs."""
+    rng = random.Random(f"newest of {seed}")
+    plan = _plan(seed, rng, "newest")
+    return rng.choice(OF_NEWEST)(plan, rng)
+
+
+def draw_follows(seed: int, _: int | None) -> Plan:
+    """The plan of a seed, of parts of a canvas that find the lock of another message as they are sent."""
+    rng = random.Random(f"follows {seed}")
+    return in_canvas(replace(_plan(seed, rng, "follows"), nodes=1), rng)
+
+
+def _plan(seed: int, rng: random.Random, kind: str) -> Plan:
+    ttl = rng.choice((3.0, 3.0, 6.0))
+    return Plan(
+        seed,
+        rng.choice(("prefork", "prefork", "threads")),
+        1,
+        rng.choice((1, 2, 2)),
+        rng.choice((1, 2)),
+        ttl,
+        rng.choice((2 * ttl, 4 * ttl, 60.0)),
+        rng.choice((15.0, 60.0, 200.0)),
+        (),
+        (),
+        kind=kind,
+    )
+
+
+def anything_joined(plan: Plan, rng: random.Random) -> Plan:
+    """Some come while one runs, whatever befalls it or them."""
+    task = rng.choice(sorted(JOINS))
+    messages = _messages(plan, rng, task, rng.choice((1.0, 2.0, 1.5 * plan.ttl)))
+    return _with(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
+
+
+def holder_dies(plan: Plan, rng: random.Random) -> Plan:
+    """The one that has the lock dies as others have joined it, and maybe the one that runs in its place."""
+    task = rng.choice(("shop.joins", "shop.joins_early", "shop.joins_early"))
+    takes = round(rng.uniform(1.0, plan.ttl), 2)
+    kind = rng.choice(("child killed", "child killed", "worker killed", "child stopped"))
+    faults = [
+        Fault(round(rng.uniform(0.5, 0.9 * takes) + number * takes, 3), kind, rng.randrange(100), round(takes, 2))
+        for number in range(rng.choice((1, 1, 2)))
+    ]
+    faults += _faults(plan, rng, rng.choice((0, 0, 1)), {name: BEFALLS[name] for name in BRIEF})
+    words = f"takes={takes:g}{rng.choice(('', '', ' fails=1'))}"
+    return _with(plan, _close(rng, task, words, rng.randint(3, 5), 0.4), faults)
+
+
+def value_is_large(plan: Plan, rng: random.Random) -> Plan:
+    """What the holder returns is in the result backend alone, which has it later, while another one has the lock."""
+    task = rng.choice(("shop.joins", "shop.joins_early", "shop.joins_rests"))
+    words = f"takes={rng.choice((0.5, 1.5))} large=1"
+    many = rng.randint(3, 6)
+    messages = _close(rng, task, words, many, 0.3)
+    messages += (Message(round(rng.uniform(1.5, 4.0), 3), task, "a", many, "takes=3", chained=rng.random() < 0.3),)
+    slow = [Fault(0.05, "results slow", 0, 4.0)] if rng.random() < 0.6 else []
+    return _with(plan, messages, slow + _faults(plan, rng, rng.choice((0, 0, 1)), {"delivered again": (1, 0.0)}))
+
+
+def holder_tries_again(plan: Plan, rng: random.Random) -> Plan:
+    """The holder retries: the lock is free, or kept, until its next attempt."""
+    task = rng.choice(("shop.joins", "shop.joins", "shop.joins_keeps"))
+    countdown = rng.choice((0, 0.5, 3.0))
+    words = f"takes={rng.choice((0.3, 1.0))} retries={rng.randint(1, 2)} countdown={countdown}"
+    first = Message(0.05, task, "a", 0, words, chained=rng.random() < 0.3)
+    rest = _messages(plan, rng, task, 1.0 + 2 * countdown, words="takes=0.3", first=1)
+    return _with(plan, (first, *rest), _faults(plan, rng, rng.choice((0, 1)), {**BEFALLS, "revoked": (4, 0)}))
+
+
+def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
+    """Each message to the lock server takes long: copies ask as the holder ends."""
+    latency = round(rng.choice((0.004, 0.02, 0.05)) * plan.ttl, 4)
+    takes = rng.choice((0.2, 0.5))
+    task = rng.choice(("shop.joins", "shop.joins_patient"))
+    messages = tuple(
+        Message(
+            round(0.05 + rng.uniform(0, 4 * latency + 0.1) + (takes + rng.uniform(-6, 6) * latency) * (number > 1), 4),
+            task, "a", number, f"takes={takes}", chained=rng.random() < 0.4,
+        )
+        for number in range(rng.randint(2, 5))
+    )  # fmt: skip
+    again = [
+        Fault(round(0.1 + rng.uniform(0, takes + 8 * latency), 3), "delivered again", rng.randrange(100)) for _ in "12"
+    ]
+    kills = [Fault(round(0.1 + rng.uniform(0.3, 1.0) * takes, 3), "child killed", rng.randrange(9))]
+    return replace(_with(plan, messages, again + kills[: rng.randint(0, 1)]), latency=latency, workers=2)
+
+
+def anything_newer(plan: Plan, rng: random.Random) -> Plan:
+    """Newer ones come while one runs, whatever befalls them."""
+    task = rng.choice(sorted(NEWEST))
+    messages = _messages(plan, rng, task, rng.choice((1.0, 2.0, 1.5 * plan.ttl)))
+    return _with(plan, messages, _faults(plan, rng, rng.choice((0, 1, 1, 2, 3)), BEFALLS))
+
+
+def many_come_at_once(plan: Plan, rng: random.Random) -> Plan:
+    """So many that each finds another one, on workers that have room."""
+    task = rng.choice(("shop.newest", "shop.newest_early"))
+    first = Message(0.05, task, "a", 0, f"takes={rng.choice((2.0, 4.0))}")
+    rest = _close(
+        rng, task, f"takes={rng.choice((0.1, 0.5))}", rng.randint(3, 6), rng.choice((0.01, 0.5, 1.5)), first=1
+    )
+    plan = replace(plan, concurrency=2, latency=rng.choice((0.0, 0.0, 0.02)))
+    return _with(
+        plan, (first, *rest), _faults(plan, rng, rng.choice((0, 0, 1)), {name: BEFALLS[name] for name in BRIEF})
+    )
+
+
+def newest_dies(plan: Plan, rng: random.Random) -> Plan:
+    """The worker that has the newest dies, or the holder, and the broker delivers again what they had."""
+    task = rng.choice(("shop.newest", "shop.newest_keeps", "shop.newest_patient"))
+    words = f"takes={rng.choice((0.5, 2.0))}{rng.choice(('', '', ' retries=1 countdown=0.5'))}"
+    messages = _close(rng, task, words, rng.randint(3, 5), rng.choice((0.5, 1.0)))
+    kinds = ("worker killed", "child killed", "worker killed", "broker cut", "worker ended")
+    faults = [
+        Fault(round(rng.uniform(0.1, 3.0), 3), rng.choice(kinds), rng.randrange(100), round(rng.uniform(0, 2.0), 3))
+        for _ in range(rng.randint(1, 3))
+    ]
+    return _with(replace(plan, visibility=rng.choice((6.0, 60.0))), messages, faults)
+
+
+OF_JOINED: tuple[Shape, ...] = (
+    *(anything_joined, anything_joined, holder_dies, value_is_large, holder_tries_again, answered_as_it_ends),
+)
+OF_NEWEST: tuple[Shape, ...] = (anything_newer, anything_newer, many_come_at_once, newest_dies)
+
+
+def _messages(
+    plan: Plan, rng: random.Random, task: str, until: float, *, words: str | None = None, first: int = 0
+) -> tuple[Message, ...]:
+    return tuple(
+        Message(
+            round(rng.uniform(0.05, until), 3), task, rng.choice("aaab"), number,
+            _words(plan, rng, task) if words is None else words, chained=rng.random() < 0.3,
+        )
+        for number in range(first, first + rng.randint(3, 6))
+    )  # fmt: skip
+
+
+def _close(
+    rng: random.Random, task: str, words: str, many: int, apart: float, *, first: int = 0
+) -> tuple[Message, ...]:
+    """One after the other, each soon after the one before."""
+    return tuple(
+        Message(round(0.05 + apart * place * rng.uniform(0.5, 1.0), 3), task, "a", first + place, words,
+                chained=rng.random() < 0.3)
+        for place in range(many)
+    )  # fmt: skip
+
+
+def _words(plan: Plan, rng: random.Random, task: str) -> str:
+    words = [f"takes={round(rng.choice((0.1, 0.5, rng.uniform(0, plan.ttl), rng.uniform(0, 2 * plan.ttl))), 2)}"]
+    if rng.random() < 0.15:
+        words.append("fails=1")
+    if rng.random() < 0.1:
+        words.append("large=1")
+    # Who waits for the next attempt of a message that is lost with its worker waits for as long as that is expected.
+    if rng.random() < 0.2 and not task.endswith("_early"):
+        words.append(f"retries=1 countdown={rng.choice((0, 0.3, 2))}")
+    return " ".join(words)
+
+
+def _faults(plan: Plan, rng: random.Random, many: int, kinds: dict[str, tuple[float, float]]) -> list[Fault]:
+    chosen = rng.choices(list(kinds), [weight for weight, _ in kinds.values()], k=many)
+    return [
+        Fault(round(rng.uniform(0.1, 2 * plan.ttl), 3), kind, rng.randrange(100),
+              round(rng.uniform(0.0, kinds[kind][1] * plan.ttl), 3))
+        for kind in chosen
+    ]  # fmt: skip
+
+
+def _with(plan: Plan, messages: Sequence[Message], faults: Sequence[Fault]) -> Plan:
+    in_order = tuple(sorted(faults, key=lambda fault: fault.at))
+    return replace(plan, messages=tuple(messages), faults=in_order)
