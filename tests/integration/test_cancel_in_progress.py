@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from billiard.exceptions import WorkerLostError
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
@@ -205,18 +206,36 @@ class TestAtARenewal:
         assert (first.task_id, second.task_id) == (holder.id, newest.id)
         assert "does not end although it is superseded" in brief.log
 
-    def test_child_that_is_frozen_keeps_its_lock_until_it_goes_on(self, brief: Shop) -> None:
-        brief.start("one", "two")
-        holder = running(brief)
-        (run,) = brief.record.runs("report")
+    def test_child_that_is_frozen_for_a_moment(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = running(shop)
+        (run,) = shop.record.runs("report")
         os.kill(run.pid, signal.SIGSTOP)
-        newest = send(brief, "replacing")
-        until(lambda: newest.id in brief.refused("replace"))
-        assert brief.held() != []
+        newest = send(shop, "replacing")
+        until(lambda: newest.id in shop.refused("replace"))
+        assert shop.held() != []
         os.kill(run.pid, signal.SIGCONT)
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(holder, newest)
-        assert ran(brief) == [(holder.id, "aborted"), (newest.id, "done")]
+        assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done")]
+
+    @pytest.mark.parametrize("task", ["replacing_late", "holding_gil"])
+    def test_child_that_cannot_stop_is_killed(self, brief: Shop, task: str) -> None:
+        """It is frozen, or in C code that lets no other thread of its process run."""
+        brief.start("one", "two")
+        holder = send(brief, task, int(LONG))
+        (run,) = brief.record.wait_for(starts=1)
+        if task == "replacing_late":
+            os.kill(run.pid, signal.SIGSTOP)
+        newest = send(brief, task, 0)
+        assert newest.get(timeout=LIMIT) == "report"
+        assert "does not end although it is superseded; killing it" in brief.log
+        if task == "replacing_late":
+            assert is_superseded_by(holder, newest)
+        else:
+            with pytest.raises(WorkerLostError):
+                holder.get(timeout=LIMIT)
+        assert [run.task_id for run in brief.record.runs("report")] == [holder.id, newest.id]
 
     def test_worker_that_is_killed_as_it_is_to_stop(self, redis_server: RedisServer, shop_on: Any) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=12.0, broker_transport_options=FORGETFUL, test_deaf=True)
