@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from celery_singleton_lock import LockLost
+from celery_singleton_lock.cli import command
+from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import environment_of, locks
@@ -18,6 +20,9 @@ from tests.integration.pages import site
 from tests.patience import LIMIT
 
 TOKEN = "a-token-of-these-tests"
+
+#: What is said of a lock whose holder is alive; what follows is about the command line.
+NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
 def test_page_shows_what_is_held_and_what_was_refused(shop: Shop) -> None:
@@ -70,7 +75,7 @@ def test_address_in_use_is_an_error_that_says_so(shop: Shop) -> None:
 def test_locks_in_memory_cannot_be_shown_by_another_process(shop: Shop) -> None:
     told = locks("web", env=environment_of(shop, singleton_lock_backend="memory://"))
     assert told.returncode == 1
-    assert "memory:// locks are in each process of its own" in told.stderr
+    assert command.IN_MEMORY in told.stderr
 
 
 @contextmanager
@@ -101,7 +106,7 @@ def test_task_of_a_live_worker_is_not_released_but_stopped(shop: Shop) -> None:
     running = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     with signed_in(shop) as press:
-        assert press("release") == "Not released: its holder is alive and renews it."
+        assert press("release") == NOT_RELEASED
         assert f"task {running.id} notices within" in press("stop")
         with pytest.raises(LockLost):
             running.get(timeout=LIMIT)
@@ -115,7 +120,7 @@ def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer,
     shop.record.wait_for(starts=1)
     worker.kill()
     with signed_in(shop) as press:
-        assert press("release") == "Released: the process that held it is over."
+        assert press("release") == f"Released: {Verdict.OVER.value}."
 
 
 def test_new_token_is_printed_and_others_need_it_from_elsewhere(shop: Shop) -> None:
