@@ -177,7 +177,7 @@ class TestAtARenewal:
             holder.get(timeout=LIMIT)
         first, second = brief.record.runs("report", killed_at=0.0)
         assert (first.task_id, second.task_id) == (holder.id, newest.id)
-        assert "does not end though it is superseded" in brief.log
+        assert "does not end although it is superseded" in brief.log
 
     def test_child_that_is_frozen_keeps_its_lock_until_it_goes_on(self, brief: Shop) -> None:
         brief.start("one", "two")
@@ -271,6 +271,6 @@ def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServe
     urls = ";".join(redis_server.url_of(number) for number in range(3))
     shop = shop_on(redis_server, singleton_lock_backend=urls)
     shop.start("one")
-    with pytest.raises(Exception, match="no Redlock"):
+    with pytest.raises(Exception, match="does not know which message is the newest"):
         shop.send("replacing", "report").get(timeout=LIMIT)
     assert shop.record.runs("report") == []
