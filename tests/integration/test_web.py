@@ -9,15 +9,19 @@ from html import unescape
 
 import httpx
 import pytest
+from celery import Celery
 
 from celery_singleton_lock import LockLost
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.diagnosis.verdict import Verdict
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.web.watch import Watch
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import environment_of, locks
 from tests.integration.pages import site
 from tests.patience import LIMIT
+from tests.web.scenes import entry, hold, with_task, write
 
 TOKEN = "a-token-of-these-tests"
 
@@ -53,6 +57,22 @@ def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
         assert "The lock server does not answer" in page.read()[1]
         own_redis.start()
         until(lambda: page.read()[0] == 200)
+
+
+def test_user_of_the_lock_server_who_may_only_read_is_enough(own_redis: RedisServer) -> None:
+    writing = with_task(Celery("shop", broker=own_redis.url, set_as_current=False))
+    lease = hold(writing, "acme")
+    write(writing, entry(writing, "acme", "skip"))
+    Runtime.of(writing).store.ledger(Watch(writing).beat_key).align({"nightly": 10}, ceiling=20)
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", "~singleton_lock:*", "+@read")
+    url = own_redis.url.replace("redis://", "redis://watcher:secret@")
+    reading = with_task(Celery("shop", broker=url, set_as_current=False))
+    snapshot = Watch(reading).look()
+    assert snapshot.error == ""
+    assert [it.key for it in snapshot.locks] == [lease.key]
+    assert [it.kind for it in snapshot.entries] == ["skip"]
+    assert snapshot.lasts == {"nightly": 10}
 
 
 def test_program_ends_at_once_while_somebody_looks(shop: Shop) -> None:
