@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 _REDBEAT = Pair("redbeat:RedBeatScheduler", "beat: Acquired lock", "beat: Acquiring lock", "up to 1,500 + 300 s", {})
 
 PAIRS: Mapping[str, Pair] = {
-    "ours": Pair("exclusive", "beat: leads schedule", "beat: stands by", "up to 10 s", {}),
+    "ours": Pair("exclusive", "beat: leads schedule", "beat: on standby", "up to 10 s", {}),
     "RedBeat": _REDBEAT,
     f"RedBeat, beat_max_loop_interval {SHORT_LOOP:g}": _REDBEAT._replace(
         gap=f"up to {5 * SHORT_LOOP:g} + {SHORT_LOOP:g} s", environment={LOOP: str(SHORT_LOOP)}

@@ -77,9 +77,9 @@ class Backend:
                 raise ValueError(f"{masked(text)!r}; allowed: a URL that begins with one of {allowed}")
             if not is_readable(url):
                 raise ValueError(
-                    f"{masked(text)!r}, and cannot be read: allowed: a URL such as "
-                    "'redis://user:password@localhost:6379/0', in which the characters / ? # @ : ; % of user and "
-                    "password are written as %2F %3F %23 %40 %3A %3B %25"
+                    f"{masked(text)!r}, which cannot be parsed; allowed: a URL such as "
+                    "'redis://user:password@localhost:6379/0', with the characters / ? # @ : ; % of user and "
+                    "password written as %2F %3F %23 %40 %3A %3B %25"
                 )
         together = masked(";".join(urls))
         return cls(_kind_of(urls, together), urls, together)
@@ -135,13 +135,13 @@ def _kind_of(urls: Sequence[str], together: str) -> Kind:
     if kinds != {Kind.SERVER}:
         nodes = ", ".join(f"{name}://" for name, kind in _KINDS.items() if kind is Kind.SERVER)
         raise ValueError(
-            f"{together!r}; several URLs joined by ';' must all be servers of their own (Redlock: {nodes}), or all "
-            "sentinel://, or all of one cluster"
+            f"{together!r}; several URLs joined by ';' must all be independent servers (Redlock: {nodes}), "
+            "all be sentinel://, or all belong to one cluster"
         )
     if len(set(urls)) != len(urls) or len(urls) % 2 == 0 or not MIN_NODES <= len(urls) <= MAX_NODES:
         raise ValueError(
-            f"{together!r}: {len(urls)} nodes for Redlock; allowed: {MIN_NODES}, 5, 7 or {MAX_NODES} servers that do "
-            "not know each other, each named once (an even number survives no more failures than one fewer)"
+            f"{together!r}: {len(urls)} nodes for Redlock; allowed: {MIN_NODES}, 5, 7 or {MAX_NODES} "
+            "independent servers, each named once (an even number survives no more failures than one fewer)"
         )
     return Kind.REDLOCK
 

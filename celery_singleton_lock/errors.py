@@ -62,7 +62,7 @@ class LockConflict(SingletonLockError):
         holder = f"task {cleaned.text(self.task_id)}" if self.task_id else "another holder"
         key = with_label(self.key, self.label)
         if math.isinf(self.remaining):
-            return f"{key} is held by {holder}, and does not end by itself"
+            return f"{key} is held by {holder}, and never expires"
         return f"{key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"
 
 
@@ -85,11 +85,11 @@ class DuplicateTask(SingletonLockError):
 
     def __str__(self) -> str:
         key = with_label(self.key, self.label)
-        return f"{key} is the lock of task {cleaned.text(self.task_id)}, which was sent {_moment(self.since)}"
+        return f"{key} is the lock of task {cleaned.text(self.task_id)}, which was sent at {_moment(self.since)}"
 
 
 class LockSuperseded(SingletonLockError, TaskRevokedError):
-    """The task was not run, since a newer one with the same key came while it waited.
+    """The task was not run, since a newer one with the same key came while it waited; or it was stopped for that one.
 
     Attributes:
         key: the key of the lock.
@@ -102,7 +102,7 @@ class LockSuperseded(SingletonLockError, TaskRevokedError):
         self.task_id = task_id
 
     def __str__(self) -> str:
-        return f"superseded: task {cleaned.text(self.task_id)} is newer, and runs in the place of this under {self.key}"
+        return f"superseded: task {cleaned.text(self.task_id)} is newer, and runs instead under {self.key}"
 
 
 class LockLost(SingletonLockError):
@@ -156,7 +156,7 @@ class StaleFence(SingletonLockError):
 
     def __str__(self) -> str:
         if not self.fence:
-            return f"{self.target}: not written with fence 0, which is the fence of who holds no lock"
+            return f"{self.target}: not written with fence 0, which means that no lock is held"
         return f"{self.target}: not written with fence {self.fence}; a later holder has written with {self.seen}"
 
 
@@ -177,9 +177,9 @@ class ResultLost(SingletonLockError):
 
     def __str__(self) -> str:
         return (
-            f"task {self.task}[{cleaned.text(self.task_id)}] was carried out by a worker that died before it stored "
-            f"the result; what it ended with is larger than the {self.limit} bytes that are kept, or not of plain "
-            "types, and it is not run again"
+            f"task {self.task}[{cleaned.text(self.task_id)}] was carried out by a worker that died before it "
+            f"stored the result; its outcome is larger than the {self.limit} bytes that are kept, or not of "
+            "plain types, and the task is not run again"
         )
 
 

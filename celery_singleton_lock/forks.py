@@ -37,7 +37,7 @@ def _start_all_anew() -> None:
             it.start_anew()
         except Exception:
             # The others are not to keep what their parent's threads have locked.
-            logger.exception("fork: %r could not start anew", it)
+            logger.exception("fork: could not start %r again in the child", it)
 
 
 if hasattr(os, "register_at_fork"):

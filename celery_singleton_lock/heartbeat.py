@@ -40,7 +40,8 @@ class Heartbeat(Renews):
         pulse.prepare()
 
     def start(self, lease: Lease, on_lost: Callable[[], None], *, linger: bool = True) -> None:
-        """Renew `lease` from now on; call `on_lost` when it is lost, and again until it is stopped.
+        """Renew `lease` from now on; call `on_lost` when it is lost, or is to end for a newer task, and again until it
+        is stopped.
 
         Args:
             lease: kept as a weak reference only.
@@ -84,6 +85,16 @@ class Heartbeat(Renews):
                 if watched is not None and watched.lease() is lease:
                     watched.due_at = due_after(lease) if lease.reason is None else 0.0
                     pulse.follow(self, watched.due_at)
+
+    def supersede(self, owner: str, by: str) -> None:
+        """Have whoever runs under this owner's lease stop for a newer task, if that is under watch: at once, and not
+        when a renewal says so.
+        """
+        with pulse.mutex:
+            watched = self.watched.get(owner)
+            if watched is not None and (lease := watched.lease()) is not None:
+                lease.supersede(by)
+                pulse.follow(self, 0.0)
 
     def close(self) -> None:
         """End the thread as soon as there is no lease to renew; another lease would start it again."""
@@ -154,7 +165,7 @@ class Heartbeat(Renews):
         """In the thread that runs under an overdue lease: it goes on only if the lock is still ours."""
         step = trust.step_of([lease.good_for])
         if not self._take(lease.owner, step):
-            lease.lose("it is overdue, and a renewal is under way that is not answered")
+            lease.lose("it is overdue, and a renewal on its way has no answer yet")
             return
         try:
             if lease.reason is not None or lease.remaining > 0:

@@ -28,7 +28,7 @@ NOBODY = -1
 
 #: Parts of a holder beside an owner token. The store writes the fence behind them, and what was added later follows.
 FIELDS = 9
-FENCE, LABEL = FIELDS, FIELDS + 1
+FENCE, LABEL, ORDER, NEWER = FIELDS, FIELDS + 1, FIELDS + 2, FIELDS + 3
 
 _OWNER = re.compile(rf"[0-9a-f]{{{OWNER_LENGTH}}}")
 
@@ -69,6 +69,8 @@ class Holder:
             Copies of one message have the same, and no other message has.
         record: the name of what is remembered of the message; by default its sending.
         label: what the digest in the lock's key is of, in a few words; empty where nobody has said that.
+        order: of messages (see `stores.base.Arrival`) of which a newer one has it stopped; empty where none may.
+        superseded_by: the id of the newer task for which it was told to stop; None while it was not.
     """
 
     task_id: str | None = None
@@ -82,6 +84,8 @@ class Holder:
     sending: str = ""
     record: str = field(default="", compare=False)
     label: str = field(default="", compare=False)
+    order: str = field(default="", compare=False)
+    superseded_by: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.sending and self.task_id is not None:
@@ -129,7 +133,8 @@ class Holder:
             f"[{_quoted(self.sending)},{task_id},{self.retries},{node},{self.pid},{float(self.since)},"
             f"{self.replaced},{_quoted(self.process)},{float(ttl)}"
         )
-        behind = f",{_quoted(self.label)}]" if self.label else "]"
+        behind = f",{_quoted(self.label)}" if self.label or self.order else ""
+        behind += f",{_quoted(self.order)}]" if self.order else "]"
         return f"{before}\n{behind}"
 
     @classmethod
@@ -150,4 +155,11 @@ class Holder:
             cleaned.seconds(ttl),
             cleaned.text(sending),
             label=cleaned.text(fields[LABEL]) if len(fields) > LABEL else "",
+            order=cleaned.text(fields[ORDER]) if len(fields) > ORDER else "",
+            superseded_by=_task_of(fields[NEWER]) if len(fields) > NEWER else None,
         )
+
+
+def _task_of(newer: object) -> str | None:
+    """The id of the task in what a store has added for a newer one (see `Holder.arrives_as`)."""
+    return cleaned.text(newer[1]) if isinstance(newer, list) and len(newer) > 1 else None

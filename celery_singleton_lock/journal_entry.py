@@ -12,7 +12,7 @@ from celery_singleton_lock import cleaned
 #: ended as the task that it had joined, or followed; a newer one came while it waited; it stood by for a copy that runs
 #: elsewhere, or was dropped beside one; it ended as another copy had that was finished; its lock was freed, since its
 #: process had died.
-Waiting = Literal["retry", "rerun", "join", "follow"]
+Waiting = Literal["retry", "rerun", "replace", "join", "follow"]
 Kind = Literal["run", "skip", "raise", "reject", Waiting, "joined", "superseded", "stand-by", "drop", "repeat", "free"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -20,8 +20,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 #: The message header that names the entry of beat's schedule that it was sent for.
 SCHEDULED_HEADER = "singleton_lock_entry"
 
-#: The outcome of a run that was stopped, since its lock was lost; and of one whose process was being stopped.
-LOST, STOPPED = "LOST", "STOPPED"
+#: The outcome of a run that was stopped, since its lock was lost; of one whose process was being stopped; and of one
+#: that was stopped for a newer one.
+LOST, STOPPED, SUPERSEDED = "LOST", "STOPPED", "SUPERSEDED"
 
 #: Those that were not carried out, and will not be.
 REFUSALS: tuple[Kind, ...] = ("skip", "raise", "reject")

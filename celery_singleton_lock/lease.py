@@ -65,10 +65,12 @@ class Lease(Hold):
         good_for: seconds for which a renewal is trusted: the ttl, or `bound` where that is less.
         bound: the least ttl of the renewals of which nobody knows whether they will be carried out, see `doubt`.
         reason: why the lease was lost; None while it is not.
+        superseded_by: the id of the newer task for which whoever runs under it is to stop; None where nobody has said
+            that. The lease is held until then.
         ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
-    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "trusted_until")
+    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "superseded_by", "trusted_until")
 
     def __init__(
         self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
@@ -78,6 +80,7 @@ class Lease(Hold):
         self.fence = fence
         self.pid = os.getpid()
         self.reason: str | None = None
+        self.superseded_by: str | None = None
         self.ask: Callable[[Lease], None] | None = None
         self.bound = float("inf")
         self.acquired_at, self.renewals = sent_at, 0
@@ -125,6 +128,10 @@ class Lease(Hold):
         self.renewals += 1
         self.trusted_until = trust.end_of(sent_at, self.good_for)
 
+    def supersede(self, by: str | None) -> None:
+        """Have whoever runs under it stop for a newer task, the first that has said so; None: nobody has."""
+        self.superseded_by = by if self.superseded_by is None else self.superseded_by
+
     def asked_for(self, ttl: float) -> Lease:
         """The same hold, as it will be if the store gives it another ttl."""
         return Lease(
@@ -134,6 +141,7 @@ class Lease(Hold):
     def become(self, asked: Lease, bound: float) -> None:
         """Have the ttl of `asked`, which the store has renewed, and the `bound` of before it was asked."""
         self.ttl, self.bound = asked.ttl, bound
+        self.supersede(asked.superseded_by)
         self.extend(asked.acquired_at)
 
     def doubt(self, ttl: float, sent_at: float) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import clock, forks, trust
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.watched import Watched
 
@@ -182,10 +182,10 @@ class Pulse:
         return min(max(next_at - now, 0.001), MAX_SLEEP)
 
     def _work(self, now: float, me: threading.Thread) -> Callable[[], None] | None:
-        """What is to be done now: say that leases are lost, or renew those of the store where one is most overdue."""
-        lost, rounds = self._due(now)
-        if lost:
-            return partial(self._strike, lost)
+        """What is to be done now: say who is to stop, or renew the leases of the store where one is most overdue."""
+        to_stop, rounds = self._due(now)
+        if to_stop:
+            return partial(self._strike, to_stop)
         if not rounds or (self._in_round_since is not None and now < self._in_round_since + PATIENCE):
             return None
         self._in_round, self._in_round_since = me, now
@@ -200,8 +200,10 @@ class Pulse:
         return partial(self._go_round, heartbeat, due)
 
     def _due(self, now: float) -> tuple[list[tuple[Renews, Watched]], list[tuple[float, Renews]]]:
-        """The leases that are lost and to be given up, and since when others are due, of which heartbeat."""
-        lost: list[tuple[Renews, Watched]] = []
+        """The leases whose holders are to stop, as a rule since they are lost; and since when others are due, of which
+        heartbeat.
+        """
+        to_stop: list[tuple[Renews, Watched]] = []
         rounds: list[tuple[float, Renews]] = []
         for heartbeat in list(self._heartbeats):
             for owner, watched in list(heartbeat.watched.items()):
@@ -213,16 +215,20 @@ class Pulse:
                 under_way = heartbeat.is_under_way(owner)
                 if now < watched.next_at(under_way=under_way):
                     continue
+                if watched.is_to_stop(lease, now):
+                    watched.strike(lease, now)
+                    to_stop.append((heartbeat, watched))
+                    continue
                 if lease.reason is None and under_way:
                     watched.lose(lease, "it could not be renewed in time: the store has not answered")
                 if lease.reason is None:
                     rounds.append((watched.due_at, heartbeat))
                 else:
-                    watched.due_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
-                    lost.append((heartbeat, watched))
+                    watched.strike(lease, now)
+                    to_stop.append((heartbeat, watched))
             if not heartbeat.watched and not heartbeat.in_round:
                 self._heartbeats.discard(heartbeat)
-        return lost, rounds
+        return to_stop, rounds
 
     def _go_round(self, heartbeat: Renews, due: Mapping[str, Watched]) -> None:
         try:
@@ -233,15 +239,15 @@ class Pulse:
                 heartbeat.taken.difference_update(due)
                 self.given_back.notify_all()
 
-    def _strike(self, lost: Sequence[tuple[Renews, Watched]]) -> None:
-        for heartbeat, watched in lost:
+    def _strike(self, to_stop: Sequence[tuple[Renews, Watched]]) -> None:
+        for heartbeat, watched in to_stop:
             lease = watched.lease()
             if lease is None or heartbeat.watched.get(lease.owner) is not watched:
                 continue
             try:
                 watched.on_lost()
             except Exception:
-                logger.exception("heartbeat: %s: could not be told that it is lost", lease.key)
+                logger.exception("heartbeat: %s: its task could not be told to stop", lease.key)
 
 
 #: Of this process.

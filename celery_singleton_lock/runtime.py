@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from celery_singleton_lock import process_identity
 from celery_singleton_lock.confirmations import Confirmations
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.journal.alerts import Alerts
@@ -15,6 +16,7 @@ from celery_singleton_lock.journal.writer import JournalWriter
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.record_writer import RecordWriter
+from celery_singleton_lock.stop_calls import StopCalls
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
@@ -32,6 +34,7 @@ class Runtime:
     journal: JournalWriter
     record_writer: RecordWriter
     confirmations: Confirmations
+    stop_calls: StopCalls
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -84,7 +87,9 @@ class _Opened:
         keeps_journal = settings.journal and self.store is None
         journal = store.journal(settings.prefix, size=settings.journal) if keeps_journal else None
         writer = JournalWriter(journal, Alerts(ref(app), settings.blocked_after))
-        return Runtime(settings, store, Heartbeat(store), writer, RecordWriter(store), Confirmations(store))
+        heartbeat = Heartbeat(store)
+        stop_calls = StopCalls(lambda: store.stops(settings.prefix, process_identity.own()), heartbeat)
+        return Runtime(settings, store, heartbeat, writer, RecordWriter(store), Confirmations(store), stop_calls)
 
 
 #: With the stores that the settings name, and with memories in their place; the last one counts.

@@ -14,8 +14,8 @@ lock_acquired = Signal(name="lock_acquired", providing_args=["task_id", "key", "
 #: The execution met a held lock. `conflict` (a `LockConflict`), `policy` (what was done about it).
 lock_conflict = Signal(name="lock_conflict", providing_args=["task_id", "key", "conflict", "policy"])
 
-#: The execution will not run, since a newer call has come. `by` (the id of that). Sent in addition to those
-#: of Celery for a task that was revoked.
+#: The execution will not run, or was stopped, since a newer call has come. `by` (the id of that). Sent in addition to
+#: those of Celery for a task that was revoked.
 lock_superseded = Signal(name="lock_superseded", providing_args=["task_id", "key", "by"])
 
 #: A call is a duplicate: another message has the lock that the task takes as it is sent. `task_id` (of

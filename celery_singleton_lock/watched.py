@@ -13,7 +13,7 @@ from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.lease import Lease
 
 #: Why a lease was lost that the store no longer has.
-GONE = "it is no longer ours in the store: it ended, was taken over, or was deleted"
+GONE = "the store does not have it any more: it ended, was taken over, or was deleted"
 
 #: What is due within this share of its renewal interval is renewed along with what is due now.
 COALESCE = 0.1
@@ -29,19 +29,37 @@ class Watched:
         on_lost: see `weakly`.
         due_at: when to renew it; once it is lost, when to say so.
         linger: seconds for which the thread stays when this was the last one.
+        strikes_at: when to say again that whoever runs under it is to stop, once a newer task is to run; the lease is
+            renewed meanwhile.
     """
 
     lease: weakref.ref[Lease]
     on_lost: Callable[[], None]
     due_at: float
     linger: float
+    strikes_at: float = 0.0
 
     def next_at(self, *, under_way: bool) -> float:
-        """When to do something: renew it, give it up while a renewal is under way, or say that it is lost."""
+        """When to do something: renew it, give it up while a renewal is under way, or say that it is lost, or that its
+        holder is to stop.
+        """
         lease = self.lease()
         if lease is None:
             return 0.0
-        return _give_up_at(lease) if under_way and lease.reason is None else self.due_at
+        due_at = _give_up_at(lease) if under_way and lease.reason is None else self.due_at
+        return due_at if lease.superseded_by is None or lease.reason is not None else min(due_at, self.strikes_at)
+
+    def is_to_stop(self, lease: Lease, now: float) -> bool:
+        """Whether to say now that its holder is to stop for a newer task."""
+        return lease.superseded_by is not None and lease.reason is None and self.strikes_at <= now
+
+    def strike(self, lease: Lease, now: float) -> None:
+        """That is said now, and again after a while."""
+        again_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
+        if lease.reason is None:
+            self.strikes_at = again_at
+        else:
+            self.due_at = again_at
 
     def is_due(self, now: float) -> bool:
         """Whether to renew it now, or nearly."""

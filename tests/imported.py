@@ -35,7 +35,7 @@ _OTHERS = (
 )
 
 for _, name, _ in pkgutil.walk_packages(celery_singleton_lock.__path__, f"{celery_singleton_lock.__name__}."):
-    if ".contrib." not in name:  # Each needs a library, and some need it to be set up.
+    if not {"contrib", "web"} & {*name.split(".")}:  # Each needs a library, and some need it to be set up.
         import_module(name)
 for name in _OTHERS:
     with suppress(ImportError):  # Not in each version.

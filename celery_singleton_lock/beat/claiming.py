@@ -150,7 +150,7 @@ class Claiming(Scheduler):
                 with _leaving():
                     self._claims.sent(tick)
         if not self._was_taken:
-            logger.warning("beat: %s is tried again, under the same id", entry.name)
+            logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
             self._unsent[entry.name] = entry, tick
             self._retries_at = clock.now() + RETRY_AFTER
 
@@ -187,7 +187,7 @@ class Claiming(Scheduler):
 
     def _skip(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float]:
         logger.warning(
-            "beat: %s was due %.1f s ago, longer than singleton_lock_beat_catch_up, and is skipped",
+            "beat: skipped %s: it was due %.1f s ago, longer than singleton_lock_beat_catch_up",
             entry.name,
             tick.lateness,
         )

@@ -90,7 +90,7 @@ class Claims:
         """
         if entry.name not in self._granted:
             raise InvalidOption(
-                "setting singleton_lock_beat_scheduler names a scheduler that sends in a way of its own, without "
+                "setting singleton_lock_beat_scheduler names a scheduler that sends in its own way, without "
                 "asking its is_due(); allowed: one that ticks as celery.beat.Scheduler does"
             )
 

@@ -95,7 +95,7 @@ class Leadership:
             self._store.free(lease)
             logger.info("beat: resigned as leader of schedule %s", self._name)
         except LockUnavailable as error:
-            logger.warning("beat: could not resign; the next leader comes in %.1f s: %s", lease.remaining, error)
+            logger.warning("beat: could not resign; the next leader takes over in %.1f s: %s", lease.remaining, error)
 
     def _keep(self, lease: Lease) -> None:
         if self.renews_in > 0 and lease.held:
@@ -104,7 +104,7 @@ class Leadership:
             (ours,) = self._store.renew([lease], timeout=trust.step_of([lease.good_for]))
         except LockUnavailable as error:
             if lease.held:
-                logger.warning("beat: the lease could not be renewed, trying again: %s", error)
+                logger.warning("beat: could not renew the lease, trying again: %s", error)
                 self._renews_at = clock.now() + min(RETRY_AFTER, self._ttl * trust.RETRY_SHARE)
                 return
             self._lose(f"it could not be renewed in time: {error}")
@@ -114,7 +114,7 @@ class Leadership:
             self._renews_at = lease.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
 
     def _lose(self, reason: str) -> None:
-        logger.warning("beat: leads schedule %s no more: %s", self._name, reason)
+        logger.warning("beat: no longer leads schedule %s: %s", self._name, reason)
         if self._lease is not None:
             # A renewal that was not answered may be carried out later, and keep the others waiting; so does a node of a
             # Redlock that has the lease which most have lost.
@@ -170,7 +170,7 @@ class Leadership:
 
     def _stand_by(self, leader: Held) -> None:
         if self._leader is None or self._leader.owner != leader.owner:
-            logger.info("beat: stands by; %s leads schedule %s", _in_words(leader), self._name)
+            logger.info("beat: on standby; %s leads schedule %s", _in_words(leader), self._name)
         self._leader, self._ends_at = leader, clock.now() + leader.remaining
 
     def _stop_waiting(self, error: BaseException | None = None) -> None:

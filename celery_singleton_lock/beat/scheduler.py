@@ -160,11 +160,11 @@ class ExclusiveScheduler(Scheduler):
         try:
             self._claims.give_up()
         except LockUnavailable as error:
-            logger.warning("beat: what was sent last could not be recorded: %s", error)
+            logger.warning("beat: could not record what was sent last: %s", error)
         try:
             inner.close()
         except Exception:
-            logger.exception("beat: the schedule could not be closed")
+            logger.exception("beat: could not close the schedule")
         close_connection(inner)
 
     def _may_send(self) -> bool:

@@ -9,6 +9,7 @@ import click
 
 from celery_singleton_lock.cli import command, findings
 from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks
+from celery_singleton_lock.diagnosis.finding import merged, notes, serious
 from celery_singleton_lock.options.app import problems
 
 
@@ -18,7 +19,7 @@ from celery_singleton_lock.options.app import problems
 def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
     """Check the settings of each exclusive task; connects to nothing.
 
-    The exit status is 1 if a problem was found (with --strict: or a warning), else 0.
+    The exit status is 1 if a problem was found (with --strict: or a warning) or no task is exclusive, else 0.
     """
     app = ctx.obj.app
     app.loader.import_default_modules()
@@ -27,11 +28,19 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
             raise error  # Of beat: a worker starts all the same.
         tasks = audit_tasks(app, runtime.settings)
         wide = audit_app(app, runtime.settings)
-    for task in tasks:
-        if as_json:
+    if not tasks:
+        hint = command.without_app(ctx) or f"; does app {app.main!r} import the modules of its tasks?"
+        raise click.ClickException(f"no task is exclusive: none has SingletonTask as its base{hint}")
+    found = [finding for task in tasks for finding in task.findings]
+    if as_json:
+        for task in tasks:
             command.say_json({"verdict": task.verdict, **asdict(task)})
-        else:
+        findings.dump(wide)
+    else:
+        for task in tasks:
             command.say(f"{task.verdict:<8} {task.task}  ({task.lock})")
-            findings.show(task.findings, subject=task.task)
-    findings.dump(wide) if as_json else findings.show(wide)
-    findings.conclude(ctx, [*wide, *(finding for task in tasks for finding in task.findings)], as_json, strict)
+            findings.show(serious(task.findings), subject=task.task)
+        findings.show(wide)
+        # Most are true of many tasks.
+        findings.show(merged(notes(found)))
+    findings.conclude(ctx, [*wide, *serious(found), *merged(notes(found))], as_json, strict)

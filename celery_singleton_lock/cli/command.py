@@ -20,7 +20,7 @@ from celery_singleton_lock.runtime import Runtime
 option = partial(click.option, cls=CeleryOption, help_group="Locks")
 
 #: Why most commands have nothing to say.
-IN_MEMORY = "memory:// locks are in each process of its own, and cannot be seen from here"
+IN_MEMORY = "memory:// locks belong to one process, and cannot be seen from here"
 
 #: Every command takes it.
 as_json = option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -63,7 +63,13 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
             raise click.ClickException(IN_MEMORY)
         yield runtime
     except SingletonLockError as error:
-        raise click.ClickException(cleaned.line(str(error))) from error
+        raise click.ClickException(cleaned.line(str(error)) + without_app(ctx)) from error
+
+
+def without_app(ctx: click.Context) -> str:
+    """A hint where no app was named, which may be why something is missing; else nothing."""
+    named = ctx.find_root().params.get("app")
+    return "" if named else "; no app was named: say which one, as in celery -A shop locks …"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -17,7 +17,7 @@ from celery_singleton_lock.cli import command, findings
     type=command.Number(0.1, 60),
     default=1.0,
     show_default=True,
-    help="Seconds that workers get to answer.",
+    help="Seconds that workers have to answer.",
 )
 def doctor(ctx: click.Context, as_json: bool, strict: bool, timeout: float, **_: Any) -> None:
     """Look at the lock servers, the keys on them, the settings and the workers; say what is wrong and what to do.

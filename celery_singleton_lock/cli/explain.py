@@ -53,7 +53,7 @@ def _calls(words: Sequence[str]) -> list[Sequence[str]]:
             calls.append([])
         elif word.startswith("--"):
             raise click.UsageError(
-                f"options come before the task; for a text that begins so, write '{json.dumps(word)}'"
+                f"put options before the task; for a text that begins with --, write '{json.dumps(word)}'"
             )
         else:
             calls[-1].append(word)
@@ -77,7 +77,7 @@ def _held(runtime: Runtime, explanation: Explanation) -> tuple[list[HeldLock], s
     try:
         return [HeldLock.of(explanation.key, held) for held in runtime.store.held(explanation.key, limit=limit)], ""
     except LockUnavailable as error:
-        return [], f"not known: {error}"
+        return [], f"unknown: {error}"
 
 
 def _holder(lock: HeldLock) -> dict[str, Any]:

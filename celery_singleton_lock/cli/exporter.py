@@ -15,7 +15,7 @@ from celery_singleton_lock.cli import command
     type=click.IntRange(0, 65535),
     default=9808,
     show_default=True,
-    help="To listen on; 0 for a free one.",
+    help="The port to listen on; 0 picks a free one.",
 )
 @command.option("--host", default="127.0.0.1", show_default=True, help="As well.")
 def exporter(ctx: click.Context, port: int, host: str, **_: Any) -> None:

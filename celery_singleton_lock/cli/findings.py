@@ -13,7 +13,7 @@ from celery_singleton_lock.cli import command
 from celery_singleton_lock.diagnosis.finding import Finding
 
 #: Commands that judge take it.
-strict = command.option("--strict", is_flag=True, help="A warning makes the exit status 1 as well.")
+strict = command.option("--strict", is_flag=True, help="Exit with status 1 for a warning, too.")
 
 _COLOURS = {"problem": "red", "warning": "yellow", "note": "cyan"}
 

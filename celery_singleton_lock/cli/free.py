@@ -28,11 +28,11 @@ def _how(function: Callable[..., Any]) -> Callable[..., Any]:
     force = command.option(
         "--force",
         is_flag=True,
-        help="Free also what its holder may still need: others may start at once, and the holder is stopped when it "
-        "notices, after a third of the ttl at most.",
+        help="Free even what its holder may still need: others may start at once, and the holder is stopped when "
+        "it notices, after at most a third of the ttl.",
     )
     yes = command.option("--yes", "-y", is_flag=True, help="Do not ask.")
-    dry_run = command.option("--dry-run", is_flag=True, help="Only say what would be freed, and why.")
+    dry_run = command.option("--dry-run", is_flag=True, help="Only print what would be freed, and why.")
     return force(yes(dry_run(command.as_json(function))))
 
 
@@ -57,22 +57,22 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
 @command.option(
     "--orphaned",
     is_flag=True,
-    help="The locks of messages that are nowhere any more: lost, purged, deleted. Looks into the queues and asks the "
-    "workers; where that leaves a doubt, the lock is left alone.",
+    help="Free the locks of messages that are nowhere any more: lost, purged, deleted. Looks into the queues and "
+    "asks the workers; in doubt, a lock is left alone.",
 )
 @_how
 def clear(ctx: click.Context, selection: Selection, orphaned: bool, **how: Any) -> None:
     """Free the locks of a task or of a node whose holders are gone, and leave the others."""
     if not (selection or orphaned):
         raise click.UsageError(
-            "say of which locks: --task NAME, --node NAME, --older-than SECONDS ('*' for all nodes), or --orphaned"
+            "choose the locks: --task NAME, --node NAME ('*' for all nodes), --older-than SECONDS, or --orphaned"
         )
     if orphaned and how["force"]:
-        raise click.UsageError("--orphaned frees nothing that may be needed, and --force does: say one of them")
+        raise click.UsageError("--orphaned frees only what nobody needs, --force frees anything: use one of them")
     with command.runtime_of(ctx) as runtime:
         locks = [lock for lock in selection.of(runtime) if lock.is_queued or not orphaned]
         if not locks:
-            click.echo("No lock is held of these.", err=True)
+            click.echo("No such lock is held.", err=True)
         elif orphaned:
             ctx.exit(_free_orphaned(ctx.obj.app, runtime, locks, **how))
         else:
@@ -94,7 +94,7 @@ def _free_orphaned(
     judged = [*_of_messages(app, locks)]
     told = [(lock, verdict) for lock, verdict in judged if verdict in (Standing.ORPHANED, Standing.IN_DOUBT)]
     orphaned = [lock for lock, verdict in told if verdict is Standing.ORPHANED]
-    click.echo(f"Of {len(locks)} messages that have a lock, {len(orphaned)} are nowhere any more.", err=True)
+    click.echo(f"{len(orphaned)} of {len(locks)} messages that have a lock are nowhere any more.", err=True)
     if orphaned and not (yes or dry_run):
         _ask(orphaned, "Free their locks?")
     return _free(runtime, told, dry_run=dry_run, as_json=how["as_json"])
@@ -129,8 +129,12 @@ def _free(
 
 def _question(count: int, force: bool) -> str:
     if count == 1:
-        return "Free it though its holder may be alive?" if force else "Free it if its holder is gone?"
-    return f"Free these {count} locks though holders may be alive?" if force else f"Free those of {count} left behind?"
+        return "Free it even though its holder may be alive?" if force else "Free it if its holder is gone?"
+    return (
+        f"Free these {count} locks even though their holders may be alive?"
+        if force
+        else f"Free those of these {count} locks that were left behind?"
+    )
 
 
 def _judged(
@@ -144,7 +148,7 @@ def _judged(
     others = [lock for lock in locks if not lock.is_queued]
     seconds = longest_watch(lock.held for lock in others)
     if seconds > 0:
-        click.echo(f"Watching whether it is renewed, for {seconds:.0f} s at most.", err=True)
+        click.echo(f"Watching for a renewal, for at most {seconds:.0f} s.", err=True)
     yield from verdicts(runtime.store, others)
 
 

@@ -25,14 +25,14 @@ MIN_INTERVAL = 0.2
 
 @command.locks_command("list")
 @selection.options
-@command.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
+@command.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @command.option(
     "--interval",
     metavar="SECONDS",
     type=command.Number(min=MIN_INTERVAL),
     default=INTERVAL,
     show_default=True,
-    help="How often to look again, with --watch.",
+    help="Seconds between two looks, with --watch.",
 )
 @command.as_json
 def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float, as_json: bool, **_: Any) -> None:

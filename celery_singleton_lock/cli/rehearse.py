@@ -30,20 +30,20 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
     "names",
     multiple=True,
     type=click.Choice([fault.name for fault in FAULTS]),
-    help="Only this one; may be given again.",
+    help="Only this fault; can be repeated.",
 )
 @command.option(
     "--ttl",
     type=command.Number(MIN_TTL, MAX_TTL),
-    help="Rehearse with this lock_ttl: a short one makes it quick. By default that of the task.",
+    help="The lock_ttl to rehearse with; a short one is quicker. By default the task's own.",
 )
-@command.option("--pool", "-P", help="Of the workers; by default worker_pool of the app.")
+@command.option("--pool", "-P", help="The workers' pool; by default worker_pool of the app.")
 @command.option(
     "--timeout",
     type=command.Number(1, 86_400),
     default=60.0,
     show_default=True,
-    help="Seconds that the task itself may take, and whatever ought to happen: longer is never.",
+    help="Seconds that the task itself may take. Anything that takes longer counts as never happening.",
 )
 @command.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @command.as_json
@@ -107,8 +107,8 @@ def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dic
 def _question(play: Play, faults: Sequence[Fault]) -> str:
     runs = play.calls + 2 * (len(faults) - 1)
     return cleaned.line(
-        f"Run {play.task.name} about {runs} times, with all that it does, on workers of its own, which are killed and "
-        "frozen meanwhile?"
+        f"Run {play.task.name} about {runs} times, with all its effects, on workers of its own, which are "
+        "killed and frozen meanwhile?"
     )
 
 

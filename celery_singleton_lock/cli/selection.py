@@ -49,10 +49,15 @@ class Selection:
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options; it gets a `Selection`."""
 
-    @command.option("--task", metavar="NAME", help="Only locks of this task, or of this lock_name; `*` for any text.")
-    @command.option("--node", metavar="NAME", help="Only locks that this worker or beat holds; `*` for any text.")
+    @command.option("--task", metavar="NAME", help="Only locks of this task or lock_name; `*` stands for any text.")
     @command.option(
-        "--older-than", metavar="SECONDS", type=command.Number(min=0), help="Only locks held for so long already."
+        "--node", metavar="NAME", help="Only locks that this worker or beat holds; `*` stands for any text."
+    )
+    @command.option(
+        "--older-than",
+        metavar="SECONDS",
+        type=command.Number(min=0),
+        help="Only locks that have been held for at least this long.",
     )
     @wraps(function)
     def with_selection(

@@ -78,15 +78,15 @@ def _say(title: str, text: str) -> None:
 def _times(lock: HeldLock) -> str:
     holder = lock.held.holder
     if holder is None:
-        return "the value was not written by this package" + ("; it never expires" if lock.expires_in is None else "")
-    over = "; that process is over" if process_identity.is_over(holder.process) else ""
+        return "this package did not write the value" + ("; it never expires" if lock.expires_in is None else "")
+    over = "; that process is gone" if process_identity.is_over(holder.process) else ""
     return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}"
 
 
 def _known(record: Record) -> str:
     """For how long no copy of the message is carried out: what is shown of it may be gone much sooner."""
     _, age = outcome.read(record)
-    return "" if age == outcome.OLD else f"; not run again for {duration(age + record.seconds)} from its end"
+    return "" if age == outcome.OLD else f"; a copy does not run for {duration(age + record.seconds)} from its end"
 
 
 def _state(record: Record) -> str:

@@ -7,40 +7,51 @@ from typing import Any
 
 import click
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys.key import name_in
+
+_COLUMNS = ("TASK", "RUNS", "HELD EACH", "WAITED EACH", "OTHERWISE")
 
 
 @command.locks_command()
 @command.as_json
 def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
-    """Show what the workers counted: runs, conflicts, losses and more, of each task; and whose copies are refused.
+    """Show what the workers counted for each task: runs, conflicts, losses and more, and copies refused in a row.
 
-    The counts are those of the last seconds before, and live in the lock server until it forgets them.
+    Counts lag behind by up to five seconds. The lock server keeps them for 30 days after the last one.
     """
     with command.runtime_of(ctx) as runtime:
         journal = runtime.store.journal(runtime.settings.prefix, size=runtime.settings.journal)
         counts, refused = metrics.read(journal.counts()), journal.refused()
-    for fields in metrics.by_task(counts):
-        command.say_json(fields) if as_json else command.say(_in_words(**fields))
-    for key, in_a_row in sorted(refused.items(), key=lambda item: -item[1]):
-        found = {"key": key, "name": name_in(key), "refused_in_a_row": in_a_row}
-        text = f"{name_in(key)}  refused {in_a_row} times since a run under this key ended  [{key}]"
-        command.say_json(found) if as_json else command.say(text)
+    tasks = [*metrics.by_task(counts)]
+    in_a_row = sorted(refused.items(), key=lambda item: -item[1])
+    if as_json:
+        for fields in tasks:
+            command.say_json(fields)
+        for key, times in in_a_row:
+            command.say_json({"key": key, "name": name_in(key), "refused_in_a_row": times})
+        return
+    if not tasks:
+        click.echo("Nothing was counted yet.", err=True)
+    else:
+        rows = [_COLUMNS, *([cleaned.line(cell) for cell in _cells(**fields)] for fields in tasks)]
+        click.echo("\n".join("  ".join(row).rstrip() for row in command.aligned(rows)))
+    for key, times in in_a_row:
+        command.say(f"{name_in(key)}  refused {times} times since a run under this key ended  [{key}]")
 
 
-def _in_words(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> str:
+def _cells(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> tuple[str, ...]:
     ran = sum(runs.values())
-    parts = [f"runs {ran}{_divided(runs)}"]
-    if ran:
-        parts.append(f"held {held / ran:.3g} s, waited {waited / ran:.3g} s each")
+    each = (f"{held / ran:.3g} s", f"{waited / ran:.3g} s") if ran else ("-", "-")
+    parts = []
     for name, count in others.items():
         if count and name in metrics.DIVIDED:
             parts.append(f"{name.replace('_', ' ')} {sum(count.values())}{_divided(count)}")
         elif count:
             parts.append(f"{name} {count}")
-    return f"{task}  " + "; ".join(parts)
+    return task, f"{ran}{_divided(runs)}", *each, "; ".join(parts)
 
 
 def _divided(counts: Mapping[str, int]) -> str:

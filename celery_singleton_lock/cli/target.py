@@ -32,11 +32,12 @@ def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
         key = _RUN.sub("", first)
         if not is_key(settings.prefix, key):
             raise click.UsageError(
-                f"{first!r} is no key of a lock of this app; its keys are {settings.prefix}:{VERSION}:"
-                "{<name>:<32 hex digits>}, as `celery locks list` shows them (quote them for the shell)"
+                f"{first!r} is not the key of a lock of this app; its keys are "
+                f"{settings.prefix}:{VERSION}:{{<name>:<32 hex digits>}}, as `celery locks list` shows them "
+                "(quote them for the shell)"
             )
         if rest:
-            raise click.UsageError(f"a key takes no arguments, and there are: {' '.join(rest)}")
+            raise click.UsageError(f"a key takes no arguments, but there are: {' '.join(rest)}")
         return key
     task, args, kwargs = call_of(app, words)
     return task.lock_key_of(*args, **kwargs)
@@ -54,7 +55,7 @@ def call_of(app: Any, words: Sequence[str]) -> tuple[SingletonTask, list[Any], d
     try:
         inspect.signature(task.run).bind(*args, **kwargs)
     except TypeError as error:
-        raise click.UsageError(f"task {name} cannot be called like that: {error}") from None
+        raise click.UsageError(f"task {name} cannot be called with these arguments: {error}") from None
     return task, args, kwargs
 
 
@@ -72,4 +73,4 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
         raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
     close = difflib.get_close_matches(name, exclusive, n=3) or sorted(exclusive)[:10]
     known = f"did you mean {' or '.join(close)}?" if close else "the app has no exclusive task"
-    raise click.UsageError(f"{name!r} is no task of this app, and no key; {known}")
+    raise click.UsageError(f"{name!r} is neither a task of this app nor a key; {known}")

@@ -17,14 +17,14 @@ from celery_singleton_lock.journal.timeline import Window, page, running
     type=command.Number(0.01, 43_200),
     default=10.0,
     show_default=True,
-    help="How far back; what the journal has forgotten is not shown.",
+    help="How far to look back; the journal may not reach that far.",
 )
 @command.option(
     "--output",
     type=click.File("w", encoding="utf-8", lazy=True),
     default="timeline.html",
     show_default=True,
-    help="The file to write; - for the standard output.",
+    help="The file to write; - for standard output.",
 )
 def timeline(ctx: click.Context, minutes: float, output: Any, **_: Any) -> None:
     """Draw who held which lock when, and what became of the copies, as a page of HTML."""

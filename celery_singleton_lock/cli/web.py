@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import secrets
 import socket
-from contextlib import suppress
 from typing import Any
 
 import click
 
 from celery_singleton_lock.cli import command
+
+#: An option would show the token to everybody that may list the processes.
+TOKEN = "CELERY_SINGLETON_LOCK_WEB_TOKEN"  # noqa: S105 - its name
+
+#: To listen on all addresses; no browser calls the page so.
+ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
 
 
 @command.locks_command()
@@ -19,34 +27,49 @@ from celery_singleton_lock.cli import command
     show_default=True,
     help="To listen on; 0 for a free one.",
 )
-@command.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@command.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on; beyond this machine, all pages need the token.",
+)
 @command.option(
     "--allow-host",
     metavar="NAME",
     multiple=True,
     help="A name by which browsers may call the page, beside those of this machine. May be repeated.",
 )
-def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], **_: Any) -> None:
-    """Show the locks on a page that moves, until Ctrl-C; /metrics is for Prometheus. Needs the extra "web"."""
-    try:
-        import uvicorn
+@command.option("--allow-release", is_flag=True, help="Whoever has the token may release locks and stop tasks.")
+def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], allow_release: bool, **_: Any) -> None:
+    """Show the locks on a page that moves, until Ctrl-C; /metrics is for Prometheus. Needs the extra "web".
 
-        from celery_singleton_lock.web import app_of
-        from celery_singleton_lock.web.access import LOOPBACK
+    The token is that of the environment variable CELERY_SINGLETON_LOCK_WEB_TOKEN, or a new one, which is printed.
+    """
+    try:
+        from celery_singleton_lock.web import LOOPBACK, Access, Site, serve
     except ImportError as error:
-        needed = "celery-singleton-lock[web]"
-        raise click.ClickException(
-            str(error) if needed in str(error) else f"{error.name} is not installed: pip install '{needed}'"
-        ) from error
+        raise click.ClickException(str(error)) from error
+    private = not _is_loopback(host)
+    token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if allow_release or private else ""
+    hosts = (*LOOPBACK, *allow_host, *(() if host in ANY else (host,)))
+    try:
+        access = Access(hosts, token, allow_release, private)
+    except ValueError as error:
+        raise click.ClickException(f"{TOKEN}: {error}") from error
     with command.runtime_of(ctx):
-        app = app_of(ctx.obj.app, hosts=(*LOOPBACK, *allow_host))
-        listening = _listen(host, port)
+        site, listening = Site(ctx.obj.app, access), _listen(host, port)
+        if token and not os.environ.get(TOKEN):
+            click.echo(f"token to sign in with: {token}")
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"locks at http://{shown}:{listening.getsockname()[1]}/")
-        # Streams to browsers have no end of their own.
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-        with suppress(KeyboardInterrupt):  # It has ended in good order by then.
-            uvicorn.Server(config).run(sockets=[listening])
+        serve(site, listening)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -56,11 +56,11 @@ class LockCollector:
         for key, _ in store.all_held(settings.prefix):
             (queued if is_of_queue(key) else held)[_name_in(key)] += 1
         yield _gauge("held_now", "Locks that are held.", held)
-        yield _gauge("queued_now", "Locks that messages have from when they are sent.", queued)
+        yield _gauge("queued_now", "Locks that messages have held since they were sent.", queued)
         most: dict[str, int] = {}
         for key, count in journal.refused().items():
             most[_name_in(key)] = max(count, most.get(_name_in(key), 0))
-        yield _gauge("refused_in_a_row", "Most copies that were refused in a row, under one key of the lock.", most)
+        yield _gauge("refused_in_a_row", "The most refusals in a row under one key of the lock.", most)
         for counter in metrics.COUNTERS:
             yield _counter(counter, counts)
         for histogram in metrics.HISTOGRAMS:

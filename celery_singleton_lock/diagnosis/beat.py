@@ -31,8 +31,8 @@ def sent_by_two_beats(it: AppContext) -> Iterator[Finding]:
     if may_send and not getattr(scheduler, "is_exclusive", False) and not it.leaders:
         name = qualname(scheduler) if isinstance(scheduler, type) else str(scheduler)
         yield Subject("beat_scheduler").note(
-            f"it is {name}, which is not exclusive: started on two hosts it sends "
-            f"{some(entries) or 'all that its schedule says'} twice, and the second run follows the first",
+            f"it is {name}, which is not exclusive: started on two hosts, it sends "
+            f"{some(entries) or 'its whole schedule'} twice, and the second run follows the first",
             f"set beat_scheduler to 'exclusive' and singleton_lock_beat_scheduler to {name!r}, or start beat with "
             "-S exclusive",
         )
@@ -45,7 +45,7 @@ def led_by_nobody(it: AppContext) -> Iterator[Finding]:
     beat = BeatSettings.from_app(it.app)
     if beat.mode == "leader":
         yield Subject("beat").warning(
-            f"beat_scheduler is exclusive, and no beat leads the schedule {beat.name}: nothing of it is sent",
+            f"beat_scheduler is exclusive, but no beat leads the schedule {beat.name}: none of it is sent",
             "start one: celery beat -S exclusive",
         )
 

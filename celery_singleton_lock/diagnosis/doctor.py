@@ -97,7 +97,7 @@ def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtim
         found.findings.append(unreachable(name, words_of(error)))
     found.seen.append(f"{name}: {len(keys)} keys under {runtime.settings.prefix}:")
     if len(keys) == MAX_KEYS:
-        text = f"it has more than {MAX_KEYS:,} keys under the prefix; no more were looked at"
+        text = f"it has more than {MAX_KEYS:,} keys under the prefix; only these were checked"
         found.findings.append(Subject(name).note(text, "a shorter singleton_lock_done_ttl keeps fewer"))
 
 
@@ -111,13 +111,13 @@ def _tried_out(store: Store, settings: Settings) -> Iterator[Finding]:
     except LockUnavailable as error:
         yield Subject(settings.backend.masked).problem(
             f"no lock can be taken: {error}",
-            "see what is said of the servers; nodes of a Redlock that are new or came back empty need one lock_ttl",
+            "read the findings about the servers; nodes of a Redlock that are new or came back empty need one lock_ttl",
         )
         return
     if not kept:
         yield Subject(settings.backend.masked).problem(
             "a lock was taken and was gone at once",
-            "see what else deletes keys there: eviction, FLUSHALL, a failover",
+            "find out what else deletes keys there: eviction, FLUSHALL, a failover",
         )
 
 
@@ -138,9 +138,9 @@ def _broker_without_delays(app: Any) -> Iterator[Finding]:
     """Whether RabbitMQ lets messages wait that are put back."""
     if is_rabbitmq(app.conf) and (why := Publisher.of(app).prepare()) is not None:
         yield Subject("broker").warning(
-            f"RabbitMQ gives no queue {DELAYED}.* to wait in ({why}): workers hold the messages that are put back, "
-            "each in a place that another task could have",
-            f"let the workers' user configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
+            f"RabbitMQ does not provide the queues {DELAYED}.* for messages to wait in ({why}): workers hold "
+            "the messages that are put back, and each takes the place of another task",
+            f"allow the workers' user to configure, write and read {DELAYED}.*, on RabbitMQ 3.10 or newer",
         )
 
 
@@ -160,7 +160,7 @@ def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:
             found.findings.append(Subject("workers").note(text, "start one, or ask again with a longer --timeout"))
     except Exception as error:  # noqa: BLE001 - every transport has its own, and some know no remote control
         text = f"workers cannot be asked: {type(error).__name__}: {error}"
-        found.findings.append(Subject("broker").warning(text, "see that the broker can be reached from here"))
+        found.findings.append(Subject("broker").warning(text, "check that the broker can be reached from here"))
     exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.standing(app)
     found.seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in answering]
     found.findings += judged(

@@ -76,7 +76,9 @@ def explain(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mapping[
         task=task.name,
         key=key,
         lock_name=task.lock_name or task.name,
-        lock_key="all arguments, as they do not fit the signature" if arguments is None else lock_key_in_words(task),
+        lock_key="all arguments, because they do not fit the signature"
+        if arguments is None
+        else lock_key_in_words(task),
         arguments={name: repr(value) for name, value in (arguments or {}).items()},
         defaults=_left_out(task.run, args, kwargs) if arguments is not None else [],
         counts=_counting(task, arguments, args, kwargs),
@@ -95,7 +97,7 @@ def differences(one: Explanation, other: Explanation) -> list[str]:
     for name in dict.fromkeys((*one.counts, *other.counts)):
         first, second = one.counts.get(name), other.counts.get(name)
         if first is None or second is None:
-            found.append(f"{name} counts in one of them only")
+            found.append(f"{name} counts in only one of them")
         elif first.serialized != second.serialized:
             found.append(f"{name}: {first.value} ({first.serialized}), {second.value} ({second.serialized})")
     return found or [f"made in different ways: {one.lock_key}, {other.lock_key}"]

@@ -70,6 +70,11 @@ def serious(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity != "note"]
 
 
+def notes(findings: Iterable[Finding]) -> list[Finding]:
+    """All that is good to know, and no more."""
+    return [finding for finding in findings if finding.severity == "note"]
+
+
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Those that differ in their subjects only as one."""
     subjects: defaultdict[Finding, list[str]] = defaultdict(list)

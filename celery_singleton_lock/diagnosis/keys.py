@@ -38,7 +38,7 @@ def of_keys(server: str, found: Iterable[Key], store: Store) -> Iterator[Finding
 def _of_another_type(it: KeyContext) -> Iterator[Finding]:
     if it.key.foreign_type is not None:
         yield it.problem(
-            f"on {it.server}, there is a {it.key.foreign_type} where a lock should be: whoever wants that lock fails",
+            f"on {it.server}, there is a {it.key.foreign_type} in place of a lock: nobody can take that lock",
             f"delete it: DEL '{it.key.name}'",
         )
 
@@ -46,7 +46,8 @@ def _of_another_type(it: KeyContext) -> Iterator[Finding]:
 def _of_a_stranger(it: KeyContext) -> Iterator[Finding]:
     if it.key.held is not None and it.key.held.holder is None:
         yield it.warning(
-            f"on {it.server}, it has a value that this package did not write: while it is there, nobody gets the lock",
+            f"on {it.server}, it has a value that this package did not write: until that is deleted, nobody "
+            "can take the lock",
             f"find out who wrote it, or delete it: DEL '{it.key.name}'",
         )
 
@@ -55,7 +56,7 @@ def _of_the_dead(it: KeyContext) -> Iterator[Finding]:
     holder = it.key.held.holder if it.key.held is not None else None
     if holder is not None and it.key.remaining is not None and _is_over(it):
         yield it.warning(
-            f"its holder, process {holder.pid} of {holder.node} on this host, is over; the lock ends in "
+            f"its holder, process {holder.pid} of {holder.node} on this host, is gone; the lock ends in "
             f"{it.key.remaining:.0f} s",
             f"wait, or start {holder.node} again, which frees it",
         )
@@ -64,11 +65,13 @@ def _of_the_dead(it: KeyContext) -> Iterator[Finding]:
 def _endless(it: KeyContext) -> Iterator[Finding]:
     if it.key.remaining is not None or it.key.foreign_type is not None:
         return
-    text = f"on {it.server}, it has no time to live, as all that this package writes has: it stays for ever"
+    text = (
+        f"on {it.server}, it has no time to live, though everything that this package writes has one: it stays forever"
+    )
     if "}:" in it.key.name:
         yield it.problem(text, f"if no task holds it, delete it: DEL '{it.key.name}'")
     else:
-        yield it.note(text, "give others another prefix")
+        yield it.note(text, "give the program that wrote it another prefix")
 
 
 RULES = (_of_another_type, _of_a_stranger, _of_the_dead, _endless)

@@ -86,13 +86,13 @@ def _several_brokers(app: Any, reading: Any) -> Iterator[str]:
 
 def _look_through(found: Look, channel: Any, names: frozenset[bytes]) -> None:
     if not channel.ack_emulation:
-        found.doubts.append("ack_emulation is off: what workers have taken is not on the broker")
+        found.doubts.append("ack_emulation is off: the broker does not have what workers have taken")
     until = clock.now() + LIMIT
     for page in messages_on_redis(channel, PAGE):
         for message in page:
             found.seen |= names.intersection(_names_in(message))
         if clock.now() > until:
-            found.doubts.append(f"the broker has more messages than can be looked through in {LIMIT:g} s")
+            found.doubts.append(f"the broker has more messages than can be searched in {LIMIT:g} s")
             return
 
 
@@ -165,4 +165,4 @@ def _depths(app: Any, connection: Any, consumed: Mapping[str, int]) -> Iterator[
         if waiting:
             yield f"{waiting} messages wait in the queue {name}, and RabbitMQ does not show which"
         if consumers > consumed.get(name, 0):
-            yield f"the queue {name} has {consumers} consumers, of which {consumed.get(name, 0)} answer"
+            yield f"the queue {name} has {consumers} consumers, but only {consumed.get(name, 0)} of them answer"

@@ -36,11 +36,11 @@ NOISE = 1.0
 class Standing(enum.Enum):
     """All that is known about the message; the value says why its lock is freed, or why it is not."""
 
-    ORPHANED = "no message stands for it"
-    ALIVE = "its message waits or runs; --force frees it all the same"
-    YOUNG = f"its message was sent less than {MIN_AGE:g} s ago; --force frees it all the same"
-    IN_DOUBT = "nobody can say where its message is; --force frees it all the same"
-    BY_TIME = "it lasts for its time, whatever becomes of its message; --force frees it all the same"
+    ORPHANED = "its message is nowhere any more"
+    ALIVE = "its message waits or runs; --force frees it anyway"
+    YOUNG = f"its message was sent less than {MIN_AGE:g} s ago; --force frees it anyway"
+    IN_DOUBT = "it is not certain where its message is; --force frees it anyway"
+    BY_TIME = "it lasts for its full time, whatever happens to its message; --force frees it anyway"
     ENDED = "it ended meanwhile"
 
 
@@ -105,7 +105,9 @@ def search(app: Any, found: Sequence[tuple[str, Held]], *, timeout: float) -> Se
     undecided = sorted((hold for hold in holds if hold.standing is None), key=lambda hold: -hold.age)
     done = Search(holds)
     if len(undecided) > MOST:
-        done.doubts.append(f"{MOST} messages are looked for at once: ask again for the other {len(undecided) - MOST}")
+        done.doubts.append(
+            f"only {MOST} messages are searched for at once: run it again for the other {len(undecided) - MOST}"
+        )
         _settle(undecided[MOST:], Standing.IN_DOUBT)
         del undecided[MOST:]
     alive = _living_workers(runtime) if undecided else set()
@@ -142,12 +144,12 @@ def of_orphans(app: Any, *, timeout: float) -> Iterator[Finding]:
     remedy = "free it: celery locks clear --orphaned"
     for hold in orphaned[:MOST_NAMED]:
         yield Subject(hold.key).warning(
-            f"no message stands for it: that of task {hold.task_id}, sent {hold.age:.0f} s ago, was lost or deleted; "
-            f"for {hold.held.remaining:.0f} s, no other one is sent",
+            f"its message is nowhere any more: that of task {hold.task_id}, sent {hold.age:.0f} s ago, was "
+            f"lost or deleted; no other one is sent for {hold.held.remaining:.0f} s",
             remedy,
         )
     if (more := len(orphaned) - MOST_NAMED) > 0:
-        yield Subject("keys").warning(f"no message stands for {more} more locks", remedy)
+        yield Subject("keys").warning(f"the messages of {more} more locks are nowhere any more", remedy)
 
 
 def _at_first_sight(hold: QueuedHold) -> Standing | None:

@@ -82,7 +82,7 @@ def unreachable(name: str, error: str, *, is_one_of_many: bool = False) -> Findi
     """A server that does not answer."""
     text = f"it does not answer: {error}"
     if is_one_of_many:
-        return Subject(name).warning(f"{text} (the locks need most of the nodes)", "start it, or see to the network")
+        return Subject(name).warning(f"{text} (the locks need most of the nodes)", "start it, or check the network")
     remedy = "start it, or correct singleton_lock_backend, its user and password; see that this host may reach it"
     return Subject(name).problem(text, remedy)
 
@@ -101,7 +101,7 @@ def _not_looked_at(it: ServerContext) -> Iterator[Finding]:
     if it.probe.info is None or it.probe.ahead is None:
         yield it.note(
             "its user may not run INFO or TIME: version, eviction, replicas and clock could not be looked at",
-            "run the doctor as a user who may (+info +time), by another singleton_lock_backend",
+            "run the doctor as a user with more rights (+info +time), by another singleton_lock_backend",
         )
 
 
@@ -115,7 +115,7 @@ def _too_old(it: ServerContext) -> Iterator[Finding]:
 def _a_replica(it: ServerContext) -> Iterator[Finding]:
     if it.info and it.info.get("role") != "master":
         yield it.problem(
-            "it is a replica: it takes no locks, and what it has may be old",
+            "it is a replica: it grants no locks, and its data may be old",
             "name the master in singleton_lock_backend, or the Sentinels (sentinel://)",
         )
 
@@ -125,9 +125,9 @@ def _slots_that_nobody_serves(it: ServerContext) -> Iterator[Finding]:
     state, slots = cluster.get("cluster_state"), cluster.get("cluster_slots_ok")
     if cluster and (state, slots) != ("ok", str(SLOTS)):
         yield it.problem(
-            f"its cluster is in the state {state!r}, with {slots} of {SLOTS} slots well: locks in the others cannot "
-            "be taken",
-            "see CLUSTER NODES, and bring back what has failed",
+            f"its cluster is in the state {state!r}, with {slots} of {SLOTS} slots working: locks in the "
+            "others cannot be taken",
+            "check CLUSTER NODES, and bring back what has failed",
         )
 
 
@@ -135,17 +135,17 @@ def _memory(it: ServerContext) -> Iterator[Finding]:
     policy = it.info.get("maxmemory_policy", "noeviction")
     limit, used, evicted = (it.probe.number(name) for name in ("maxmemory", "used_memory", "evicted_keys"))
     if policy != "noeviction":
-        drops = "any key" if policy.startswith("allkeys") else "keys that have a time to live, as all locks have"
+        drops = "any key" if policy.startswith("allkeys") else "keys with a time to live, as all locks have"
         so_far = f" (it has dropped {evicted} keys since its start)" if evicted else ""
-        never = "" if limit else " (maxmemory is not set, so that is never)"
+        never = "" if limit else " (maxmemory is not set, so this never happens)"
         yield (it.problem if limit else it.note)(
-            f"maxmemory-policy is {policy}: with its memory full it drops {drops}{so_far}; two may hold one lock then"
-            f"{never}",
-            "CONFIG SET maxmemory-policy noeviction, or a server of its own for the locks",
+            f"maxmemory-policy is {policy}: when its memory is full, it drops {drops}{so_far}; two may then "
+            f"hold one lock{never}",
+            "CONFIG SET maxmemory-policy noeviction, or use a server of its own for the locks",
         )
     elif limit and used > MAX_USED * limit:
         yield it.warning(
-            f"{used / limit:.0%} of its memory is used, and it drops nothing: when it is full, no lock can be taken",
+            f"{used / limit:.0%} of its memory is used, and it drops nothing: once it is full, no lock can be taken",
             "raise maxmemory, or lower singleton_lock_done_ttl",
         )
 
@@ -154,8 +154,8 @@ def _forgetful_node(it: ServerContext) -> Iterator[Finding]:
     votes_at_once = it.settings.transport_options.get("restart_delay") is False
     if it.info and it.is_node and votes_at_once and not it.keeps:
         yield it.problem(
-            "it keeps nothing on disk and may vote as soon as it is back ('restart_delay' is False): a restart of "
-            "two nodes can give one lock twice",
+            "it keeps nothing on disk, and may vote as soon as it is back ('restart_delay' is False): a "
+            "restart of two nodes can grant one lock twice",
             "remove restart_delay from singleton_lock_transport_options, or set appendonly yes, appendfsync always",
         )
 
@@ -166,20 +166,20 @@ def _replicas(it: ServerContext) -> Iterator[Finding]:
     replicas, wanted = it.probe.number("connected_slaves"), it.settings.replicas
     if wanted > replicas:
         yield it.problem(
-            f"singleton_lock_replicas is {wanted}, and it has {replicas}: no lock counts as taken",
+            f"singleton_lock_replicas is {wanted}, but it has {replicas}: no lock counts as taken",
             "start replicas, or lower singleton_lock_replicas",
         )
     elif replicas and not wanted:
         yield it.note(
-            f"it has {replicas} replicas, and singleton_lock_replicas is 0: a failover may forget the latest locks",
+            f"it has {replicas} replicas, but singleton_lock_replicas is 0: a failover may forget the latest locks",
             "set singleton_lock_replicas to 1, or use a Redlock",
         )
     elif not replicas and it.settings.backend.kind is Kind.SENTINEL:
-        yield it.warning("no replica is linked to it: there is nothing to fail over to", "start the replicas")
+        yield it.warning("no replica is linked to it: it cannot fail over", "start the replicas")
     if not it.keeps and not replicas:
         yield it.note(
-            "it keeps nothing on disk at once (appendonly no): a restart forgets locks, whose holders are stopped at "
-            "their next renewal, and what messages were carried out",
+            "it does not keep data on disk at once (appendonly no): a restart forgets locks, whose holders "
+            "are stopped at their next renewal, and which messages were carried out",
             "set appendonly yes, or use a Redlock",
         )
 
@@ -223,8 +223,8 @@ def _one_server_twice(probes: Sequence[Probe]) -> Iterator[Finding]:
     for first, *others in by_identity.values():
         if others:
             yield Subject(first).problem(
-                f"it is the same server as {', '.join(others)}: one that fails takes several votes with it",
-                "name servers in singleton_lock_backend that are independent of each other",
+                f"it is the same server as {', '.join(others)}: if it fails, several votes are lost",
+                "name independent servers in singleton_lock_backend",
             )
 
 
@@ -246,6 +246,6 @@ def _sentinels_that_disagree(sentinels: Sequence[SentinelProbe]) -> Iterator[Fin
     masters = sorted({sentinel.master for sentinel in sentinels if sentinel.master})
     if len(masters) > 1:
         yield Subject("Sentinels").warning(
-            f"they take different servers for the master: {', '.join(masters)}",
+            f"they disagree about the master: {', '.join(masters)}",
             "wait for the end of the failover; if there is none, they monitor different servers under one name",
         )

@@ -37,7 +37,7 @@ def switched_off(it: AppContext) -> Iterator[Finding]:
     if not it.settings.enabled:
         yield Subject("singleton_lock_enabled").warning(
             "it is False: exclusive tasks run without a lock",
-            "remove it, unless that is meant",
+            "remove it, unless you mean that",
         )
 
 
@@ -55,8 +55,9 @@ def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
     visibility, remembered = visibility_timeout(it.app.conf), it.settings.done_ttl
     if visibility is not None and remembered < visibility:
         yield Subject("singleton_lock_done_ttl").problem(
-            f"finished messages are remembered for {remembered:g} s, and the broker delivers one again that was "
-            f"not acknowledged after {visibility:g} s (its visibility timeout): a copy that comes then runs again",
+            f"finished messages are remembered for {remembered:g} s, but the broker delivers a message again "
+            f"that was not acknowledged within {visibility:g} s (its visibility timeout): a copy that comes "
+            "then runs again",
             f"remove the setting, or set it to {visibility:g} or more",
         )
 
@@ -64,8 +65,8 @@ def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
 def _pickled_results(it: AppContext) -> Iterator[Finding]:
     if it.app.conf.result_serializer == "pickle":
         yield Subject("result_serializer").warning(
-            "it is 'pickle', and so are the return values that the lock server keeps for copies of finished messages: "
-            "who may write there can run code in the workers",
+            "it is 'pickle', and so are the return values that the lock server keeps for copies of finished "
+            "messages: anybody who may write there can run code in the workers",
             "set result_serializer='json'",
         )
 
@@ -77,8 +78,9 @@ def _broadcasts(it: AppContext) -> Iterator[Finding]:
     if fanout and not is_rabbitmq(it.app.conf):
         others = sorted(name for name in queues if name not in fanout) or [str(it.app.conf.task_default_queue)]
         yield Subject(f"task_queues {some(fanout)}").warning(
-            "every worker gets what is sent there; a message that has to wait for its lock cannot go back to one "
-            f"worker alone on this broker, and goes to the queue {others[0]}, where any worker may take it",
+            "every worker gets what is sent there; on this broker, a message that has to wait for its lock "
+            f"cannot go back to one worker alone, and goes to the queue {others[0]}, where any worker may "
+            "take it",
             "send exclusive tasks to other queues, or use RabbitMQ",
         )
 
@@ -94,20 +96,20 @@ def _shared_names(it: AppContext) -> Iterator[Finding]:
 def _of_one_name(subject: str, tasks: Sequence[Any], settings: Settings) -> Iterator[Finding]:
     if forms := _where_they_differ((task.name, form) for task in tasks if (form := _form(task)) is not None):
         yield Subject(subject).problem(
-            f"tasks share it whose keys are made in different ways, and so never exclude each other: {forms}",
-            "give them one lock_key of the same argument names, or templates such as 'tenant:{tenant_id}'",
+            f"the tasks that share it make their keys in different ways, and so never exclude each other: {forms}",
+            "give them one lock_key with the same argument names, or templates such as 'tenant:{tenant_id}'",
         )
     options = {task.name: options_for(task, settings) for task in tasks}
     if limits := _where_they_differ((name, str(of.limit)) for name, of in options.items()):
         yield Subject(subject).warning(
-            f"tasks share it with different lock_limit, and each counts to its own: {limits}",
+            f"the tasks that share it have different lock_limit, and each counts up to its own: {limits}",
             "give them one lock_limit",
         )
     ttls = _where_they_differ((name, f"{of.ttl:g} s") for name, of in options.items())
     if ttls and settings.backend.kind is Kind.REDLOCK:
         yield Subject(subject).problem(
-            f"tasks share it with different lock_ttl on a Redlock, where a node that came back empty has no vote for "
-            f"the ttl of the lock that is asked for: {ttls}",
+            "the tasks that share it have different lock_ttl on a Redlock, where a node that came back empty "
+            f"has no vote for the ttl of the requested lock: {ttls}",
             "give them one lock_ttl",
         )
 
@@ -119,8 +121,8 @@ def _newest_on_a_redlock(it: AppContext) -> Iterator[Finding]:
         policy = options_for(task, it.settings).on_conflict
         if policy in NEWEST_POLICIES:
             yield Subject(task.name).problem(
-                f"on_conflict is {policy!r}, and the locks are on a Redlock, of whose nodes each would know another "
-                "order: every call fails with InvalidOption",
+                f"on_conflict is {policy!r}, but the locks are on a Redlock, whose nodes would not agree on "
+                "an order: every call fails with InvalidOption",
                 "set on_conflict='retry', or singleton_lock_backend to one server, Sentinels or a cluster",
             )
 

@@ -74,8 +74,8 @@ class TaskContext(Subject):
 def _reject_of_acknowledged(it: TaskContext) -> Iterator[Finding]:
     if it.options.on_conflict == "reject" and not it.task.acks_late:
         yield it.warning(
-            "on_conflict is 'reject' without acks_late: the message is acknowledged before the lock is asked for, so "
-            "that no dead-letter queue gets it",
+            "on_conflict is 'reject' without acks_late: the message is acknowledged before the lock is "
+            "requested, so no dead-letter queue gets it",
             "set acks_late=True, or on_conflict='raise'",
         )
 
@@ -110,7 +110,8 @@ def _lost_workers(it: TaskContext) -> Iterator[Finding]:
 def _long_ttl(it: TaskContext) -> Iterator[Finding]:
     if it.options.ttl > _LONG_TTL:
         yield it.note(
-            f"lock_ttl {it.options.ttl:g} s: so long the lock of a host that is gone stays; it does not limit the run",
+            f"lock_ttl {it.options.ttl:g} s: the lock of a host that is gone stays for that long; it does not "
+            "limit the run",
             "lower lock_ttl: it is renewed while the task runs",
         )
 
@@ -173,8 +174,8 @@ def _waiting_beyond_a_limit(it: TaskContext) -> Iterator[Finding]:
     limit = min((limit for _, limit, has in it.limits() if has), default=None)
     if limit is not None and it.options.wait >= limit:
         yield it.warning(
-            f"lock_wait {it.options.wait:g} s is not below the time limit of {limit:g} s, in which waiting counts: it "
-            "is stopped while it still waits",
+            f"lock_wait {it.options.wait:g} s is not below the time limit of {limit:g} s, which counts the "
+            "wait, too: the task is stopped while it still waits",
             "lower lock_wait, or raise the time limit",
         )
 
@@ -200,8 +201,8 @@ def _limits_that_do_not_fit(it: TaskContext) -> Iterator[Finding]:
 def _foreign_request(it: TaskContext) -> Iterator[Finding]:
     if not getattr(symbol_by_name(it.task.Request), "looks_after_its_lock", False):
         yield it.problem(
-            f"its Request is {it.task.Request}, which is no SingletonRequest: on prefork nobody frees the lock of a "
-            "child that is killed, nor renews it for one that is busy",
+            f"its Request is {it.task.Request}, which is not a SingletonRequest: on prefork nobody frees the "
+            "lock of a child that is killed, nor renews it for a busy one",
             "derive that class from celery_singleton_lock.SingletonRequest",
         )
 
@@ -215,7 +216,7 @@ def _exclusion_given_up(it: TaskContext) -> Iterator[Finding]:
     if it.options.on_lock_lost == "warn":
         yield it.note(
             "on_lock_lost is 'warn': a run that has lost its lock goes on, maybe beside another",
-            "leave it at 'abort' if it must never run twice, or let what it writes to check self.lock.fence",
+            "leave it at 'abort' if it must never run twice, or check self.lock.fence where it writes",
         )
 
 
@@ -230,8 +231,8 @@ def _retained_for_ever(it: TaskContext) -> Iterator[Finding]:
 def _arguments_without_a_form(it: TaskContext) -> Iterator[Finding]:
     if raw_attribute(it.task, "lock_key") is None and it.task.serializer in ("pickle", "yaml"):
         yield it.note(
-            f"its key is made of all arguments, and the serializer {it.task.serializer} also sends objects that have "
-            "no stable form: a call with one is refused (InvalidKey)",
+            f"its key is made of all arguments, and the serializer {it.task.serializer} also sends objects "
+            "without a stable form: a call with one is refused (InvalidKey)",
             "set lock_key to the arguments that make two calls the same",
         )
 
@@ -241,7 +242,7 @@ def _of_sending_without_a_scope(it: TaskContext) -> Iterator[Finding]:
         for name in ("on_duplicate", "lock_queue_ttl", "on_send_unavailable"):
             if raw_attribute(it.task, name) is not None:
                 yield it.warning(
-                    f"{name} does nothing with lock_scope={WHILE_EXECUTING!r}: no lock is taken as a message is sent",
+                    f"{name} does nothing with lock_scope={WHILE_EXECUTING!r}: no lock is taken when a message is sent",
                     "set lock_scope='until_executed', or another one that begins when a message is sent",
                 )
 
@@ -258,8 +259,8 @@ def _copies_that_wait_and_are_skipped(it: TaskContext) -> Iterator[Finding]:
 def _newest_that_may_be_lost(it: TaskContext) -> Iterator[Finding]:
     if it.options.on_conflict in NEWEST_POLICIES and not it.task.acks_late:
         yield it.note(
-            f"on_conflict is {it.options.on_conflict!r} without acks_late: a call that is killed as it asks for its "
-            "lock is lost, and what it has superseded does not run either",
+            f"on_conflict is {it.options.on_conflict!r} without acks_late: a call that is killed while it "
+            "asks for its lock is lost, and what it has superseded does not run either",
             "set acks_late=True and reject_on_worker_lost=True if the newest call must not be lost",
         )
 

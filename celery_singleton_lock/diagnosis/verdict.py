@@ -34,13 +34,13 @@ POLL, MIN_POLL = 0.5, 0.01
 class Verdict(enum.Enum):
     """All that is known about the holder; the value says why the lock is freed, or why it is not."""
 
-    OVER = "the process that held it is over"
+    OVER = "the process that held it is gone"
     LATE = "it was not renewed in time"
     FORCED = "by force"
     ENDED = "it ended meanwhile"
-    ALIVE = "its holder is alive and renews it; --force frees it all the same"
-    KEPT = "it is kept for a while on purpose, and nobody runs under it; --force frees it all the same"
-    FOREIGN = "its value was not written by this package; if it is in the way, delete the key in Redis"
+    ALIVE = "its holder is alive and renews it; --force frees it anyway"
+    KEPT = "it is kept for a while on purpose, without a running task; --force frees it anyway"
+    FOREIGN = "this package did not write its value; if it is in the way, delete the key in Redis"
 
 
 #: The verdicts after which a lock is freed.

@@ -27,15 +27,15 @@ class WorkerContext(Subject):
 def _unprotected(it: WorkerContext) -> Iterator[Finding]:
     if unprotected := sorted(it.exclusive & it.peer.plain):
         yield it.problem(
-            f"it runs {', '.join(unprotected)} without a lock: these are no exclusive tasks there",
-            "deploy the code that this app has to it, and restart it",
+            f"it runs {', '.join(unprotected)} without a lock: there they are not exclusive tasks",
+            "deploy this app's code to it, and restart it",
         )
 
 
 def _unknown(it: WorkerContext) -> Iterator[Finding]:
     if it.peer.exclusive and it.peer.standing is None:
         yield it.warning(
-            "it has exclusive tasks and does not say how it locks them: it runs another version of "
+            "it has exclusive tasks but does not report how it locks them: it runs another version of "
             "celery-singleton-lock, or was too busy to answer",
             "ask again with a longer --timeout; else deploy one version everywhere",
         )
@@ -52,19 +52,19 @@ def _set_up_otherwise(it: WorkerContext) -> Iterator[Finding]:
         )
     if its["prefix"] != own["prefix"]:
         yield it.problem(
-            f"its locks have the prefix {its['prefix']!r}, those of this app {own['prefix']!r}: neither sees the "
-            "other's",
+            f"its locks have the prefix {its['prefix']!r}, those of this app {own['prefix']!r}: they do not "
+            "see each other",
             "give all workers of this app one singleton_lock_prefix",
         )
     if its["backend"] != own["backend"]:
         yield it.warning(
-            f"it keeps its locks at {its['backend']}, this app at {own['backend']}: unless that is one server by two "
-            "names, they exclude nothing of each other",
+            f"it keeps its locks at {its['backend']}, this app at {own['backend']}: unless these are two "
+            "names of one server, they do not exclude each other",
             "give all workers of this app one singleton_lock_backend",
         )
     if its["version"] != own["version"]:
         yield it.warning(
-            f"it runs celery-singleton-lock {its['version']}, this is {own['version']}",
+            f"it runs celery-singleton-lock {its['version']}, but this is {own['version']}",
             "deploy one version everywhere",
         )
 

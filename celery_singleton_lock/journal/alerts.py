@@ -36,7 +36,7 @@ class Alerts:
         logger.warning(
             "task %s%s was refused %d times in a row: %s is held by task %s on %s for %.0f s",
             entry.task,
-            f" (entry {entry.scheduled!r} of beat's)" if entry.scheduled else "",
+            f" (beat's entry {entry.scheduled!r})" if entry.scheduled else "",
             in_a_row,
             entry.key,
             entry.holder,

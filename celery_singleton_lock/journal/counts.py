@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.journal_entry import LOST, REFUSALS, Entry
+from celery_singleton_lock.journal_entry import LOST, REFUSALS, SUPERSEDED, Entry
 
 
 class Counter(NamedTuple):
@@ -50,12 +50,16 @@ class Histogram(NamedTuple):
 COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Executions that met a held lock, by what was done about it."),
-    Counter("joined", "", "Executions that ended as the task did that they had joined."),
-    Counter("superseded", "", "Executions that did not run, since a newer one came while they waited."),
+    Counter("joined", "", "Executions that joined another one, and ended as it did."),
+    Counter("superseded", "", "Executions for which a newer one ran, or is to run: it came while they waited, or ran."),
     Counter("refused_ticks", "entry", "Ticks of beat's schedule that were refused, by the entry."),
-    Counter("renewals", "", "Times that the lock of an execution was renewed."),
+    Counter("renewals", "", "Renewals of the locks of executions."),
     Counter("losses", "", "Executions that lost their lock while they ran."),
-    Counter("redeliveries", "kind", "Copies of a message that stood by or were dropped, since another one ran or had."),
+    Counter(
+        "redeliveries",
+        "kind",
+        "Copies of a message that stood by or were dropped because another one was running, or had run.",
+    ),
     Counter("takeovers", "", "Locks that were freed because the process that held them had died."),
     Counter("blocked", "", "Warnings that copies were refused many times in a row."),
     Counter("overlaps", "", "Pairs of executions that held one lock at the same time."),
@@ -114,6 +118,8 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
             found.append((("renewals", task, ""), entry.renewals))
         if entry.outcome == LOST:
             found.append((("losses", task, ""), 1))
+        if entry.outcome == SUPERSEDED:
+            found.append((("superseded", task, ""), 1))
         return found
     if entry.kind in ("stand-by", "drop", "repeat"):
         return [(("redeliveries", task, entry.kind), 1)]

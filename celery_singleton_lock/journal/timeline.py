@@ -26,6 +26,7 @@ RUNNING = "running"
 _SIGNS = {
     "retry": "↻",
     "rerun": "↻",
+    "replace": "↻",
     "join": "↻",
     "follow": "↻",
     "joined": "=",

@@ -73,12 +73,14 @@ def names_in(where: str, template: str) -> list[str]:
             if field is None:
                 continue
             if after_field and not literal:
-                raise InvalidOption(f"{where}, which has two fields with nothing between: 1, 23 and 12, 3 would be one")
+                raise InvalidOption(
+                    f"{where}, which has two fields with nothing between them: 1, 23 and 12, 3 would be the same"
+                )
             after_field = True
             name = str(field).replace("[", ".").partition(".")[0]
             if not name or name.isdigit():
                 raise InvalidOption(f"{where}; allowed in a template: names of arguments, such as {{tenant_id}}")
             names.append(name)
     except ValueError as error:
-        raise InvalidOption(f"{where}, which is no template: {error}") from None
+        raise InvalidOption(f"{where}, which is not a valid template: {error}") from None
     return names

@@ -51,7 +51,7 @@ MAX_TIMEOUT = 315_360_000.0
 MIN_PAUSE = 0.01
 
 _GONE = "it ended, was taken over, or was deleted"
-_UNDER_WAY = "its release was not answered, and is said again"
+_UNDER_WAY = "its release was not answered, and is sent again"
 
 
 class Lock:
@@ -102,7 +102,7 @@ class Lock:
                 f"or None for {DEFAULT_TIMEOUT:g} (a lock that never ends would be stuck after a crash)"
             )
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-            raise ValueError(f"replicas of lock {name!r} is {replicas!r}; allowed: a whole number from 0")
+            raise ValueError(f"replicas of lock {name!r} is {replicas!r}; allowed: a whole number, 0 or more")
         self.redis = redis
         self.name = name.decode() if isinstance(name, bytes) else name
         self.timeout = timeout
@@ -264,7 +264,7 @@ class Lock:
         if held is None:
             self._token("check")
             raise NotHeld(
-                f"cannot check lock {self.name!r}: this object knows the token of the hold, and not its lease"
+                f"cannot check lock {self.name!r}: this object knows the token of the hold, but not its lease"
             )
         try:
             held.lease.check()
@@ -304,7 +304,7 @@ class Lock:
         if (token := self.local.token) is not None:
             return token
         if (parent := self.local.parent) is not None:
-            raise NotHeld(f"cannot {verb} lock {self.name!r}: it is held by process {parent}, the parent's")
+            raise NotHeld(f"cannot {verb} lock {self.name!r}: the parent process, {parent}, holds it")
         raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it")
 
     def _owner(self, token: bytes) -> str:
@@ -329,8 +329,7 @@ class Lock:
         self._token(verb)
         if self.timeout is None:
             raise NoTimeout(
-                f"cannot {verb} lock {self.name!r}: it was made without a timeout; give it one, or leave that to the "
-                "renewals"
+                f"cannot {verb} lock {self.name!r}: it was made without a timeout; give it one, or rely on its renewals"
             )
         lease = self._lease()
         if lease is None:

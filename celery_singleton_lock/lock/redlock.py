@@ -39,6 +39,6 @@ class Redlock(Lock):
         addresses = [address_of(client) for client in self.redis]
         if twice := [address for address in addresses if addresses.count(address) > 1]:
             raise ValueError(
-                f"lock {self.name!r} has {len(twice)} clients of {twice[0]}; allowed: each of another server, or one "
-                "that fails takes the majority with it (Redlock)"
+                f"lock {self.name!r} has {len(twice)} clients of {twice[0]}; allowed: each of a different "
+                "server, or one that fails takes the majority with it (Redlock)"
             )

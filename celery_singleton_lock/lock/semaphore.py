@@ -22,6 +22,6 @@ class Semaphore(Lock):
 
     def __init__(self, redis: Redis | RedisCluster, name: str | bytes, limit: int, **options: Any) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit of semaphore {name!r} is {limit!r}; allowed: a whole number from 1")
+            raise ValueError(f"limit of semaphore {name!r} is {limit!r}; allowed: a whole number, 1 or more")
         super().__init__(redis, name, **options)
         self._limit = limit

@@ -16,15 +16,16 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
 
 #: What an execution does that meets a held lock.
-ConflictPolicy = Literal["skip", "raise", "retry", "reject", "rerun", "join"]
+ConflictPolicy = Literal["skip", "raise", "retry", "reject", "rerun", "replace", "join"]
 POLICIES: tuple[ConflictPolicy, ...] = get_args(ConflictPolicy)
 
 #: The policy of those that need the result of another task.
 JOIN: ConflictPolicy = "join"
 
-#: Those under which only the newest of the messages that wait is to run. They are known before a lock is asked for: no
-#: callable chooses them.
-NEWEST_POLICIES: tuple[ConflictPolicy, ...] = ("rerun",)
+#: Those under which only the newest of the messages that wait is to run, and the one of them that also stops the older
+#: one that runs. They are known before a lock is asked for: no callable chooses them.
+REPLACE: ConflictPolicy = "replace"
+NEWEST_POLICIES: tuple[ConflictPolicy, ...] = ("rerun", REPLACE)
 
 #: Those under which a message waits that has met a held lock.
 WAITING_POLICIES: tuple[ConflictPolicy, ...] = ("retry", JOIN, *NEWEST_POLICIES)
@@ -138,16 +139,16 @@ TEXT = Rule(lambda value: isinstance(value, str) and value != "", "a text that i
 
 _RETRIES = Rule(
     lambda value: value is None or is_whole(value, 0, cleaned.MAX_COUNT),
-    "a whole number, 0 or more, or None for no bound",
+    "a whole number, 0 or more, or None for no limit",
 )
 
 
 def _policy(names: Sequence[str], given: str, *, not_chosen: Sequence[str] = ()) -> Rule:
     """One of some policies, or what chooses one."""
-    but = f" but {one_of(*not_chosen).words}" if not_chosen else ""
+    but = f" except {one_of(*not_chosen).words}" if not_chosen else ""
     return Rule(
         lambda value: callable(value) or (isinstance(value, str) and value in names),
-        f"{one_of(*names).words}, or a callable of (task, {given}) that returns one of them{but}",
+        f"{one_of(*names).words}, or a callable of (task, {given}) that returns one of these{but}",
     )
 
 
@@ -224,7 +225,7 @@ BEAT_SETTINGS: Mapping[str, Rule] = {
     ),
     "singleton_lock_beat_mode": one_of("leader", "shared"),
     "singleton_lock_beat_ttl": TTL,
-    "singleton_lock_beat_catch_up": _seconds(", or None for no bound"),
+    "singleton_lock_beat_catch_up": _seconds(", or None for no limit"),
     "singleton_lock_beat_name": TEXT,
 }
 

@@ -21,6 +21,7 @@ from celery_singleton_lock.options.rules import (
     JOIN,
     NEWEST_POLICIES,
     OPTIONS,
+    REPLACE,
     TEXT,
     UNTIL_AND_WHILE_EXECUTING,
     UNTIL_EXECUTED,
@@ -131,13 +132,14 @@ def _check_replace(task_name: str, options: Options) -> None:
     where = f"option on_duplicate of task {task_name} is 'replace'"
     if options.scope in (UNTIL_EXECUTED, UNTIL_EXPIRED):
         raise InvalidOption(
-            f"{where} with lock_scope {options.scope!r}, where the message that has the lock may have run already; "
-            f"allowed: {UNTIL_EXECUTING!r} and {UNTIL_AND_WHILE_EXECUTING!r}, where it waits"
+            f"{where} with lock_scope {options.scope!r}, under which the message that has the lock may be "
+            f"running already; allowed: {UNTIL_EXECUTING!r} and {UNTIL_AND_WHILE_EXECUTING!r}, under which it "
+            "waits"
         )
     if options.limit > 1:
         raise InvalidOption(
-            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that wait none is the "
-            "one to be replaced"
+            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since with several waiting "
+            "messages it is not clear which one to replace"
         )
 
 
@@ -153,7 +155,7 @@ def check_join(task: Any, options: Options, settings: Settings) -> None:
     if not may_be_asked(task.backend):
         raise InvalidOption(f"{where}needs a result backend that workers can read (not rpc://): set result_backend")
     if settings.done_ttl <= 0:
-        raise InvalidOption(f"{where}needs singleton_lock_done_ttl above 0: for so long it is known how a task ended")
+        raise InvalidOption(f"{where}needs singleton_lock_done_ttl above 0: for that long, the end of a task is known")
     if options.limit > 1:
         raise InvalidOption(f"{where}needs lock_limit=1, found {options.limit}: one task holds the lock, and is joined")
 
@@ -169,18 +171,23 @@ def _check_newest(task_name: str, options: Options) -> None:
     where = f"option on_conflict of task {task_name} is {options.on_conflict!r}"
     if options.limit > 1:
         raise InvalidOption(
-            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since of several that run none is the "
-            "one that the newest is to follow; use on_conflict='retry' beside a limit"
+            f"{where} with lock_limit {options.limit}; allowed: lock_limit 1, since with several running "
+            "tasks it is not clear which one the newest follows; with a limit, use on_conflict='retry'"
         )
     if options.scope in (UNTIL_EXECUTING, UNTIL_EXPIRED):
         raise InvalidOption(
-            f"{where} with lock_scope {options.scope!r}, whose runs do not exclude each other, so that none ever "
-            "waits; use lock_scope='while_executing'"
+            f"{where} with lock_scope {options.scope!r}, under which runs do not exclude each other, so that "
+            "none ever waits; use lock_scope='while_executing'"
         )
     if options.conflict_retries is not None:
         raise InvalidOption(
-            f"{where} with lock_conflict_retries {options.conflict_retries}; the newest waits until the lock is free: "
-            "leave that out, or use on_conflict='retry'"
+            f"{where} with lock_conflict_retries {options.conflict_retries}; the newest waits until the lock "
+            "is free: remove lock_conflict_retries, or use on_conflict='retry'"
+        )
+    if options.on_conflict == REPLACE and options.on_lock_lost != "abort":
+        raise InvalidOption(
+            f"{where} with on_lock_lost {options.on_lock_lost!r}, which lets a run go on that is to stop; allowed: "
+            "on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end"
         )
 
 
@@ -223,7 +230,7 @@ def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[Fal
     Raises:
         InvalidOption: anything else, in the producer before sending, and in the worker for messages of others.
     """
-    where = f"singleton_lock of a call of {task_name}"
+    where = f"singleton_lock in a call of {task_name}"
     if value is None or value is True:
         return None
     if value is False:
@@ -248,13 +255,14 @@ def check_accepted(call: Mapping[str, Any] | Literal[False] | None, accept: froz
     Raises:
         InvalidOption: one of them is not accepted; in the producer before sending, and in the worker.
     """
-    where = f"singleton_lock of a call of {task.name}"
+    where = f"singleton_lock in a call of {task.name}"
     for name in (DISABLE,) if call is False else call or ():
         if name not in accept:
             asked = "False" if call is False else f"given with {name!r}"
             raise InvalidOption(
-                f"{where} is {asked}, which workers do not take from a message; setting singleton_lock_accept lets "
-                f"them take {', '.join(it for it in ACCEPTABLE if it in accept) or 'nothing'}: add {name!r} to it, or "
+                f"{where} is {asked}, which workers do not accept from a message; setting "
+                "singleton_lock_accept allows "
+                f"{', '.join(it for it in ACCEPTABLE if it in accept) or 'nothing'}: add {name!r} to it, or "
                 "set the option on the task"
             )
     for name in _BOUNDED:
@@ -262,7 +270,7 @@ def check_accepted(call: Mapping[str, Any] | Literal[False] | None, accept: froz
         if asked_for > most:
             raise InvalidOption(
                 f"{where} has the key {name!r} with {cleaned.value_shown(asked_for)}; allowed in a message: "
-                f"{most:g} seconds at most; set {OPTIONS[name].attribute} on the task for more"
+                f"at most {most:g} seconds; for more, set {OPTIONS[name].attribute} on the task"
             )
 
 
@@ -287,13 +295,12 @@ def _refuse_unknown_attributes(task: Any) -> None:
     for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
         if (foreign := FOREIGN.get(name)) is not None and foreign.looks_so(value):
             raise InvalidOption(
-                f"task {task.name} has the attribute {name!r}, an option of {foreign.package}; here that is "
-                f"{foreign.here}"
+                f"task {task.name} has the attribute {name!r}, an option of {foreign.package}; use {foreign.here} here"
             )
         if name in known or callable(value) or isinstance(value, property):
             continue
         if name.startswith("lock_") or (name.startswith("on_") and is_slip(name, policies)):
             raise InvalidOption(
-                f"task {task.name} has the attribute {name!r}{did_you_mean(name, known)} "
-                "(names that begin with lock_ are kept for options of this package)"
+                f"task {task.name} has the attribute {name!r}{did_you_mean(name, known)} (names that begin "
+                "with lock_ are reserved for options of this package)"
             )

@@ -107,8 +107,8 @@ def _kill_child(it: Scene) -> None:
     if not _comes_again(it.play):
         it.excuse(first)
         it.note(
-            "the call whose process was killed is lost, as Celery has it for this task; to have it run again, set "
-            "acks_late=True and reject_on_worker_lost=True"
+            "the call whose process was killed is lost, as Celery's options for this task have it; to run it "
+            "again, set acks_late=True and reject_on_worker_lost=True"
         )
     it.send(1)
     it.expect(it.until(lambda: it.runs[-1].began.at > at), "no call ran after it")
@@ -127,8 +127,8 @@ def _stop_worker(it: Scene) -> None:
     ended = it.now(run).ended
     if ended is not None and ended.about == STOPPED:
         it.note(
-            f"the frozen run was stopped {ended.at - woken:.2f} s after it woke; until then both ran, which no lock "
-            "can prevent: see what is not promised, and self.lock.fence"
+            f"the frozen run was stopped {ended.at - woken:.2f} s after it woke; until then both ran, which "
+            'no lock can prevent: read "What is not promised" in the guarantees, and use self.lock.fence'
         )
     elif it.play.options.on_lock_lost == "warn":
         it.note("on_lock_lost is 'warn': the frozen run went on after it woke, beside the other one")
@@ -148,7 +148,7 @@ def _shut_down(it: Scene) -> None:
     let = it.let_end()
     it.expect(it.until(lambda: it.workers[0].has_ended), "the worker did not end")
     it.recovery = clock.now() - let
-    it.expect(it.now(run).how in _BY_ITSELF, "the run did not come to its end")
+    it.expect(it.now(run).how in _BY_ITSELF, "the run did not end")
 
 
 def _deliver_again(it: Scene) -> None:
@@ -168,7 +168,7 @@ def _deliver_again(it: Scene) -> None:
     if it.play.runtime.settings.done_ttl == 0:
         it.note("singleton_lock_done_ttl is 0: a copy of a finished message runs again")
     else:
-        it.expect(not again, "a copy ran though the message was finished")
+        it.expect(not again, "a copy ran after the message was finished")
 
 
 def _fall_silent(it: Scene) -> None:
@@ -193,16 +193,21 @@ def _go_away(it: Scene) -> None:
     if it.play.options.on_lock_lost == "warn":
         it.note("on_lock_lost is 'warn': the run goes on without its lock")
     elif _is_interruptible(it.play):
-        it.expect(_is_over(it, run), "the run went on when its lease was over")
+        it.expect(_is_over(it, run), "the run went on after the end of its lease")
     second = it.send(1)
     clock.sleep(max(it.play.options.ttl - (clock.now() - gone), 0.0))
     it.let_end()
     it.detour.come_back()
     back = clock.now()
     if it.play.options.on_unavailable == "retry":
-        it.expect(it.until(lambda: it.of(second)), "what was sent meanwhile did not run when the server was back")
+        it.expect(
+            it.until(lambda: it.of(second)), "a call that was sent meanwhile did not run when the server was back"
+        )
     else:
-        it.note(f"on_unavailable is {it.play.options.on_unavailable!r}, which decided about the call sent meanwhile")
+        it.note(
+            f"on_unavailable is {it.play.options.on_unavailable!r}, which decided what happened to the call sent "
+            "meanwhile"
+        )
     _runs_again(it, back)
 
 
@@ -250,7 +255,7 @@ def _reroutable(play: Play) -> str | None:
     encrypted = any("ssl" in name for name in settings.transport_options)
     if can_be_rerouted(settings.backend, encrypted):
         return None
-    return f"no proxy can be in front of {settings.backend.masked}: only of redis:// URLs, without TLS"
+    return f"no proxy can be put in front of {settings.backend.masked}: only in front of redis:// URLs, without TLS"
 
 
 FAULTS = (

@@ -44,7 +44,7 @@ class RehearsalFailed(SingletonLockError):
     """
 
     def __init__(self, why: str, workers: Sequence[Worker]) -> None:
-        super().__init__(f"{why}; above is what one of the workers wrote last")
+        super().__init__(f"{why}; the last output of a worker is above")
         self.log = next((worker for worker in workers if worker.has_ended), workers[0]).last_words
 
 
@@ -223,7 +223,7 @@ class Scene:
         self.expect(
             history.fences_grow(self.runs) or self.play.options.limit > 1, "a later run had a lower fencing token"
         )
-        for how, words in ((RAISED, "failed by an error of its own"), (RETRIED, "asked for a retry by itself")):
+        for how, words in ((RAISED, "failed with an error of its own"), (RETRIED, "asked for a retry itself")):
             if any(run.how == how for run in self.runs):
                 self.note(f"the task {words}")
 

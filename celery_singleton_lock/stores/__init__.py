@@ -84,8 +84,8 @@ def _open(backend: Backend, options: Mapping[str, Any], *, replicas: int, prefix
     if backend.kind is Kind.REDLOCK:
         if replicas:
             raise InvalidOption(
-                f"setting singleton_lock_replicas is {replicas}, and singleton_lock_backend {backend.masked!r} has "
-                "several servers that are no replicas of each other (Redlock); allowed there: 0"
+                f"setting singleton_lock_replicas is {replicas}, but singleton_lock_backend "
+                f"{backend.masked!r} has several independent servers (Redlock); allowed there: 0"
             )
         nodes = [Server(pool) for pool in address.of_each(backend, others)]
         memory = f"{prefix}:memory" if options.get("restart_delay", True) else None

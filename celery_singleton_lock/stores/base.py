@@ -14,6 +14,7 @@ Protocol: `docs/protocol.md`, sections 2 and 6.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -28,6 +29,11 @@ from celery_singleton_lock.lease import Hold, Lease
 FORGOTTEN = b"over"
 
 
+def order_of(task: str) -> str:
+    """A name for the order of a task's messages (see `Arrival`)."""
+    return hashlib.blake2b(task.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A message is one of those of its key of which only the newest is to run: the last one that came.
@@ -37,11 +43,18 @@ class Arrival:
             better, if it has not forgotten.
         seconds: for how long the store is to know the order, from the last question on.
         task: whose messages these are; those of another task under the same lock are other work, in another order.
+        stops: whoever has the lock is told to stop for it, where its holder names this order (`Holder.order`); what is
+            kept there for the next attempt of an older message is its own at once.
     """
 
     number: int | None
     seconds: float
     task: str = ""
+    stops: bool = False
+
+    @property
+    def order(self) -> str:
+        return order_of(self.task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +262,8 @@ class LockStore(Protocol):
         """
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
-        """Give each hold its whole ttl again, in one round trip; False for those that are no longer ours.
+        """Give each hold its whole ttl again, in one round trip; False for those that are no longer ours. A store that
+        knows the order of messages says to a lease for whom it is to stop (`Lease.superseded_by`).
 
         Args:
             holds: those to renew; those that are leases are trusted anew by this call.

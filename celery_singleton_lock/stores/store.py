@@ -8,6 +8,7 @@ from celery_singleton_lock.stores.base import LockStore, Record
 from celery_singleton_lock.stores.inspector import Inspector
 from celery_singleton_lock.stores.journal import Journal
 from celery_singleton_lock.stores.ledger import Ledger
+from celery_singleton_lock.stores.stops import Stop, Stops
 from celery_singleton_lock.stores.wake_ups import WakeUps
 
 
@@ -31,6 +32,17 @@ class Store(LockStore, Inspector, Protocol):
 
     def wake_ups(self) -> WakeUps | None:
         """What wakes a process for many locks, connected to nothing yet; None where nothing does."""
+
+    def stops(self, prefix: str, process: str) -> Stops | None:
+        """What a process of this name is told (see `Holder.process`), connected to nothing yet; None where nobody is.
+
+        Args:
+            prefix: of the keys of its locks.
+            process: its name.
+        """
+
+    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+        """Tell it, if it listens. Never raises an error: who does not hear of it learns it as it renews."""
 
     def journal(self, prefix: str, *, size: int) -> Journal:
         """The journal of all locks whose key begins with `prefix`; `size`: entries that are kept."""

@@ -238,8 +238,9 @@ def _is_patched(library: str) -> bool:
 
 
 def _kill_this_child(lease: Lease) -> None:
+    why = "its lock is lost" if lease.reason is not None else "it is superseded"
     if is_child_of_a_pool():
-        logger.critical("%s: the task does not end though its lock is lost; killing its process", lease.key)
+        logger.critical("%s: the task does not end although %s; killing its process", lease.key, why)
         os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
     else:
-        logger.critical("%s: the task does not end though its lock is lost, and this pool cannot kill it", lease.key)
+        logger.critical("%s: the task does not end although %s, and this pool cannot kill it", lease.key, why)

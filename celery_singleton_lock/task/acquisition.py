@@ -38,6 +38,7 @@ class Acquisition:
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
         self._arrival = newest.arrival_of(execution)
+        self._holder = newest.as_holder(execution)
         self.given_up = requeue.given_up(execution.request)
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
         self._wait = 0.0 if requeue.joined_by(execution.request) is not None else execution.options.wait
@@ -107,6 +108,7 @@ class Acquisition:
         found = self._store.acquire(request)
         if not isinstance(found, Held) or isinstance(found, Superseded):
             return found
+        newest.tell(it, self._arrival, found)
         with self._store.waiter(request) as waiter:
             while (
                 isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
@@ -128,7 +130,7 @@ class Acquisition:
             it.key,
             self._owner,
             ttl=it.options.ttl,
-            holder=it.holder,
+            holder=self._holder,
             waiting=waiting,
             once=it.is_remembered,
             limit=it.options.limit,

@@ -110,7 +110,7 @@ class _Producer:
 
 def _why_not(found: Held, key: str, server: str) -> DuplicateTask | LockUnavailable:
     if found.holder is None or found.holder.task_id is None:
-        return LockUnavailable(server, f"somebody else's value is at the lock {key}")
+        return LockUnavailable(server, f"the lock {key} has a value that this package did not write")
     return DuplicateTask(key, found.holder.task_id, found.holder.since, label=found.holder.label)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import following, joining, redelivery, refusal, requeue
+from celery_singleton_lock.task import following, joining, newest, redelivery, refusal, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.queued import Queued
@@ -24,7 +24,7 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
     """Run `body` under the lock, or end as this message must; `brought`: the lock that it has, or gets, as it waits.
 
     Raises:
-        Ignore, Reject, LockConflict: as `on_conflict` says.
+        Ignore, Reject, LockConflict: as `on_conflict` says, of this message or of a newer one.
         LockUnavailable: with `on_unavailable="raise"`.
         LockLost: the lease was lost and the body was stopped.
     """
@@ -44,6 +44,8 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
             return refusal.fail(acquisition, error)
+        if run.superseded is not None:
+            newest.end_stopped(execution, run.superseded, error)
         if run.was_lost:
             return refusal.fail_lost(acquisition, error)
         raise

@@ -157,7 +157,7 @@ class Joining:
             self._put_back(found)
         if not lease.held:  # Nobody renews it yet.
             server = self._execution.runtime.store.server
-            self._acquisition.put_back(LockUnavailable(server, "the lease ended as it looked for another end"))
+            self._acquisition.put_back(LockUnavailable(server, "the lease ended while it looked for another end"))
         self._take_over()
         return None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery import states
+
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.journal_entry import LOST, SCHEDULED_HEADER, STOPPED, Entry, Kind
+from celery_singleton_lock.journal_entry import LOST, SCHEDULED_HEADER, STOPPED, SUPERSEDED, Entry, Kind
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import Outcome
@@ -15,6 +17,8 @@ from celery_singleton_lock.task.outcome import Outcome
 def ran(execution: Execution, lease: Lease, outcome: Outcome | None, *, began: float, ended: float) -> None:
     """Its body ran: that is what is timed, for others ask for the lock before that and free it after."""
     state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
+    if lease.superseded_by is not None and state == states.REVOKED:
+        state = SUPERSEDED
     _add(execution, "run", began, ended, began, outcome=state, fence=lease.fence, renewals=lease.renewals)
 
 

@@ -1,4 +1,5 @@
-"""Of the messages that wait for a lock only the newest is to run: `on_conflict="rerun"`.
+"""Of the messages that wait for a lock only the newest is to run (`on_conflict="rerun"`), and an older one that runs is
+to stop (`"replace"`).
 
 Each takes a place in the order of its key as it first asks for the lock, in the same round trip; the lock server says
 of an older one that it is superseded. Protocol: `docs/protocol.md`, section 14.
@@ -6,13 +7,18 @@ of an older one that it is superseded. Protocol: `docs/protocol.md`, section 14.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NoReturn
+
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import InvalidOption, LockSuperseded
-from celery_singleton_lock.options.rules import NEWEST_POLICIES
-from celery_singleton_lock.stores.base import Arrival, Superseded
-from celery_singleton_lock.task import journal_entries, requeue
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
+from celery_singleton_lock.stores.base import Arrival, Held, Superseded, order_of
+from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.task import journal_entries, on_conflict, requeue
 from celery_singleton_lock.task.execution import Execution
 
 logger = get_logger(__name__)
@@ -34,17 +40,58 @@ def arrival_of(execution: Execution) -> Arrival | None:
     store = execution.runtime.store
     if not getattr(store, "knows_newest", False):
         raise InvalidOption(
-            f"option on_conflict of task {execution.task.name} is {policy!r}, but where its locks are, at "
-            f"{store.server}, it is not known which message is the newest; allowed: locks on one Redis, behind "
-            "Sentinels, on a cluster, or in memory, and no Redlock; use another policy, or set singleton_lock_backend"
+            f"option on_conflict of task {execution.task.name} is {policy!r}, but its lock server, "
+            f"{store.server}, does not know which message is the newest; allowed: locks on one Redis, behind "
+            "Sentinels, on a cluster, or in memory, but not on a Redlock; use another policy, or set "
+            "singleton_lock_backend"
         )
     seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
-    return Arrival(requeue.arrived(request), seconds, execution.task.name)
+    return Arrival(requeue.arrived(request), seconds, execution.task.name, stops=policy == REPLACE)
+
+
+def as_holder(execution: Execution) -> Holder:
+    """Who has the lock, if the execution gets that: where newer messages stop it, in which order."""
+    holder = execution.holder
+    return replace(holder, order=order_of(execution.task.name)) if is_stopped_by_newer(execution) else holder
+
+
+def is_stopped_by_newer(execution: Execution) -> bool:
+    request = execution.request
+    return execution.options.on_conflict == REPLACE and not request.is_eager and request.id is not None
+
+
+def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
+    """Have whoever has the lock stop at once, where that is to stop for a message of this order: this one, or one
+    before it, which may have died as it did so.
+    """
+    holder, runtime = found.holder, execution.runtime
+    if arrival is None or not arrival.stops or holder is None or holder.superseded_by is None:
+        return
+    if holder.order == arrival.order and holder.process:
+        runtime.store.tell(runtime.settings.prefix, holder.process, Stop(found.owner, holder.superseded_by))
 
 
 def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -> None:
-    """Say that an execution ends so."""
+    """Say that an execution ends so which has not run."""
+    _say(execution, error)
+    journal_entries.did_not_run(execution, "superseded", found.holder)
+
+
+def end_stopped(execution: Execution, error: LockSuperseded, failure: Exception) -> NoReturn:
+    """End as one that ran, and was stopped for a newer one; its record says so by now.
+
+    Args:
+        execution: which.
+        error: why.
+        failure: what came of its body then.
+    """
+    if not isinstance(failure, LockSuperseded):
+        logger.warning("%s was stopped, and failed as it ended: %r", execution, failure)
+    _say(execution, error)
+    on_conflict.supersede(execution.task, error, None)
+
+
+def _say(execution: Execution, error: LockSuperseded) -> None:
     logger.info("%s is superseded by task %s: %s", execution, error.task_id, error.key)
     details = {"task_id": execution.request.id, "key": error.key, "by": error.task_id}
     signals.lock_superseded.send(sender=execution.task, **details)
-    journal_entries.did_not_run(execution, "superseded", found.holder)

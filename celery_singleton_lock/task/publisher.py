@@ -104,7 +104,7 @@ class Publisher:
             self._do_without(error)
             return str(error)
         except Exception as error:  # noqa: BLE001 - py-amqp has many; it is made when it is needed
-            logger.debug("nothing is prepared for messages to wait in: %r", error)
+            logger.debug("could not prepare queues for messages to wait in: %r", error)
         return None
 
     @property
@@ -117,7 +117,8 @@ class Publisher:
     def _do_without(self, error: Exception) -> None:
         self._eta_until = clock.now() + _REFUSED_FOR
         logger.warning(
-            "RabbitMQ gives no queue %s.* to wait in: %s; workers hold what is put back until it is due",
+            "RabbitMQ does not provide the queues %s.*: %s; workers hold the messages that are put back "
+            "until they are due",
             DELAYED,
             error,
         )

@@ -183,7 +183,7 @@ class Queued:
         try:
             freed = Freeing(self._runtime.store.free(lock.hold(), record=self._what_it_is()))
         except LockUnavailable as error:  # It is said again until there is an answer.
-            logger.warning("%s: the lock of a message that has come is not freed yet: %s", lock.key, error)
+            logger.warning("%s: the lock of a message that has arrived is not freed yet: %s", lock.key, error)
             return None
         if not freed:
             logger.debug("%s is no longer the lock of this message", lock.key)

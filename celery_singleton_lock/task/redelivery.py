@@ -63,7 +63,7 @@ def _stand_by(execution: Execution, found: Held) -> NoReturn:
         logger.info("%s is already running on %s; this copy is dropped", execution, place)
         journal_entries.did_not_run(execution, "drop", holder)
         raise requeue.GoesOn("already running")
-    logger.info("%s is already running on %s; a copy stands by", execution, place)
+    logger.info("%s is already running on %s; a copy waits, in case it dies", execution, place)
     journal_entries.did_not_run(execution, "stand-by", holder)
     delay = min(found.remaining, execution.options.ttl) + AFTER_LEASE
     requeue.put_back(execution.task, reason="copy", delay=delay)
@@ -100,11 +100,11 @@ def answer(task: TaskLike, record: Record) -> End:
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
         raise requeue.GoesOn("retried") if recorded.state == states.RETRY else Ignore("already done")
     if age < SETTLING:
-        logger.info("%s is already done; a copy looks later whether that was stored", named(task))
+        logger.info("%s is already done; a copy checks later whether its result was stored", named(task))
         requeue.put_back(task, reason="copy", delay=SETTLING - age)
-    missing = "nobody knows whether its chord counted it" if stored else "its result was not stored"
+    missing = "it is not known whether its chord counted it" if stored else "its result was not stored"
     logger.warning(
-        "%s is already done (%s), but %s; its recorded end is told again", named(task), recorded.state, missing
+        "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
     )
     if recorded.state == states.REVOKED:
         on_conflict.revoke(task, on_conflict.Skipped("revoked or skipped before"))

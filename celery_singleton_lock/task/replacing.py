@@ -136,7 +136,7 @@ def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
     try:
         found = store.refuse(lock.key, said_of, Outcome(states.STARTED).record_of(said_of, SAID_FOR))
     except LockUnavailable as error:
-        logger.warning("%s: a message runs, and nobody knows whether it was replaced: %s", lock.key, error)
+        logger.warning("%s: a message runs, and it is not known whether it was replaced: %s", lock.key, error)
         return None
     # It may be about to get the lock back, which nobody would free.
     store.abandon(lock.hold())

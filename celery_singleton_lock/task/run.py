@@ -21,10 +21,10 @@ from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
-from celery_singleton_lock.errors import Aborted, LockLost, LockUnavailable, SingletonLockError
+from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Reservation
-from celery_singleton_lock.task import journal_entries, outcome, settling
+from celery_singleton_lock.task import journal_entries, newest, outcome, settling
 from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.outcome import Outcome
@@ -39,11 +39,13 @@ class Run:
     Attributes:
         is_under_way: whether what cleans up after the body is sure to.
         was_lost: whether the body has failed without its lock.
+        superseded: why it has failed, where it was stopped for a newer task.
     """
 
     def __init__(self, execution: Execution, lease: Lease) -> None:
         self.is_under_way = False
         self.was_lost = False
+        self.superseded: LockSuperseded | None = None
         self._execution = execution
         self._lease = lease
         self._body = Body(lease)
@@ -65,12 +67,16 @@ class Run:
             return value
         except BaseException as error:
             self.was_lost = not lease.held and _is_failure(error)
-            if not self.was_lost:  # What that left undone, a copy that stands by may do.
+            self.superseded = None if self.was_lost else self._superseded(error)
+            if self.superseded is not None:
+                ended = Outcome(states.REVOKED)
+            elif not self.was_lost:  # What that left undone, a copy that stands by may do.
                 ended, reservation = outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
             raise
         finally:
             try:
                 it.runtime.heartbeat.stop(lease)
+                it.runtime.stop_calls.forget(lease.owner)
                 self._body.end()
             finally:
                 it.progress.body = None  # Its retry may refer to the request.
@@ -83,9 +89,11 @@ class Run:
         try:
             # In a worker one task follows the other; whoever calls one may look for threads when that is over.
             in_worker = not (it.request.is_eager or it.request.called_directly)
-            it.runtime.heartbeat.start(lease, self._when_lost, linger=in_worker)
+            it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
             waited = self._began - it.began
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, waited, lease.fence)
+            if newest.is_stopped_by_newer(it):
+                it.runtime.stop_calls.expect(lease.owner)
             self._send(signals.lock_acquired, lease=lease, waited=waited)
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
@@ -98,13 +106,24 @@ class Run:
                 raise
             if self._body.retry is not None:  # It came as that was on its way out, and is late.
                 raise self._body.retry from None
+            if lease.reason is None and lease.superseded_by is not None:
+                raise LockSuperseded(lease.key, lease.superseded_by) from None
             _fail_for_loss(it, LockLost(lease.key, lease.reason or ""))
 
-    def _when_lost(self) -> None:
-        """In the heartbeat's thread, at once when the lease is lost and then until the body ends."""
+    def _superseded(self, error: BaseException) -> LockSuperseded | None:
+        """Why the body has failed, where it was to stop for a newer task: whatever came of it then."""
+        newer = self._lease.superseded_by
+        if newer is None or not self._body.struck or not _is_failure(error):
+            return None
+        return LockSuperseded(self._lease.key, newer)
+
+    def _when_to_stop(self) -> None:
+        """In the heartbeat's thread, at once when the lease is lost, or a newer task is to run, and then until the body
+        ends.
+        """
         if self._execution.options.on_lock_lost == "abort":
             self._body.strike()
-        if not self._is_loss_said:
+        if self._lease.reason is not None and not self._is_loss_said:
             self._is_loss_said = True
             # A receiver may take its time; other leases need the heartbeat's thread meanwhile.
             threading.Thread(target=self._say_loss, name="singleton-lock-lost", daemon=True).start()
@@ -123,7 +142,7 @@ class Run:
             kept = reservation or _for_nobody(it, ended, held)
             freed = it.runtime.store.free(lease, record=it.record(ended), reservation=kept)
         except LockUnavailable as error:
-            logger.warning("%s could not free %s, which ends by itself: %s", it, lease.key, error)
+            logger.warning("%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
             if ended is not None:
                 settling.settle_after(it, ended)
@@ -131,7 +150,7 @@ class Run:
             logger.debug("%s freed %s after %.3f s", it, lease.key, held)
             self._send(signals.lock_released, lease=lease, held=held)
         elif freed is not None and not self._is_loss_said:
-            lease.lose("it was no longer ours when the task ended")
+            lease.lose("it was no longer held when the task ended")
             self._say_loss()
         journal_entries.ran(it, lease, ended, began=self._began, ended=now)
 
@@ -156,11 +175,12 @@ def _is_failure(error: BaseException) -> bool:
 
 def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation | None:
     """The lock is kept for the task's own next attempt, if that is wanted."""
-    options, holder = execution.options, execution.holder
+    options = execution.options
     if not (options.retain_on_retry and isinstance(error, Retry)) or execution.request.is_eager:
         return None
     if not _asks_for_this_lock(execution, error):
         return None
+    holder = newest.as_holder(execution)
     following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
     return Reservation(following, seconds_until(error) + options.ttl)
 

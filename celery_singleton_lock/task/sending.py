@@ -253,7 +253,7 @@ class _Duplicate(NamedTuple):
             if not _is_sent_by_celery(named):
                 raise
             logger.warning(
-                "%s[%s] follows, whatever its on_duplicate says: %r", self.task.name, named["task_id"], error
+                "%s[%s] follows, because its on_duplicate failed: %r", self.task.name, named["task_id"], error
             )
             return False
 

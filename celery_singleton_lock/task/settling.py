@@ -62,7 +62,7 @@ def have_copy_send(task: TaskLike, error: Exception) -> NoReturn:
         Ignore: nothing more is to be done here.
     """
     if requeue.put_back_count(task.request, "untold") < MOST_TRIES:
-        logger.warning("%s has ended, and a copy is to send what could not be sent: %r", named(task), error)
+        logger.warning("%s has ended; a copy is to send what could not be sent: %r", named(task), error)
         requeue.put_back(task, reason="untold")
-    logger.error("%s has ended, and what follows cannot be sent: %r", named(task), error)
+    logger.error("%s has ended, but its callbacks and next steps cannot be sent: %r", named(task), error)
     raise Ignore("what follows cannot be sent")

@@ -95,8 +95,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: What to do when another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
     #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
     #: dead-letter queue may take if it is acknowledged late; "join": wait, and end as that execution ends, without
-    #: a run; "rerun": wait as "retry" does, while of all that wait only the newest runs; or a callable of
-    #: (task, conflict) that returns one of the first five.
+    #: a run; "rerun": wait as "retry" does, while of all that wait only the newest runs; "replace": the same, and stop
+    #: the older one that runs; or a callable of (task, conflict) that returns one of the first five.
     on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
 
     #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without bound.

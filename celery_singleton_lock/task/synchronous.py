@@ -13,7 +13,9 @@ from typing import Any
 
 from celery_singleton_lock.errors import InvalidOption
 
-_INSTEAD = "make it a plain function that runs the other to its end, such as `def job(x): return asyncio.run(work(x))`"
+_INSTEAD = (
+    "make it a plain function that runs the coroutine to its end, such as `def job(x): return asyncio.run(work(x))`"
+)
 
 
 def check(task_name: str, run: Callable[..., Any]) -> None:

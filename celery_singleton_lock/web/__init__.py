@@ -7,10 +7,12 @@ that, and `django` shows the same in Django's admin.
 from __future__ import annotations
 
 try:
-    from celery_singleton_lock.web.app import app_of
+    from celery_singleton_lock.web.access import LOOPBACK, Access
+    from celery_singleton_lock.web.app import Site, app_of
+    from celery_singleton_lock.web.server import serve
 except ImportError as error:
     if (error.name or "").partition(".")[0] == "celery_singleton_lock":
         raise
     raise ImportError(f"{error.name} is not installed: pip install 'celery-singleton-lock[web]'") from error
 
-__all__ = ["app_of"]
+__all__ = ["LOOPBACK", "Access", "Site", "app_of", "serve"]

@@ -83,7 +83,7 @@ class Access:
         if not self.token or not hmac.compare_digest(proof.encode(), self._proof("session", content).encode()):
             return False
         until = content.partition(".")[0]
-        return until.isdigit() and int(until) > clock.wall()
+        return until.isdecimal() and int(until) > clock.wall()
 
     def form_proof(self, session: str) -> str:
         """Stands in each form of this session, and is known to no other site."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qsl
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.web import pages
-from celery_singleton_lock.web.access import LOOPBACK, Access
+from celery_singleton_lock.web.access import COOKIE, LOOPBACK, SESSION, Access
+from celery_singleton_lock.web.actions import ACTIONS, Wanted, can_be_stopped, mark_of
 from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.examination import Examination
-from celery_singleton_lock.web.guard import Guard
+from celery_singleton_lock.web.guard import Guard, session_in
+from celery_singleton_lock.web.live import Live, Stream
 from celery_singleton_lock.web.pages import PAGES, View
 from celery_singleton_lock.web.rendering import Renderers
 from celery_singleton_lock.web.watch import Watch
@@ -27,20 +30,36 @@ from celery_singleton_lock.web.watch import Watch
 #: Files that are sent as they are, and their types.
 STATIC = {"page.css": "text/css", "page.js": "text/javascript"}
 
+#: Bytes of a form, at most.
+MOST_OF_A_FORM = 10_000
+
+NO_PROOF = "Sign in first; a form that was open for long has to be loaded anew.\n"
+
 Answer = Callable[[Request], Awaitable[Response]]
 
 
-def app_of(celery_app: Any, *, hosts: Collection[str] = LOOPBACK) -> Guard:
+def app_of(
+    celery_app: Any,
+    *,
+    hosts: Collection[str] = LOOPBACK,
+    token: str = "",
+    allow_release: bool = False,
+    private: bool = False,
+) -> Guard:
     """An ASGI app that shows the locks of a Celery app; mount it anywhere, or have any ASGI server serve it.
 
     Args:
         celery_app: Celery's.
         hosts: names by which browsers may call the page; requests for another `Host` are refused.
+        token: what people sign in with: at least 16 characters, at random.
+        allow_release: let those that are signed in release locks and stop tasks.
+        private: show the pages only to those that are signed in.
 
     Raises:
         InvalidOption: a setting of the Celery app is wrong.
+        ValueError: the token is missing or too short.
     """
-    site = Site(celery_app, Access(hosts))
+    site = Site(celery_app, Access(hosts, token, allow_release, private))
     return Guard(site.app, site.access)
 
 
@@ -55,6 +74,7 @@ class Site:
     def __init__(self, celery_app: Any, access: Access) -> None:
         self.access = access
         self._watch = Watch(celery_app)
+        self.live = Live(self._watch)
         self._examination = Examination(celery_app)
         self._renderers = Renderers()
         self._metrics = CollectorRegistry()
@@ -67,10 +87,19 @@ class Site:
             "doctor": self._doctor,
             "metrics": self._show_metrics,
             "search": self._search,
+            "stream": self._stream,
             **dict.fromkeys(STATIC, self._file),
         }
         made = [Route(f"/{page}", self._page, name=f"page {page}") for page in PAGES]
-        return [*made, *(Route(f"/{path}", answer) for path, answer in answers.items())]
+        made += [Route(f"/{path}", answer) for path, answer in answers.items()]
+        if self.access.token:
+            made += [
+                Route("/login", self._sign_in, methods=["GET", "POST"]),
+                Route("/logout", self._sign_out, methods=["POST"]),
+            ]
+        if self.access.allow_release:
+            made += [Route(f"/{action}", self._act, methods=["POST"]) for action in ACTIONS]
+        return made
 
     async def _page(self, request: Request) -> Response:
         return await run_in_threadpool(self._shown, request, page_of(request), None)
@@ -85,12 +114,51 @@ class Site:
         to = render.address("locks", q=asked.search) if page is None else render.address(page, key=asked.search)
         return RedirectResponse(to, 303)
 
+    async def _stream(self, request: Request) -> Response:
+        page, asked = request.query_params.get("at", ""), Asked.of(request.query_params)
+        if page not in PAGES:
+            return PlainTextResponse("There is no such page.\n", 404)
+        if self.live.is_full:
+            return PlainTextResponse("Too many pages listen already.\n", 503)
+        render = self._renderers.at(base_of(request), moving=True)
+        return Stream(self.live, lambda snapshot: PAGES[page](self._watch, snapshot, asked, render))
+
     async def _show_metrics(self, _: Request) -> Response:
         return Response(await run_in_threadpool(generate_latest, self._metrics), media_type=CONTENT_TYPE_LATEST)
 
     async def _file(self, request: Request) -> Response:
         name = page_of(request)
         return Response(self._static[name], media_type=STATIC[name], headers={"Cache-Control": "max-age=300"})
+
+    async def _sign_in(self, request: Request) -> Response:
+        wrong = False
+        if request.method == "POST":
+            if self.access.is_token((await form_of(request)).get("token", "")):
+                answer = RedirectResponse(self._renderers.at(base_of(request)).address(""), 303)
+                answer.set_cookie(COOKIE, self.access.new_session(), **cookie_of(request))
+                return answer
+            wrong = True
+        view = View("login.html", "Sign in", context={"wrong": wrong}, status=403 if wrong else 200)
+        return await run_in_threadpool(self._shown, request, "login", view)
+
+    async def _sign_out(self, request: Request) -> Response:
+        if not self.access.is_form_proof(session_in(request.headers), (await form_of(request)).get("proof", "")):
+            return PlainTextResponse(NO_PROOF, 403)
+        answer = RedirectResponse(self._renderers.at(base_of(request)).address("login"), 303)
+        answer.delete_cookie(COOKIE, path=cookie_of(request)["path"])
+        return answer
+
+    async def _act(self, request: Request) -> Response:
+        form = await form_of(request)
+        if not self.access.is_form_proof(session_in(request.headers), form.get("proof", "")):
+            return PlainTextResponse(NO_PROOF, 403)
+        if form.get("sure") != "yes":
+            return PlainTextResponse("Confirm it: tick the box of the form.\n", 400)
+        wanted = Wanted.of(form)
+        outcome = await run_in_threadpool(ACTIONS[page_of(request)], self._watch.app, wanted)
+        context = {"outcome": outcome, "key": wanted.key}
+        view = View("done.html", "Done" if outcome.done else "Not done", context=context)
+        return await run_in_threadpool(self._shown, request, "done", view)
 
     async def _not_found(self, request: Request, _: Exception) -> Response:
         return await run_in_threadpool(self._shown, request, "", pages.unknown("page", request.url.path))
@@ -101,7 +169,43 @@ class Site:
         snapshot = self._watch.look()
         made = view or PAGES[page](self._watch, snapshot, asked, render)
         status = 503 if snapshot.error and made.status == 200 else made.status
-        return HTMLResponse(pages.html(made, page, asked, snapshot, render, about=self._watch.about), status)
+        return HTMLResponse(
+            pages.html(made, page, asked, snapshot, render, about=self._watch.about, **self._rights(request)), status
+        )
+
+    def _rights(self, request: Request) -> Mapping[str, Any]:
+        """What the page says of what may be done."""
+        session = session_in(request.headers)
+        signed_in = self.access.is_session(session)
+        return {
+            "can_sign_in": bool(self.access.token),
+            "allow_release": self.access.allow_release,
+            "signed_in": signed_in,
+            "proof": self.access.form_proof(session) if signed_in else "",
+            "mark_of": mark_of,
+            "can_be_stopped": can_be_stopped,
+        }
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form; nothing of one that is too long."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_OF_A_FORM:
+            return {}
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20))
+
+
+def cookie_of(request: Request) -> dict[str, Any]:
+    """How a session's cookie is kept."""
+    return {
+        "max_age": SESSION,
+        "path": base_of(request) or "/",
+        "secure": request.url.scheme == "https",
+        "httponly": True,
+        "samesite": "strict",
+    }
 
 
 def page_of(request: Request) -> str:

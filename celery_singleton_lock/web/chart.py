@@ -6,11 +6,11 @@ happens in it, and only then it has to be sent again.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from celery_singleton_lock.journal.timeline import RUNNING, Window, in_words, running
+from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.journal.timeline import RUNNING, in_words, running
 from celery_singleton_lock.journal_entry import REFUSALS, Entry
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.web.snapshot import Snapshot
@@ -75,31 +75,55 @@ def axis(now: float, minutes: float) -> Axis:
     return Axis(origin, round(now - minutes * 60 - origin, 1), minutes * 60)
 
 
-def lanes(snapshot: Snapshot, minutes: float) -> list[Lane]:
-    """A lane of each key under which something happened in the last minutes, the latest first."""
-    window = Window(snapshot.now - minutes * 60, snapshot.now)
-    by_key: defaultdict[str, list[Entry]] = defaultdict(list)
+@dataclass(slots=True)
+class Happened:
+    """What happened under one key, before it is drawn: of thousands of keys only a page is.
+
+    Attributes:
+        key: of the lock.
+        entries: of the journal.
+        locks: that are held now.
+    """
+
+    key: str
+    entries: list[Entry] = field(default_factory=list)
+    locks: list[HeldLock] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        labels = (*(it.holder.label for it in self.locks), *(it.label for it in reversed(self.entries)))
+        return next(filter(None, labels), "") or short(self.key)
+
+    @property
+    def latest(self) -> float:
+        """When the last of it began."""
+        return max(*(it.began for it in self.entries), *(it.holder.since for it in self.locks), 0.0, 0.0)
+
+
+def happened(snapshot: Snapshot, minutes: float) -> list[Happened]:
+    """The keys under which something happened in the last minutes, the latest first."""
+    since = snapshot.now - minutes * 60
+    found: dict[str, Happened] = {}
     for entry in snapshot.entries:
-        if entry.ended >= window.since:
-            by_key[entry.key].append(entry)
+        if entry.ended >= since:
+            found.setdefault(entry.key, Happened(entry.key)).entries.append(entry)
     for lock in snapshot.locks:
-        run = None if lock.is_queued else running(lock.key, lock.held, window.until)
-        if run is not None:
-            by_key[lock.key].append(run)
+        if lock.holder.pid and not lock.is_queued:
+            found.setdefault(lock.key, Happened(lock.key)).locks.append(lock)
+    return sorted(found.values(), key=lambda it: (-it.latest, it.key))
+
+
+def lane_of(what: Happened, snapshot: Snapshot, minutes: float) -> Lane:
+    """What happened under one key, drawn."""
     origin = axis(snapshot.now, minutes).origin
-    found = [(max(it.began for it in entries), key) for key, entries in by_key.items()]
-    return [_lane(key, by_key[key], origin) for _, key in sorted(found, reverse=True)]
-
-
-def _lane(key: str, entries: list[Entry], origin: float) -> Lane:
-    entries = sorted(entries, key=lambda it: it.began)[-MOST_BARS:]
+    now = [run for it in what.locks if (run := running(it.key, it.held, snapshot.now)) is not None]
+    entries = sorted([*what.entries, *now], key=lambda it: it.began)[-MOST_BARS:]
     runs = [entry for entry in entries if entry.kind == "run"]
     others = [entry for entry in entries if entry.kind != "run"]
     rows = _rows(runs)
     bars = [bar for run, row in zip(runs, rows, strict=True) for bar in _bars(run, row, origin)]
     marks = [Mark(_kind(it), round(it.began - origin, 2), in_words(it)) for it in others]
-    label = next((it.label for it in reversed(entries) if it.label), short(key))
-    return Lane(key, name_in(key), label, bars, marks, max(rows, default=0) + 1, _summary(runs, others))
+    return Lane(what.key, name_in(what.key), what.label, bars, marks, max(rows, default=0) + 1, _summary(runs, others))
 
 
 def short(key: str) -> str:
@@ -130,7 +154,9 @@ def _bars(run: Entry, row: int, origin: float) -> Iterator[Bar]:
     title = in_words(run)
     if run.waited >= 0.05:
         yield Bar("wait", round(x - run.waited, 2), round(run.waited, 2), row, title)
-    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost"}.get(run.outcome, "failed")
+    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost", "SUPERSEDED": "again"}.get(
+        run.outcome, "failed"
+    )
     yield Bar(kind, x, round(run.ended - run.began, 2), row, title)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from markupsafe import Markup
@@ -18,7 +18,7 @@ from celery_singleton_lock.web import chart, words
 from celery_singleton_lock.web.asked import SORTS, Asked
 from celery_singleton_lock.web.rendering import Renderer
 from celery_singleton_lock.web.schedule import planned
-from celery_singleton_lock.web.snapshot import Snapshot
+from celery_singleton_lock.web.snapshot import Snapshot, place_of
 from celery_singleton_lock.web.watch import Watch
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def overview(_: Watch, snapshot: Snapshot, __: Asked, render: Renderer) -> View:
     held = [lock for lock in snapshot.locks if not lock.is_queued]
     regions = {
         "tiles": _tiles(snapshot, held, render),
-        "longest": _lock_rows("longest", sorted(held, key=_age)[:FEW], snapshot.at, render),
+        "longest": _lock_rows("longest", sorted(held, key=_since)[:FEW], snapshot, render),
         "refusals": _copies("refusals", _newest(_refused(snapshot.entries), FEW), render),
     }
     return View("overview.html", "Overview", regions)
@@ -71,12 +71,12 @@ def locks(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
     """The locks that are held."""
     found = [lock for lock in snapshot.locks if _has(lock, asked.search)]
     if asked.sort == SORTS[1]:
-        found.sort(key=_age)
+        found.sort(key=_since)
     elif asked.sort == SORTS[2]:
         found.sort(key=lambda lock: -lock.held.waiters)
     shown, pages = _part(found, asked.number, PAGE)
     context = {"pages": pages, "sorts": SORTS, "found": len(found), "of": len(snapshot.locks)}
-    return View("locks.html", "Locks", {"locks": _lock_rows("locks", shown, snapshot.at, render)}, context)
+    return View("locks.html", "Locks", {"locks": _lock_rows("locks", shown, snapshot, render)}, context)
 
 
 def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
@@ -89,10 +89,10 @@ def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
     label = next((it.holder.label for it in held if it.holder.label), "")
     label = label or next((entry.label for entry in reversed(entries) if entry.label), "")
     axis = chart.axis(snapshot.now, asked.minutes)
-    lanes = [lane for lane in chart.lanes(snapshot, asked.minutes) if lane.key == key]
+    drawn = [it for it in chart.happened(snapshot, asked.minutes) if it.key == key]
     regions = {
-        "held": _lock_rows("held", held, snapshot.at, render),
-        "lanes": _lanes(lanes, axis, render),
+        "held": _lock_rows("held", held, snapshot, render),
+        "lanes": _lanes(drawn, snapshot, asked, render),
         "history": _copies("history", _newest(entries, HISTORY), render),
     }
     context = {
@@ -100,6 +100,7 @@ def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
         "label": label,
         "name": name_in(key),
         "refused": snapshot.refused.get(key, 0),
+        "fence": max((it.held.fence or 0 for it in held), default=0),
         "axis": axis,
         "held": held,
         "count": len(entries),
@@ -127,7 +128,7 @@ def task(watch: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vi
     if counts is None and not entries and not held and asked.name not in watch.app.tasks:
         return unknown("task", asked.name)
     regions = {
-        "held": _lock_rows("held", held[:PAGE], snapshot.at, render),
+        "held": _lock_rows("held", held[:PAGE], snapshot, render),
         "history": _copies("history", _newest(entries, HISTORY), render),
     }
     context = {
@@ -144,22 +145,23 @@ def message(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vie
     """The task of one id: what it holds, and what became of its copies and of those that met it."""
     held = [it for it in snapshot.locks if it.holder.task_id == asked.id]
     entries = [entry for entry in snapshot.entries if asked.id in (entry.task_id, entry.holder)]
-    if not asked.id or not (held or entries):
-        return unknown("task id", asked.id)
     regions = {
-        "held": _lock_rows("held", held, snapshot.at, render),
+        "held": _lock_rows("held", held, snapshot, render),
         "history": _copies("history", _newest(entries, HISTORY), render),
     }
+    if not asked.id or not (held or entries):
+        # With its regions: between its end and the journal nothing is known of a task whose page is open.
+        return replace(unknown("task id", asked.id), regions=regions)
     return View("message.html", f"Task {asked.id}", regions, {"id": asked.id, "count": len(entries)})
 
 
 def timeline(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
     """Who held what when."""
     axis = chart.axis(snapshot.now, asked.minutes)
-    found = [lane for lane in chart.lanes(snapshot, asked.minutes) if _matches(asked.search, lane.key, lane.label)]
+    found = [it for it in chart.happened(snapshot, asked.minutes) if _matches(asked.search, it.key, it.label)]
     shown, pages = _part(found, asked.number, LANES)
     context = {"axis": axis, "pages": pages, "found": len(found)}
-    return View("timeline.html", "Timeline", {"lanes": _lanes(shown, axis, render)}, context)
+    return View("timeline.html", "Timeline", {"lanes": _lanes(shown, snapshot, asked, render)}, context)
 
 
 def refused(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
@@ -182,7 +184,7 @@ def beat(watch: Watch, snapshot: Snapshot, _: Asked, render: Renderer) -> View:
     leaders = [it for it in snapshot.locks if it.key == watch.beat_key]
     rows = [(entry.name, {"entry": entry}) for entry in planned(watch.app, snapshot)]
     schedule = _region("schedule", "planned", rows, render)
-    regions = {"leader": _lock_rows("leader", leaders, snapshot.at, render), "schedule": schedule}
+    regions = {"leader": _lock_rows("leader", leaders, snapshot, render), "schedule": schedule}
     return View("beat.html", "Beat", regions, {"name": watch.beat.name})
 
 
@@ -232,6 +234,7 @@ def html(view: View, page: str, asked: Asked, snapshot: Snapshot, render: Render
         "about": about,
         "framed": True,
         "stream": page in PAGES and view.status == 200,
+        "can_sign_in": False,
         "allow_release": False,
         "signed_in": False,
         **more,
@@ -256,15 +259,11 @@ def _tiles(snapshot: Snapshot, held: Sequence[HeldLock], render: Renderer) -> Re
     return _region("tiles", "tile", rows, render)
 
 
-def _lock_rows(region: str, locks: Iterable[HeldLock], at: float, render: Renderer) -> Region:
+def _lock_rows(region: str, locks: Iterable[HeldLock], snapshot: Snapshot, render: Renderer) -> Region:
     rows = [
         (
             f"{it.key} {it.slot}",
-            {
-                "lock": it,
-                "key": without_queue(it.key),
-                "ends_at": None if it.expires_in is None else round(at + it.expires_in),
-            },
+            {"lock": it, "key": without_queue(it.key), "ends_at": snapshot.ends.get(place_of(it))},
         )
         for it in locks
     ]
@@ -276,7 +275,9 @@ def _copies(region: str, entries: Iterable[Entry], render: Renderer) -> Region:
     return _region(region, "copy", rows, render)
 
 
-def _lanes(lanes: Iterable[chart.Lane], axis: chart.Axis, render: Renderer) -> Region:
+def _lanes(drawn: Iterable[chart.Happened], snapshot: Snapshot, asked: Asked, render: Renderer) -> Region:
+    axis = chart.axis(snapshot.now, asked.minutes)
+    lanes = [chart.lane_of(it, snapshot, asked.minutes) for it in drawn]
     return _region("lanes", "lane", [(lane.key, {"lane": lane, "axis": axis}) for lane in lanes], render)
 
 
@@ -334,9 +335,9 @@ def _part(found: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]
     return found[start : start + size], pages
 
 
-def _age(lock: HeldLock) -> float:
-    """What sorts the locks that are held longest first."""
-    return -(lock.held_for or 0.0)
+def _since(lock: HeldLock) -> float:
+    """What sorts the locks that are held longest first, with each look in the same way."""
+    return float("inf") if lock.held_for is None else lock.holder.since
 
 
 def _has(lock: HeldLock, search: str) -> bool:

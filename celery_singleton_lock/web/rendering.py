@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlencode
 
 import jinja2
 from markupsafe import Markup
 
-from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import duration
 from celery_singleton_lock.web.chart import HEIGHT, short
+from celery_singleton_lock.web.snapshot import moment
 
 #: Addresses below which one app is mounted, for which a renderer is kept.
 MOST_BASES = 8
@@ -74,15 +73,6 @@ class Renderer:
 
     def page(self, template: str, context: Mapping[str, Any]) -> str:
         return self._environment.get_template(template).render(context)
-
-
-def moment(at: float) -> str:
-    """A point in time, UTC, in ISO 8601 but for a space."""
-    try:
-        shown = datetime.fromtimestamp(min(max(at, 0.0), cleaned.MAX_SECONDS), tz=timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return "?"
-    return shown.isoformat(sep=" ", timespec="seconds")[:19]
 
 
 def seconds(value: float) -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.journal.counts import Count
 from celery_singleton_lock.journal_entry import Entry
+
+#: Where a hold is: its key, its slot, and its owner.
+Place = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,8 @@ class Snapshot:
         prefix: of their keys.
         at: when that was, in seconds since the epoch, by this host's clock.
         locks: those that are held, in order.
+        ends: when each ends unless it is renewed, in seconds since the epoch, by `place_of`; those that never end are
+            left out.
         counts: how often what happened.
         refused: how many copies were refused in a row, by the key of the lock.
         entries: what became of the last copies, the oldest first.
@@ -29,6 +36,7 @@ class Snapshot:
     prefix: str
     at: float = 0.0
     locks: Sequence[HeldLock] = ()
+    ends: Mapping[Place, float] = field(default_factory=dict)
     counts: Mapping[Count, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
     entries: Sequence[Entry] = ()
@@ -40,3 +48,21 @@ class Snapshot:
     def now(self) -> float:
         """The moment up to which the journal is known: its clock is the lock server's, which may be ahead."""
         return max(self.at, max((entry.ended for entry in self.entries[-100:]), default=0.0))
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, for people; empty where nothing is."""
+        if not self.error:
+            return ""
+        known = f"You see what was true at {moment(self.at)} UTC." if self.at else "Nothing is known yet."
+        return f"The lock server does not answer: {self.error}. {known}"
+
+
+def place_of(lock: HeldLock) -> Place:
+    return lock.key, lock.slot, lock.held.owner
+
+
+def moment(at: float) -> str:
+    """A point in time, UTC, in ISO 8601 but for a space."""
+    shown = datetime.fromtimestamp(min(max(at, 0.0), cleaned.MAX_SECONDS), tz=timezone.utc)
+    return shown.isoformat(sep=" ", timespec="seconds")[:19]

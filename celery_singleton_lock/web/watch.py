@@ -15,10 +15,14 @@ from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.beat import BeatSettings
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.web.snapshot import Snapshot
+from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.web.snapshot import Place, Snapshot, place_of
 
 #: Seconds for which a look counts.
 FRESH = 1.0
+
+#: Seconds by which the end of a lock has to move to have moved.
+NOISE = 0.9
 
 #: Entries of the journal that are kept here at most.
 MOST_ENTRIES = 20_000
@@ -70,7 +74,8 @@ class Watch:
     def _looked(self) -> Snapshot:
         now, settings, store = clock.wall(), self.runtime.settings, self.runtime.store
         try:
-            locks = in_order(HeldLock.of(key, held) for key, held in store.all_held(settings.prefix))
+            ends: dict[Place, float] = {}
+            locks = in_order(self._of(key, held, ends) for key, held in store.all_held(settings.prefix))
             journal = store.journal(settings.prefix, size=settings.journal)
             counts, refused = metrics.read(journal.counts()), journal.refused()
             if settings.journal:
@@ -78,9 +83,20 @@ class Watch:
             lasts = store.ledger(self.beat_key).lasts()
         except LockUnavailable as error:
             return replace(self._latest, error=cleaned.line(error), tried_at=now)
+        # Each process writes what happened there every few seconds.
+        entries = sorted(self._entries, key=lambda entry: entry.ended)
         lasts = {cleaned.text(entry): last for entry, last in lasts.items()}
         refused = {cleaned.key(key): count for key, count in refused.items()}
-        return Snapshot(settings.prefix, now, locks, counts, refused, tuple(self._entries), lasts, tried_at=now)
+        return Snapshot(settings.prefix, now, locks, ends, counts, refused, entries, lasts, tried_at=now)
+
+    def _of(self, key: str, held: Held, ends: dict[Place, float]) -> HeldLock:
+        """A lock, and when it ends: the same moment as before unless it was renewed, however long it took to ask."""
+        lock = HeldLock.of(key, held)
+        if lock.expires_in is not None:
+            place, end = place_of(lock), clock.wall() + lock.expires_in
+            before = self._latest.ends.get(place, 0.0)
+            ends[place] = before if abs(end - before) < NOISE else end
+        return lock
 
     def _read(self, entries: list[Entry], now: float) -> None:
         """Keep the entries that are new. Of those that were read before, only the last ones are read again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from celery_singleton_lock.journal_entry import LOST, STOPPED, Entry, Kind
+from celery_singleton_lock.journal_entry import LOST, STOPPED, SUPERSEDED, Entry, Kind
 
 _OUTCOMES = {
     "SUCCESS": "ran",
@@ -12,6 +12,7 @@ _OUTCOMES = {
     "RETRY": "ran, and is to be retried",
     LOST: "lost its lock and was stopped",
     STOPPED: "was stopped with its process",
+    SUPERSEDED: "was stopped for a newer message",
 }
 
 _ENDINGS: Mapping[Kind, str] = {
@@ -20,6 +21,7 @@ _ENDINGS: Mapping[Kind, str] = {
     "reject": "rejected",
     "retry": "put back, to be tried again",
     "rerun": "put off until after the run, with the newest arguments",
+    "replace": "put off until the run has stopped for it",
     "join": "joined the run",
     "follow": "follows the message that has the lock",
     "joined": "ended as the task did that it had joined",
@@ -41,5 +43,7 @@ def ending(entry: Entry) -> str:
 def tone(entry: Entry) -> str:
     """Its class in the style sheet."""
     if entry.kind == "run":
-        return {"SUCCESS": "good", "RETRY": "again", LOST: "lost", STOPPED: "lost"}.get(entry.outcome, "bad")
+        return {"SUCCESS": "good", "RETRY": "again", LOST: "lost", STOPPED: "lost", SUPERSEDED: "again"}.get(
+            entry.outcome, "bad"
+        )
     return {"skip": "bad", "raise": "bad", "reject": "bad", "free": "lost"}.get(entry.kind, "again")

@@ -36,18 +36,18 @@ logger = get_logger(__name__)
 _BACKEND = click.Option(
     ["--singleton-lock-backend"],
     metavar="URL",
-    help="Server that keeps the locks of exclusive tasks: a URL as for singleton_lock_backend.",
+    help="URL of the server that keeps the locks of exclusive tasks, as in singleton_lock_backend.",
 )
 _TTL = click.Option(
     ["--singleton-lock-ttl"],
     type=click.FloatRange(MIN_TTL, MAX_TTL),
-    help="Seconds that a lock outlives its worker: as singleton_lock_ttl.",
+    help="Seconds that a lock outlives its worker, as in singleton_lock_ttl.",
 )
 _DISABLE = click.Option(
     ["--singleton-lock-disable"],
     is_flag=True,
     default=False,
-    help="Run exclusive tasks without a lock: as singleton_lock_enabled = False.",
+    help="Run exclusive tasks without a lock, as with singleton_lock_enabled = False.",
 )
 
 
@@ -63,7 +63,7 @@ def observe() -> None:
         try:
             observer.load()
         except ModuleNotFoundError as error:
-            logger.debug("singleton lock: observer %s is left out: %s", observer.name, error)
+            logger.debug("singleton lock: observer %s is not used: %s", observer.name, error)
 
 
 def install(app: Celery) -> None:
@@ -200,7 +200,7 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
                 free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.journal)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
-        logger.warning("singleton lock: what an earlier %s may have left behind ends by itself: %s", node, error)
+        logger.warning("singleton lock: what an earlier %s may have left behind expires by itself: %s", node, error)
 
 
 @worker_process_shutdown.connect

@@ -269,11 +269,11 @@ def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
     """
     freed = store.abandon(hold)
     if freed is None:
-        logger.warning("%s could not be freed yet: no answer from %s; trying on", hold.key, store.server)
+        logger.warning("%s could not be freed yet: no answer from %s; trying again", hold.key, store.server)
     elif freed:
         now = clock.now()
         journal.add(Entry("free", name_in(hold.key), hold.key, None, None, os.getpid(), now, now))
-        logger.warning("%s: freed for a process that ended without doing so", hold.key)
+        logger.warning("%s: freed for a process that ended without freeing it", hold.key)
 
 
 def _open(pid: int) -> int | None:

@@ -138,7 +138,7 @@ class Line:
             except Exception as error:
                 self._failures += 1
                 if isinstance(error, LockUnavailable):
-                    logger.debug("line: nobody is woken for now: %s", error)
+                    logger.debug("line: cannot be woken for now: %s", error)
                 else:
                     logger.exception("line: unexpected error; going on")
                 self._wait(chance.spread(min(PAUSE * 2.0 ** min(self._failures, 10), MAX_PAUSE)))

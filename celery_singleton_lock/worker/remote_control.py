@@ -55,7 +55,7 @@ def locks(state: Any, **_: Any) -> Any:
 def release_lock(state: Any, key: str = "", **_: Any) -> Any:
     """Stop the task that holds a lock, then free the lock."""
     if not isinstance(key, str) or not key:
-        return _error("which lock? celery control release_lock KEY, with a key as `celery inspect locks` shows it")
+        return _error("which lock? Use: celery control release_lock KEY, with a key from `celery inspect locks`")
     store, promises = Runtime.of(state.app).store, []
     try:
         for request, hold in _running():
@@ -126,7 +126,7 @@ def _promise(request: SingletonRequest, hold: Hold) -> str:
     notices = f"task {cleaned.text(request.id)} notices within {hold.ttl * trust.RENEW_AFTER:.1f} s"
     if request.is_stopped_when_lost:
         return f"{notices} and is stopped; the lock is free when it has ended"
-    return f"{notices} and goes on, as its on_lock_lost says; the lock is free in {hold.ttl:g} s at most"
+    return f"{notices} and goes on, because its on_lock_lost is 'warn'; the lock is free after {hold.ttl:g} s at most"
 
 
 def _free_after(request: SingletonRequest, kept: Hold, store: Store) -> None:
@@ -136,7 +136,7 @@ def _free_after(request: SingletonRequest, kept: Hold, store: Store) -> None:
     try:
         store.free(kept)
     except LockUnavailable as error:
-        logger.warning("%s could not be freed, and ends by itself: %s", kept.key, error)
+        logger.warning("%s could not be freed, and expires by itself: %s", kept.key, error)
 
 
 def _error(text: str) -> dict[str, str]:

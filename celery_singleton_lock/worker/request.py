@@ -259,7 +259,7 @@ class SingletonRequest(WorkerRequest):
         try:
             found = Runtime.of(self.app).store.recorded(hold.key, holder_of(self.task, self.context).message)
         except LockUnavailable as error:
-            logger.warning("%s: nobody knows whether its chord has counted it: %s", self, error)
+            logger.warning("%s: it is not known whether its chord has counted it: %s", self, error)
             return False
         return found is not None and not outcome.read(found)[0].settled
 

@@ -125,8 +125,8 @@ def test_what_only_shows_when_it_is_put_to_use(settings: dict[str, Any], words: 
 def test_setting_that_nobody_reads_is_pointed_out(name: str, meant: str) -> None:
     app = app_of(**REDIS, **{name: "x"})
     (found,) = checks.of_settings(app, [name, "CELERY_BROKER_URL", "CELERY_SINGLETON_LOCK_TTL", "DEBUG"])
-    assert (found.id, found.msg) == ("celery_singleton_lock.W002", f"nobody reads the setting {name}")
-    assert found.hint == f"Call it {meant}."
+    assert (found.id, found.msg) == ("celery_singleton_lock.W002", f"nothing reads the setting {name}")
+    assert found.hint == f"Rename it to {meant}."
 
 
 def test_project_whose_app_is_not_imported_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def test_model_without_the_field_is_told_so(rows: Any) -> None:
 
 
 def test_execution_without_a_lock_is_refused(alias: str) -> None:
-    with pytest.raises(StaleFence, match="holds no lock"):
+    with pytest.raises(StaleFence, match="no lock is held"):
         write(alias, 0, 1)
 
 

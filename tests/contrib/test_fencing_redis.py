@@ -99,7 +99,7 @@ def test_holder_whose_lock_went_to_another_one_is_refused(client: Redis) -> None
 
 
 def test_execution_without_a_lock_is_refused(client: Redis) -> None:
-    with pytest.raises(StaleFence, match="holds no lock"):
+    with pytest.raises(StaleFence, match="no lock is held"):
         fenced_command(client, 0, "SET", "total", "new")
     assert client.keys() == []
 

@@ -217,5 +217,5 @@ def test_asynchronous_session_is_fenced_too(postgres: Server) -> None:
 
 
 def test_execution_without_a_lock_is_refused(engine: Engine) -> None:
-    with pytest.raises(StaleFence, match="holds no lock"):
+    with pytest.raises(StaleFence, match="no lock is held"):
         write(engine, 0, 1)

@@ -73,13 +73,13 @@ def test_conflict_that_raises_was_not_skipped(shop: Shop, locks: RecordedLocks) 
         shop.bill.apply((7, 2)).get()
     (event,) = locks.assert_conflict(shop.bill, 7, month=3)
     assert event.policy == "raise"
-    with pytest.raises(AssertionError, match=r"no shop.bill\(7, 2\) was skipped; what there was:\n  conflict:"):
+    with pytest.raises(AssertionError, match=r"no shop.bill\(7, 2\) was skipped; what happened:\n  conflict:"):
         locks.assert_skipped(shop.bill, 7, 2)
 
 
 def test_failed_assertion_says_why_there_is_nothing(shop: Shop, locks: RecordedLocks) -> None:
     shop.rebuild(7)
-    with pytest.raises(AssertionError, match=r"no task asked for a lock.*a direct call takes none"):
+    with pytest.raises(AssertionError, match=r"no task asked for a lock.*a direct call takes no lock"):
         locks.assert_acquired(shop.rebuild, 7)
     with memory_locks() as disabled:
         shop.app.conf.singleton_lock_enabled = False

@@ -25,6 +25,7 @@ from kombu.utils.encoding import ensure_bytes
 
 import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released, overlap_detected
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.requeue import put_back_count
 from celery_singleton_lock.worker import request
@@ -42,6 +43,9 @@ app.conf.update(
 if "test_broadcast" in app.conf:
     app.conf.task_queues = [Broadcast(app.conf.test_broadcast), Queue("celery")]
 
+
+if "test_deaf" in app.conf:
+    RedisStore.tell = lambda *_: None
 
 if "test_held" in app.conf:
     request.HELD = app.conf.test_held
@@ -180,6 +184,16 @@ def rerunning_retried(self: Any, job: str, seconds: float = 0.05) -> str:
     if self.request.retries == 0:
         raise self.retry(countdown=0)
     return job
+
+
+@app.task(bind=True, base=Exclusive, on_conflict="replace")
+def replacing(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
+
+
+@app.task(bind=True, base=Exclusive, on_conflict="replace", acks_late=True, reject_on_worker_lost=True)
+def replacing_late(self: Any, job: str, seconds: float = 0.05) -> str:
+    return _work(self, job, seconds)
 
 
 @app.task(bind=True, base=Exclusive, on_conflict="retry")

@@ -34,7 +34,7 @@ class Beat(Process):
     def leads(self) -> bool:
         """Whether it is the leader, as far as it knows itself."""
         lines = [line for line in self.log.splitlines() if " lead" in line or "resigned" in line]
-        return bool(lines) and ": leads schedule" in lines[-1] and "no more" not in lines[-1]
+        return bool(lines) and ": leads schedule" in lines[-1] and "no longer" not in lines[-1]
 
     def wait_for(self, *texts: str, times: int = 1) -> Beat:
         """Until the log holds one of the texts so often."""
@@ -77,7 +77,7 @@ class Studio:
             self.exits.callback(beat.kill)
             self.beats.append(beat)
             shared = self.conf.get("singleton_lock_beat_mode") == "shared"
-            told = ("beat: Starting",) if shared else ("beat: leads", "beat: stands by", "Sending due")
+            told = ("beat: Starting",) if shared else ("beat: leads", "beat: on standby", "Sending due")
             started.append(beat.wait_for(*told))
         return started
 

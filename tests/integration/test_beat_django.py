@@ -82,7 +82,7 @@ class Site:
             beat = Beat(name, command, directory=self.directory, environment=self.environment, app=app)
             self.exits.callback(beat.kill)
             self.beats.append(beat)
-            started.append(beat.wait_for("beat: leads schedule", "beat: stands by", "Sending due"))
+            started.append(beat.wait_for("beat: leads schedule", "beat: on standby", "Sending due"))
         return started
 
     def leader(self, *candidates: Beat) -> Beat:

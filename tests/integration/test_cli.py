@@ -167,9 +167,9 @@ class TestShow:
         assert f"held by  task {second.id} on {worker.name} (pid {run.pid})" in for_people
         assert f"fence    {run.fence}" in for_people
         (of_first,) = re.findall(rf"done     message {re.escape(done['message'])}: (.*)", for_people)
-        assert re.fullmatch(r"SUCCESS, shown for \d+ \w+ more; not run again for 60 min from its end", of_first)
+        assert re.fullmatch(r"SUCCESS, shown for \d+ \w+ more; a copy does not run for 60 min from its end", of_first)
         worker.kill()
-        until(lambda: "; that process is over" in ask(shop, "show", told["key"]).stdout)
+        until(lambda: "; that process is gone" in ask(shop, "show", told["key"]).stdout)
 
     def test_of_a_free_lock_says_so(self, shop: Shop) -> None:
         shown = ask(shop, "show", EXCLUSIVE, "never")
@@ -183,7 +183,7 @@ class TestShow:
             (["tests.integration.app.plain", "x"], "is not exclusive"),
             ([EXCLUSIVE], "missing a required argument: 'job'"),
             ([EXCLUSIVE, "a", "b", "c", "d"], "too many positional arguments"),
-            (["other:1:{job:x}"], "is no key of a lock of this app"),
+            (["other:1:{job:x}"], "is not the key of a lock of this app"),
         ],
     )
     def test_what_it_cannot_be_about_is_said(self, shop: Shop, words: list[str], reason: str) -> None:
@@ -198,11 +198,11 @@ class TestShow:
             client.expire(f"{key}:run", 60)
         shown = ask(shop, "show", key)
         assert shown.exit_code == 1
-        assert f"what is at {key}:run is no lock: WRONGTYPE" in shown.stderr
+        assert f"the value at {key}:run is no lock: WRONGTYPE" in shown.stderr
 
 
 def test_what_cannot_be_looked_at_is_said(shop: Shop) -> None:
-    for backend, reason in (("memory://", "each process of its own"), ("redis://127.0.0.1:1", "no lock from")):
+    for backend, reason in (("memory://", "belong to one process"), ("redis://127.0.0.1:1", "no lock from")):
         shown = ask(shop, "list", singleton_lock_backend=backend)
         assert shown.exit_code == 1
         assert reason in shown.stderr

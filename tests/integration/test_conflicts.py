@@ -139,7 +139,7 @@ class TestCaller:
             copy.get(timeout=LIMIT)
 
     def test_forged_options_fail_clearly_and_the_worker_goes_on(self, shop: Shop, holder: AsyncResult) -> None:
-        with pytest.raises(Exception, match="singleton_lock of a call of"):
+        with pytest.raises(Exception, match="singleton_lock in a call of"):
             shop.send("exclusive", "forged", singleton_lock={"nonsense": 1}).get(timeout=LIMIT)
         assert shop.record.runs("forged") == []
         assert shop.send("exclusive", "honest").get(timeout=LIMIT) == "honest"
@@ -205,7 +205,7 @@ class TestSameMessage:
             victim, heir = heir, victim
         shop.app.send_task("tests.integration.app.late", ("report", 0.05), task_id=first.id)
         deadline = clock.now() + LIMIT
-        while "a copy stands by" not in heir.log:
+        while "a copy waits, in case it dies" not in heir.log:
             assert clock.now() < deadline
             clock.sleep(0.02)
         killed_at = clock.now()

@@ -99,7 +99,7 @@ def test_check_fails_where_a_worker_would(own_redis: RedisServer, tmp_path: Path
         site.manage("check")
     printed = str(failed.value)
     assert "(celery_singleton_lock.E001) setting CELERY_SINGLETON_LOCK_BEAT_SCHEDULER is 'django_celery_beat" in printed
-    assert "(celery_singleton_lock.W002) nobody reads the setting SINGLETON_LOCK_PREFIX" in printed
+    assert "(celery_singleton_lock.W002) nothing reads the setting SINGLETON_LOCK_PREFIX" in printed
 
 
 def test_task_is_sent_when_the_transaction_is_committed(own_redis: RedisServer, tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_reports_of_one_tenant_never_overlap(own_redis: RedisServer, tmp_path: P
         until(lambda: len(site.reports(of="a customer")) == 2 and len(site.reports(of="beat")) >= 2)
     runs = sorted([*site.reports(of="a customer"), *site.reports(of="beat")])
     assert all(begun >= ended for (_, ended), (begun, _) in pairwise(runs))
-    assert "beat: stands by" in site.log
+    assert "beat: on standby" in site.log

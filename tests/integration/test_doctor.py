@@ -192,7 +192,7 @@ class TestOneServer:
 
     def test_replicas_that_are_not_there_are_a_problem(self, own_redis: RedisServer) -> None:
         found = serious(looked_at(own_redis.url, singleton_lock_replicas=1))
-        assert "singleton_lock_replicas is 1, and it has 0: no lock counts as taken" in [each.text for each in found]
+        assert "singleton_lock_replicas is 1, but it has 0: no lock counts as taken" in [each.text for each in found]
         assert any("no lock can be taken" in finding.text for finding in found)
 
 
@@ -229,7 +229,7 @@ class TestKeys:
         diagnosis = looked_at(shop.conf["singleton_lock_backend"])
         (finding,) = serious(diagnosis)
         assert finding.severity == "warning"
-        assert f"of {dead.name} on this host, is over" in finding.text
+        assert f"of {dead.name} on this host, is gone" in finding.text
         assert any(f"process {run.pid} of" in finding.text for run in runs)
 
 

@@ -111,7 +111,7 @@ class TestMessages:
         shop.send("exclusive", "report", 600.0)
         shop.record.wait_for(starts=1)
         for call in (False, {"at_least_for": 86_400.0}, {"ttl": 7200.0}, {"wait": 1e300}, {"ttl": 10**400}):
-            with pytest.raises(Exception, match="singleton_lock of a call of"):
+            with pytest.raises(Exception, match="singleton_lock in a call of"):
                 shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT)
         assert len(shop.record.runs("report")) == 1
         assert shop.send("exclusive", "honest").get(timeout=LIMIT) == "honest"

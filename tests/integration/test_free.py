@@ -64,7 +64,7 @@ class TestLiving:
         assert (freed.exit_code, freed.stdout.split()[0]) == (0, "freed")
         shop.record.wait_for(ends=1, job="report")
         until(lambda: [run.task_id for run in shop.record.runs("lost")] == [result.id])
-        with pytest.raises(Exception, match="no longer ours"):
+        with pytest.raises(Exception, match="does not have it any more"):
             result.get(timeout=LIMIT)
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
 
@@ -79,7 +79,7 @@ class TestDead:
         freed = ask(shop, "clear", "--task", EXCLUSIVE, "--yes", "--json")
         assert freed.exit_code == 0, freed.stderr
         (told,) = map(json.loads, freed.stdout.splitlines())
-        assert (told["node"], told["freed"], told["why"]) == ("one@test", True, "the process that held it is over")
+        assert (told["node"], told["freed"], told["why"]) == ("one@test", True, "the process that held it is gone")
         assert shop.held() == []
 
     def test_lock_that_is_not_renewed_in_time_is_freed(self, shop: Shop, store: Store) -> None:
@@ -88,7 +88,7 @@ class TestDead:
             client.pexpire(f"{KEY}:run", 5000)
         freed = ask(shop, "release", KEY, "--yes")
         assert freed.exit_code == 0, freed.stderr
-        assert "Watching whether it is renewed, for" in freed.stderr
+        assert "Watching for a renewal, for" in freed.stderr
         assert freed.stdout.rstrip().endswith("on gone@elsewhere (pid 7): it was not renewed in time")
         assert shop.held() == []
 
@@ -112,7 +112,7 @@ class TestAsking:
         for answer in ("n\n", ""):
             asked = ask(shop, "release", KEY, "--force", answer=answer)
             assert asked.exit_code == 1
-            assert "Free it though" in asked.stderr
+            assert "Free it even though" in asked.stderr
             assert "gone@elsewhere" in asked.stderr, "it is shown first"
             assert asked.stdout == ""
         assert len(shop.held()) == 1
@@ -156,5 +156,5 @@ class TestAsking:
             client.set(f"{KEY}:run", "somebody", ex=60)
         refused = ask(shop, "release", KEY, "--force", "--yes")
         assert refused.exit_code == 1
-        assert "not written by this package" in refused.stdout
+        assert "this package did not write" in refused.stdout
         assert shop.held() == [f"{KEY}:run"]

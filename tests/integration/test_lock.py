@@ -201,7 +201,7 @@ class TestHolding:
         client.flushall()
         assert lost.wait(5)
         assert lock.lost
-        with pytest.raises(NotOwned, match="no longer ours"):
+        with pytest.raises(NotOwned, match="does not have it any more"):
             lock.check()
 
     @pytest.mark.parametrize("timeout", [0, 0.0004, -1, float("nan")])

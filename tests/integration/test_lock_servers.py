@@ -136,7 +136,7 @@ class TestSemaphore:
         result = shop.send("late_paired", "report", LONG, task_id="the-same")
         shop.record.wait_for(starts=1)
         shop.send("late_paired", "report", LONG, task_id="the-same")
-        until(lambda: "a copy stands by" in shop.log)
+        until(lambda: "a copy waits, in case it dies" in shop.log)
         shop.record.let_end("report")
         assert result.get(timeout=LIMIT) == "report"
         until(lambda: not shop.held())

@@ -54,7 +54,7 @@ class TestChildIsKilled:
         dead, following = patient.record.runs("report", killed_at=killed_at)
         assert following.task_id == dead.task_id
         assert overlaps([dead, following]) == []
-        assert not any("a copy stands by" in worker.log for worker in patient.workers)
+        assert not any("a copy waits, in case it dies" in worker.log for worker in patient.workers)
 
     @pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="Celery has retry_on_worker_lost since 5.7")
     def test_retried_message_is_not_refused_by_its_own_lock(self, patient: Shop) -> None:

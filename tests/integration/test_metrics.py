@@ -62,7 +62,7 @@ def test_counts_of_a_worker_are_complete_when_it_has_ended(shop: Shop, pool: str
     assert found["tests.integration.app.failing"]["runs"] == {"FAILURE": 1}
     assert line["held"] >= (0.03 if pool == "solo" else 2.0)
     assert (line["losses"], line["overlaps"], line["takeovers"]) == (0, 0, 0)
-    assert f"{TASK}  runs {3 if pool == 'solo' else 4} (SUCCESS" in of_shop(shop, "stats").stdout
+    assert re.search(rf"^{TASK} +{3 if pool == 'solo' else 4} \(SUCCESS ", of_shop(shop, "stats").stdout, re.MULTILINE)
 
 
 def test_counts_are_there_while_the_workers_run(shop: Shop) -> None:

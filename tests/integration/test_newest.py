@@ -267,6 +267,6 @@ def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServe
     urls = ";".join(redis_server.url_of(number) for number in range(3))
     shop = shop_on(redis_server, singleton_lock_backend=urls)
     shop.start("one")
-    with pytest.raises(Exception, match="no Redlock"):
+    with pytest.raises(Exception, match="not on a Redlock"):
         shop.send("rerunning", "report").get(timeout=LIMIT)
     assert shop.record.runs("report") == []

@@ -117,7 +117,7 @@ def test_only_locks_without_a_message_are_freed(shop: Shop, tasks: SimpleNamespa
 
     told = clear(shop)
     assert told.keys() == orphaned, "nothing is said of the others"
-    assert {line["why"] for line in told.values()} == {"no message stands for it"}
+    assert {line["why"] for line in told.values()} == {"its message is nowhere any more"}
     assert all(line["freed"] and line["task_id"] and line["held_for"] >= AGE for line in told.values())
     assert queued(shop) == kept
     assert send(job, "purged 1", queue="elsewhere") in orphaned, "it can be sent again"
@@ -143,7 +143,7 @@ def test_nothing_is_freed_by_a_dry_run_nor_without_a_yes(shop: Shop, tasks: Simp
     key = send(tasks.until_executed, "report", queue="doomed")
     lose(shop)
     said = clear(shop, "--dry-run")[key]
-    assert (said["freed"], said["why"]) == (False, "would be freed: no message stands for it")
+    assert (said["freed"], said["why"]) == (False, "would be freed: its message is nowhere any more")
     asked = ask(shop, "clear", "--orphaned", answer="n\n")
     assert asked.exit_code == 1
     assert "1 are nowhere any more" in asked.stderr
@@ -252,7 +252,7 @@ def test_on_rabbitmq_nothing_is_freed_while_anything_waits(
     worker.pause()
     try:
         said = ask(shop, "clear", "--orphaned", "--yes")
-        assert "consumers, of which 0 answer" in said.stderr
+        assert "consumers, but only 0 of them answer" in said.stderr
         assert queued(shop) == {orphan, *kept}
     finally:
         worker.resume()

@@ -48,7 +48,7 @@ class TestRunningMessage:
             clock.sleep(0.02)
         assert result.get(timeout=LIMIT) == "report"
         assert states <= {"PENDING", "STARTED", "SUCCESS"}
-        assert any("a copy stands by" in worker.log for worker in forgetful.workers), "it was never delivered again"
+        assert any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers), "delivered again"
         # The last copy is dropped, and nothing comes after it.
         until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
         clock.sleep(VISIBILITY + 1)
@@ -60,7 +60,7 @@ class TestRunningMessage:
         forgetful.start("one", "two", "three", concurrency=1)
         result = forgetful.send("late", "report", 12.0)
         (first,) = forgetful.record.wait_for(starts=1, job="report")
-        until(lambda: any("a copy stands by" in worker.log for worker in forgetful.workers))
+        until(lambda: any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers))
         killed_at = clock.now()
         worker_of(forgetful, first).kill()
         assert result.get(timeout=LIMIT) == "report"
@@ -76,7 +76,7 @@ class TestRunningMessage:
         states = set()
         while not result.ready():
             states.add(result.state)
-            if "a copy stands by" in forgetful.log:
+            if "a copy waits, in case it dies" in forgetful.log:
                 forgetful.record.let_end("report")
             clock.sleep(0.02)
         assert result.get(timeout=LIMIT) == "report"
@@ -133,7 +133,7 @@ class TestFinishedMessage:
         result = two.send("late", "report", task_id="dies-unstored")
         assert result.get(timeout=LIMIT) == "report"
         assert len(two.record.runs("report")) == 1
-        assert any("its recorded end is told again" in worker.log for worker in two.workers)
+        assert any("its recorded end is reported again" in worker.log for worker in two.workers)
 
     def test_is_dropped_when_the_result_was_stored(self, two: Shop) -> None:
         result = two.send("late", "report", task_id="dies-stored", link=two.sign("mark"))

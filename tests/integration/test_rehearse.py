@@ -149,7 +149,7 @@ class TestBeforeAnythingRuns:
         [
             ([f"{EXCLUSIVE}s", "report"], "did you mean"),
             ([f"{APP}.plain", "report"], "is not exclusive"),
-            ([EXCLUSIVE], "cannot be called like that"),
+            ([EXCLUSIVE], "cannot be called with these arguments"),
             (["--fault", "earthquake", EXCLUSIVE, "report"], "'earthquake' is not one of"),
         ],
     )
@@ -163,7 +163,7 @@ class TestBeforeAnythingRuns:
         [
             ({"task_always_eager": True}, "task_always_eager"),
             ({"singleton_lock_enabled": False}, "singleton_lock_enabled"),
-            ({"singleton_lock_backend": "memory://"}, "in each process of its own"),
+            ({"singleton_lock_backend": "memory://"}, "belong to one process"),
         ],
     )
     def test_refuses_settings_under_which_nothing_can_be_seen(

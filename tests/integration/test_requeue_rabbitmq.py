@@ -100,7 +100,7 @@ def _ends(worker: Worker, identity: str) -> int:
 def _put_back(worker: Worker, identity: str) -> int:
     """How often it was refused, stood by, or came before its end was settled."""
     return len(
-        re.findall(rf"\[{identity}\] (on_conflict=retry|is already .*; a copy (looks later|stands by))", worker.log)
+        re.findall(rf"\[{identity}\] (on_conflict=retry|is already .*; a copy (checks later|waits))", worker.log)
     )
 
 
@@ -130,10 +130,10 @@ def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
     results = [shop.send("patient", "report") for _ in range(3)]
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
     (worker,) = shop.workers
-    assert "gives no queue singleton_lock.delay.*" in worker.log
+    assert "does not provide the queues singleton_lock.delay.*" in worker.log
     assert "cannot be put back" not in worker.log
     (finding,) = (one for one in diagnose(shop.app, timeout=1.0).findings if one.subject == "broker")
-    assert "RabbitMQ gives no queue singleton_lock.delay.* to wait in" in finding.text
+    assert "RabbitMQ does not provide the queues singleton_lock.delay.*" in finding.text
 
 
 @pytest.mark.slow

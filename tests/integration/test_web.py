@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from html import unescape
 
+import httpx
+import pytest
+
+from celery_singleton_lock import LockLost
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import environment_of, locks
 from tests.integration.pages import site
 from tests.patience import LIMIT
+
+TOKEN = "a-token-of-these-tests"
 
 
 def test_page_shows_what_is_held_and_what_was_refused(shop: Shop) -> None:
@@ -41,6 +50,15 @@ def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
         until(lambda: page.read()[0] == 200)
 
 
+def test_program_ends_at_once_while_somebody_looks(shop: Shop) -> None:
+    with httpx.Client(timeout=LIMIT) as client, ExitStack() as exits:
+        with site(shop) as page:
+            answer = exits.enter_context(client.stream("GET", f"{page.url}/stream?at=locks"))
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+        assert not any(line.startswith("data: {") and "trouble" not in line for line in lines), "the stream has an end"
+
+
 def test_address_in_use_is_an_error_that_says_so(shop: Shop) -> None:
     with site(shop) as page:
         port = page.url.rpartition(":")[2]
@@ -53,3 +71,68 @@ def test_locks_in_memory_cannot_be_shown_by_another_process(shop: Shop) -> None:
     told = locks("web", env=environment_of(shop, singleton_lock_backend="memory://"))
     assert told.returncode == 1
     assert "memory:// locks are in each process of its own" in told.stderr
+
+
+@contextmanager
+def signed_in(shop: Shop) -> Iterator[Callable[..., str]]:
+    """Press a button on the page of the one lock that is held; what is said."""
+    with site(shop, "--allow-release", CELERY_SINGLETON_LOCK_WEB_TOKEN=TOKEN) as page:
+        assert TOKEN not in page.told
+        with httpx.Client(base_url=page.url, headers={"origin": page.url}, timeout=LIMIT) as client:
+            assert client.post("/login", data={"token": TOKEN}).status_code == 303
+
+            def press(action: str) -> str:
+                (key,) = shop.held()
+                shown = client.get("/lock", params={"key": key}).text
+                form = re.search(rf'<form action="/{action}".*?</form>', shown, re.DOTALL)
+                assert form is not None, shown
+                fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form[0]))
+                answer = client.post(f"/{action}", data={name: unescape(value) for name, value in fields.items()})
+                said = re.search(r'<p role="status">(.*?)</p>', answer.text)
+                assert said is not None, answer.text
+                return unescape(said[1])
+
+            yield press
+
+
+def test_task_of_a_live_worker_is_not_released_but_stopped(shop: Shop) -> None:
+    (worker,) = shop.start("one")
+    until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
+    running = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    with signed_in(shop) as press:
+        assert press("release") == "Not released: its holder is alive and renews it."
+        assert f"task {running.id} notices within" in press("stop")
+        with pytest.raises(LockLost):
+            running.get(timeout=LIMIT)
+    until(lambda: shop.held() == [])
+
+
+def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+    shop = shop_on(redis_server, singleton_lock_ttl=60.0)
+    (worker,) = shop.start("one", pool="solo")
+    shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    worker.kill()
+    with signed_in(shop) as press:
+        assert press("release") == "Released: the process that held it is over."
+
+
+def test_new_token_is_printed_and_others_need_it_from_elsewhere(shop: Shop) -> None:
+    with site(shop, "--allow-release") as page:
+        (token,) = re.findall(r"token to sign in with: (\S{32})\n", page.told)
+        assert "Sign in" in page.read("/")[1]
+        answer = httpx.post(f"{page.url}/login", data={"token": token}, headers={"origin": page.url}, timeout=LIMIT)
+        assert answer.status_code == 303
+    with site(shop, "--host", "0.0.0.0", "--allow-host", "locks.example") as page:
+        url = page.url.replace("0.0.0.0", "127.0.0.1")
+        for headers in ({}, {"host": "locks.example"}):
+            assert httpx.get(f"{url}/metrics", headers=headers, timeout=LIMIT).status_code == 401
+        assert httpx.get(f"{url}/locks", timeout=LIMIT).status_code == 303
+
+
+def test_short_token_is_refused(shop: Shop) -> None:
+    env = {**environment_of(shop), "CELERY_SINGLETON_LOCK_WEB_TOKEN": "short"}
+    told = locks("web", "--allow-release", env=env)
+    assert told.returncode == 1
+    assert "CELERY_SINGLETON_LOCK_WEB_TOKEN: the token has 5 characters; allowed: 16 or more" in told.stderr

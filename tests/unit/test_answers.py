@@ -71,7 +71,7 @@ QUESTIONS = (lock_commands.ACQUIRE, commands.VOTE)
 )
 def test_answer_that_is_none_is_no_lease(of: Any, answer: Any) -> None:
     store = of(dict.fromkeys(QUESTIONS, as_resp(answer)))
-    with pytest.raises(LockUnavailable, match="no answer to lock/acquire"):
+    with pytest.raises(LockUnavailable, match="not an answer to lock/acquire"):
         store.acquire(asked())
 
 
@@ -81,7 +81,7 @@ def test_proper_answer_is_one(of: Any) -> None:
 
 def test_too_few_answers_renew_nothing(of: Any) -> None:
     holds = [Hold(KEY, new_owner(), ttl=30.0), Hold(KEY, new_owner(), ttl=30.0)]
-    with pytest.raises(LockUnavailable, match="no answer to lock/renew"):
+    with pytest.raises(LockUnavailable, match="not an answer to lock/renew"):
         of({lock_commands.RENEW: as_resp([1])}).renew(holds, timeout=0.5)
 
 
@@ -117,5 +117,5 @@ def test_script_says_what_it_did_not_answer() -> None:
     assert call.understood(1) == 1
     error = ResponseError("no")
     assert call.understood(error) is error
-    with pytest.raises(InvalidResponse, match=r"b'x' is no answer to lock/free"):
+    with pytest.raises(InvalidResponse, match=r"b'x' is not an answer to lock/free"):
         call.understood(b"x")

@@ -107,11 +107,11 @@ def test_nothing_is_said_about_a_plain_task() -> None:
             "warning",
             "delivered again meanwhile",
         ),
-        ({"lock_wait": 60, "time_limit": 30}, {}, "warning", "in which waiting counts"),
-        ({"lock_wait": 60}, {"task_soft_time_limit": 30}, "warning", "in which waiting counts"),
+        ({"lock_wait": 60, "time_limit": 30}, {}, "warning", "which counts the wait"),
+        ({"lock_wait": 60}, {"task_soft_time_limit": 30}, "warning", "which counts the wait"),
         ({"soft_time_limit": 30, "time_limit": 30}, {}, "warning", "kills the child first"),
-        ({"Request": Request}, {}, "problem", "is no SingletonRequest"),
-        ({"Request": "celery.worker.request:Request"}, {}, "problem", "is no SingletonRequest"),
+        ({"Request": Request}, {}, "problem", "is not a SingletonRequest"),
+        ({"Request": "celery.worker.request:Request"}, {}, "problem", "is not a SingletonRequest"),
         ({"acks_late": True}, {}, "note", "counts as done"),
         ({"lock_ttl": 601}, {}, "note", "does not limit the run"),
         ({"time_limit": 30}, {}, "note", "no soft one"),
@@ -292,7 +292,7 @@ class TestSharedName:
         options = {"lock_key": [], "on_conflict": "rerun"}, {"lock_key": [], "on_conflict": "rerun"}
         found = self._of(*options, singleton_lock_backend="redis://a;redis://b;redis://c")
         assert [(it.subject, it.severity) for it in found] == [("bill", "problem"), ("refund", "problem")]
-        assert all("another order" in finding.text for finding in found)
+        assert all("not agree on an order" in finding.text for finding in found)
         assert self._of(*options) == []
 
     def test_different_ttls_are_a_problem_on_a_redlock_only(self) -> None:

@@ -76,5 +76,5 @@ def test_client_that_has_come_to_another_ones_server_is_refused() -> None:
     those = three()
     Redlock(those, "x")
     those[1].connection_pool.connection_kwargs["port"] = 1
-    with pytest.raises(ValueError, match="2 clients of localhost:1; allowed: each of another server"):
+    with pytest.raises(ValueError, match="2 clients of localhost:1; allowed: each of a different server"):
         Redlock(those, "x")

@@ -151,7 +151,7 @@ class TestAnswers:
         exits.callback(store.close)
         held = leases(BATCH + 1)
         ends = [lease.trusted_until for lease in held]
-        with pytest.raises(LockUnavailable, match="7 is no answer"):
+        with pytest.raises(LockUnavailable, match="7 is not an answer"):
             store.renew(held, timeout=1.0)
         renewed = [lease.trusted_until > end for lease, end in zip(held, ends, strict=True)]
         assert renewed == [False] * BATCH + [True]

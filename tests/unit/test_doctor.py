@@ -73,7 +73,7 @@ def test_nothing_is_said_about_nodes_that_are_well() -> None:
             "problem",
             "has dropped 7 keys",
         ),
-        ({"maxmemory_policy": "allkeys-lru"}, "note", "so that is never"),
+        ({"maxmemory_policy": "allkeys-lru"}, "note", "so this never happens"),
         ({"maxmemory": "1100"}, "warning", "91% of its memory"),
         ({"connected_slaves": "2"}, "note", "a failover may forget"),
         ({"aof_enabled": "0"}, "note", "a restart forgets locks"),
@@ -119,7 +119,7 @@ def test_what_could_not_be_looked_at_is_said() -> None:
 
 def test_more_replicas_wanted_than_there_are() -> None:
     (finding,) = found(server(connected_slaves="1"), of=settings(singleton_lock_replicas=2))
-    assert (finding.severity, "is 2, and it has 1" in finding.text) == ("problem", True)
+    assert (finding.severity, "is 2, but it has 1" in finding.text) == ("problem", True)
     assert found(server(connected_slaves="2"), of=settings(singleton_lock_replicas=2)) == []
 
 
@@ -136,7 +136,7 @@ def test_cluster_that_lacks_slots_is_a_problem(told: tuple[str, str]) -> None:
 def test_sentinels_without_a_replica() -> None:
     options = {"singleton_lock_transport_options": {"master_name": "mymaster"}}
     (finding,) = found(server(), of=settings("sentinel://a", **options))
-    assert (finding.severity, "nothing to fail over to" in finding.text) == ("warning", True)
+    assert (finding.severity, "cannot fail over" in finding.text) == ("warning", True)
 
 
 def test_each_command_of_the_scripts_is_tried() -> None:
@@ -256,7 +256,7 @@ class TestWorkers:
             ({"enabled": False}, "problem", "singleton_lock_enabled is False there"),
             ({"backend": "redis://b"}, "warning", "keeps its locks at redis://b"),
             ({"version": "0.9"}, "warning", "runs celery-singleton-lock 0.9"),
-            ({"standing": None}, "warning", "does not say how it locks"),
+            ({"standing": None}, "warning", "does not report how it locks"),
         ],
     )
     def test_what_sets_it_apart_is_told(self, its: dict[str, Any], severity: str, words: str) -> None:
@@ -279,4 +279,4 @@ def test_locks_in_memory_cannot_be_looked_at() -> None:
     app = Celery("shop", set_as_current=False, broker="memory://")
     shown = CliRunner().invoke(locks, ["doctor"], obj=CLIContext(app=app, no_color=True, workdir=None))
     assert shown.exit_code == 1
-    assert "in each process of its own" in shown.output
+    assert "belong to one process" in shown.output

@@ -59,7 +59,7 @@ def test_conflict_with_a_lock_that_does_not_end_says_so() -> None:
     """Somebody else's key without a time to live, or one that lost it."""
     error = LockConflict("k", None, math.inf)
     assert error.remaining == math.inf
-    assert str(error) == "k is held by another holder, and does not end by itself"
+    assert str(error) == "k is held by another holder, and never expires"
     assert pickle.loads(pickle.dumps(error)).remaining == math.inf
 
 

@@ -127,8 +127,8 @@ class TestDifferences:
     def test_forms_that_never_meet_are_named(self) -> None:
         one, other = make_task(lock_key="{order}"), make_task(lock_key=["order"])
         assert differences(explained(one, 7), explained(other, 7)) == [
-            "the filled template counts in one of them only",
-            "order counts in one of them only",
+            "the filled template counts in only one of them",
+            "order counts in only one of them",
         ]
 
 
@@ -145,9 +145,9 @@ class TestOnTheCommandLine:
     @pytest.mark.parametrize(
         ("words", "status", "reason"),
         [
-            (["shop", "7"], 2, "'shop' is no task of this app, and no key; did you mean ship?"),
+            (["shop", "7"], 2, "'shop' is neither a task of this app nor a key; did you mean ship?"),
             (["plain", "7"], 2, "is not exclusive"),
-            (["ship", "7", "--json"], 2, "options come before the task"),
+            (["ship", "7", "--json"], 2, "put options before the task"),
             (["ship", "7", "--"], 2, "give one call, or two"),
             (["ship", "7", "--", "ship", "7", "--", "ship", "7"], 2, "give one call, or two"),
             (["ship", "order=8", "order=9"], 2, "given twice"),
@@ -161,7 +161,7 @@ class TestOnTheCommandLine:
 
     @pytest.mark.parametrize(
         ("broker", "reason"),
-        [("memory://", "cannot be seen from here"), ("redis://127.0.0.1:1", "not known: no lock from")],
+        [("memory://", "cannot be seen from here"), ("redis://127.0.0.1:1", "unknown: no lock from")],
     )
     def test_key_is_shown_where_the_holder_cannot_be(self, broker: str, reason: str) -> None:
         shown = self._run("ship", "7", broker=broker)

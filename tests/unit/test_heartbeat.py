@@ -5,6 +5,7 @@ import os
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -184,6 +185,54 @@ def test_loss_is_said_again_until_stopped(store: Store, heartbeat: Heartbeat) ->
     heartbeat.stop(lease)
 
 
+class TestSuperseded:
+    """A newer task is to run."""
+
+    def test_it_is_said_until_stopped_and_the_lease_is_renewed(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, execution = store.take(), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        heartbeat.supersede(lease.owner, "newer")
+        until(lambda: execution.losses >= 3, "it was said")
+        first_end = lease.trusted_until
+        until(lambda: lease.trusted_until > first_end, "renewed")
+        assert lease.held
+        assert lease.superseded_by == "newer"
+        heartbeat.stop(lease)
+
+    def test_renewal_says_it(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, execution = store.take(), Execution()
+        (occupant,) = store._occupants["k"].values()
+        occupant.holder = replace(occupant.holder, superseded_by="newer")
+        heartbeat.start(lease, execution.when_lost)
+        assert execution.lost.wait(LIMIT)
+        assert lease.held
+        heartbeat.stop(lease)
+
+    def test_first_one_counts_and_no_other_lease(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, other, execution, unmoved = store.take("a"), store.take("b"), Execution(), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        heartbeat.start(other, unmoved.when_lost)
+        for name in ("newer", "newest"):
+            heartbeat.supersede(lease.owner, name)
+        heartbeat.supersede(new_owner(), "another")
+        assert execution.lost.wait(LIMIT)
+        assert lease.superseded_by == "newer"
+        assert unmoved.losses == 0
+        heartbeat.stop(lease)
+        heartbeat.stop(other)
+
+    def test_one_that_is_lost_then_is_lost(self, store: Store, heartbeat: Heartbeat) -> None:
+        lease, execution = store.take(), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        heartbeat.supersede(lease.owner, "newer")
+        assert execution.lost.wait(LIMIT)
+        store.free(lease)
+        until(lambda: not lease.held, "lost")
+        losses = execution.losses
+        until(lambda: execution.losses > losses, "said on")
+        heartbeat.stop(lease)
+
+
 def test_error_in_one_execution_does_not_end_the_thread(store: Store, heartbeat: Heartbeat) -> None:
     class Bad(Execution):
         def when_lost(self) -> None:
@@ -327,13 +376,13 @@ class TestOverdue:
 
     def test_lock_that_is_gone_is_lost(self, store: Store, overdue: Lease) -> None:
         store.free(overdue)
-        with pytest.raises(LockLost, match="no longer ours"):
+        with pytest.raises(LockLost, match="does not have it any more"):
             overdue.check()
 
     def test_lock_that_another_took_is_lost(self, store: Store, overdue: Lease) -> None:
         store.free(overdue)
         other = store.take()
-        with pytest.raises(LockLost, match="no longer ours"):
+        with pytest.raises(LockLost, match="does not have it any more"):
             overdue.check()
         assert other.held
 

@@ -327,7 +327,7 @@ class TestCheck:
             ("{aa}", "no argument 'aa'"),
             ("{}", "names of arguments"),
             ("{0}", "names of arguments"),
-            ("{a", "no template"),
+            ("{a", "not a valid template"),
             ("{a}{b}", "nothing between"),
         ],
     )

@@ -1,19 +1,26 @@
-"""`on_conflict="rerun"`, in one process: what an execution that is not the newest ends with, and what is refused."""
+"""`on_conflict="rerun"` and `"replace"`, in one process: the end of an execution that is not the newest, and what is
+refused.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery, states
 from celery.exceptions import Ignore, TaskRevokedError
 
-from celery_singleton_lock import InvalidOption, LockConflict, LockSuperseded, lock_superseded
+from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockLost, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.message_identity import SENT_HEADER
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from tests.patience import LIMIT
+from tests.servers import until
 from tests.unit.deliveries import deliver, hold, make
 
 pytestmark = pytest.mark.usefixtures("settled_at_once")
@@ -25,6 +32,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: found.append(header))
     return found
+
+
+def sleep() -> None:
+    """Until it is stopped."""
+    clock.sleep(LIMIT)
 
 
 def come(task: Any, name: str, put_back: dict[str, Any] | None = None) -> Any:
@@ -127,6 +139,131 @@ class TestSuperseded:
             Runtime.of(task.app).store.close()
 
 
+class TestStopped:
+    """An older one that runs, with `on_conflict="replace"`."""
+
+    @pytest.fixture
+    def meets(self, app: Celery, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Makes a task whose first run meets a newer message, and then does something until a renewal stops it."""
+        monkeypatch.setattr(MemoryStore, "tell", lambda *_: None)
+
+        def make_it(then: Callable[[], Any], **options: Any) -> Any:
+            def body() -> Any:
+                if len(runs) == 1:
+                    wait(task, "b", sent)
+                    return then()
+                return "done"
+
+            task, runs = make(app, body, on_conflict="replace", lock_key=[], lock_ttl=1.0, **options)
+            return task, runs
+
+        return make_it
+
+    def test_it_ends_revoked_and_the_newest_runs(self, meets: Any, sent: list[dict[str, Any]]) -> None:
+        task, runs = meets(sleep)
+        told: list[Any] = []
+
+        def receive(sender: Any, **details: Any) -> None:
+            told.append((details["task_id"], details["key"], details["by"]))
+
+        lock_superseded.connect(receive, weak=False)
+        try:
+            with pytest.raises(Skipped):
+                come(task, "a")
+        finally:
+            lock_superseded.disconnect(receive)
+        older, newest = f"{task.app.main}-a", f"{task.app.main}-b"
+        assert told == [(older, task.lock_key_of(), newest)]
+        stored = task.backend.get_task_meta(older)
+        assert stored["status"] == states.REVOKED
+        assert isinstance(stored["result"], LockSuperseded)
+        assert come(task, "b", sent[-1]) == "done"
+        assert runs == [older, newest]
+
+    def test_it_does_not_wait_for_a_renewal(self, app: Celery, sent: list[dict[str, Any]]) -> None:
+        def body() -> None:
+            newcomer = threading.Thread(target=wait, args=(task, "b", sent))
+            newcomer.start()
+            sleep()
+
+        task, _ = make(app, body, on_conflict="replace", lock_key=[], lock_ttl=600.0)
+        with pytest.raises(Skipped):
+            come(task, "a")
+        until(lambda: bool(sent), "the newcomer waits")
+
+    def test_copy_of_it_does_not_run(self, meets: Any, sent: list[dict[str, Any]]) -> None:
+        task, runs = meets(sleep)
+        with pytest.raises(Skipped):
+            come(task, "a")
+        come(task, "b", sent[-1])
+        with pytest.raises(Ignore):
+            come(task, "a")
+        assert len(runs) == 2
+
+    def test_lock_is_held_until_it_has_ended(self, meets: Any) -> None:
+        seen: list[Any] = []
+
+        def clean_up() -> None:
+            try:
+                sleep()
+            finally:
+                seen.extend(Runtime.of(task.app).store.held(task.lock_key_of()))
+
+        task, _ = meets(clean_up)
+        with pytest.raises(Skipped):
+            come(task, "a")
+        (held,) = seen
+        assert (held.holder.task_id, held.holder.superseded_by) == (f"{task.app.main}-a", f"{task.app.main}-b")
+        assert Runtime.of(task.app).store.held(task.lock_key_of()) == []
+
+    def test_success_that_comes_first_stands(self, meets: Any, sent: list[dict[str, Any]]) -> None:
+        task, runs = meets(lambda: "in time")
+        assert come(task, "a") == "in time"
+        assert come(task, "b", sent[-1]) == "done"
+        assert len(runs) == 2
+
+    def test_failure_as_it_cleans_up_is_no_other_end(self, meets: Any) -> None:
+        def fail() -> None:
+            try:
+                sleep()
+            except Aborted:
+                raise ValueError from None
+
+        task, _ = meets(fail)
+        with pytest.raises(Skipped):
+            come(task, "a")
+        assert isinstance(task.backend.get_task_meta(f"{task.app.main}-a")["result"], LockSuperseded)
+
+    def test_autoretry_does_not_try_it_again(self, meets: Any) -> None:
+        task, runs = meets(sleep, autoretry_for=(Exception,), retry_backoff=False, default_retry_delay=0)
+        with pytest.raises(Skipped):
+            come(task, "a")
+        assert len(runs) == 1
+
+    def test_one_whose_lock_is_lost_as_well_fails_so(self, meets: Any) -> None:
+        def lose() -> None:
+            Runtime.of(task.app).store.free(task.lock)
+            sleep()
+
+        task, _ = meets(lose)
+        with pytest.raises(LockLost):
+            come(task, "a")
+
+    def test_one_of_another_policy_is_waited_for(self, app: Celery, sent: list[dict[str, Any]]) -> None:
+        """The call that runs did not ask for that."""
+
+        def body() -> None:
+            if len(runs) == 1:
+                wait(task, "b", sent)
+                (held,) = Runtime.of(app).store.held(task.lock_key_of())
+                assert held.holder is not None
+                assert held.holder.superseded_by is None
+
+        task, runs = make(app, body, on_conflict="replace", lock_key=[])
+        deliver(task, headers={SENT_HEADER: "a" * 32, "singleton_lock": {"on_conflict": "rerun"}})
+        assert len(runs) == 1
+
+
 class TestOutsideOfTheOrder:
     def test_eager_call_meets_a_conflict(self, rerun: Any) -> None:
         task, _ = rerun
@@ -134,10 +271,11 @@ class TestOutsideOfTheOrder:
         with pytest.raises(LockConflict):
             task.apply(throw=True)
 
-    def test_callable_does_not_choose_it(self, app: Celery) -> None:
-        task, runs = make(app, lambda: None, on_conflict=lambda task, conflict: "rerun", lock_key=[])
+    @pytest.mark.parametrize("policy", ["rerun", "replace"])
+    def test_callable_does_not_choose_it(self, app: Celery, policy: str) -> None:
+        task, runs = make(app, lambda: None, on_conflict=lambda task, conflict: policy, lock_key=[])
         hold(task)
-        with pytest.raises(InvalidOption, match="returned 'rerun'; allowed: skip, raise, retry, reject"):
+        with pytest.raises(InvalidOption, match=f"returned '{policy}'; allowed: skip, raise, retry, reject"):
             deliver(task)
         assert runs == []
 
@@ -151,10 +289,17 @@ class TestOutsideOfTheOrder:
         ({"lock_conflict_retries": 3}, "lock_conflict_retries 3"),
     ],
 )
-def test_what_does_not_go_with_it(app: Celery, options: dict[str, Any], words: str) -> None:
-    task, _ = make(app, lambda: None, on_conflict="rerun", lock_key=[], **options)
+@pytest.mark.parametrize("policy", ["rerun", "replace"])
+def test_what_does_not_go_with_it(app: Celery, options: dict[str, Any], words: str, policy: str) -> None:
+    task, _ = make(app, lambda: None, on_conflict=policy, lock_key=[], **options)
     with pytest.raises(InvalidOption, match=words):
         deliver(task)
     plain, _ = make(app, lambda: None, lock_key=[], **options)
     with pytest.raises(InvalidOption, match=words):
-        deliver(plain, headers={"singleton_lock": {"on_conflict": "rerun"}})
+        deliver(plain, headers={"singleton_lock": {"on_conflict": policy}})
+
+
+def test_run_that_is_to_stop_and_to_go_on(app: Celery) -> None:
+    task, _ = make(app, lambda: None, on_conflict="replace", on_lock_lost="warn", lock_key=[])
+    with pytest.raises(InvalidOption, match="is 'replace' with on_lock_lost 'warn'"):
+        deliver(task)

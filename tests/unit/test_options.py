@@ -81,7 +81,7 @@ CASES: list[tuple[str, str, str | None, Any, list[Any]]] = [
     ("lock_scope", "singleton_lock_scope", None, "until_executed", ["always", 1, "Until_Executed"]),
     ("lock_ttl", "singleton_lock_ttl", "ttl", 60, [0, 0.5, -1, 86_401, "30", True, float("nan"), float("inf")]),
     ("lock_wait", "singleton_lock_wait", "wait", 2.5, [-1, "2", True, float("inf")]),
-    ("on_conflict", "singleton_lock_on_conflict", "on_conflict", "raise", ["replace", "joins", "Skip", 3, []]),
+    ("on_conflict", "singleton_lock_on_conflict", "on_conflict", "raise", ["replaces", "joins", "Skip", 3, []]),
     ("lock_conflict_retries", "singleton_lock_conflict_retries", "conflict_retries", 5, [-1, 1.5, "5", True]),
     ("on_lock_lost", "singleton_lock_on_lock_lost", "on_lock_lost", "warn", ["ignore", 1]),
     ("on_unavailable", "singleton_lock_on_unavailable", "on_unavailable", "run", ["skip", 1]),
@@ -247,9 +247,7 @@ class TestAccept:
     @pytest.mark.parametrize("call", [False, {"key": "x"}, {"wait": 1.0}])
     def test_the_error_names_setting_and_way_out(self, call: Any) -> None:
         task = self.task(singleton_lock_accept="none")
-        with pytest.raises(
-            InvalidOption, match=r"setting singleton_lock_accept lets them take nothing: add '\w+' to it"
-        ):
+        with pytest.raises(InvalidOption, match=r"setting singleton_lock_accept allows nothing: add '\w+' to it"):
             check_accepted(call, accepted(task.app.conf), task)
 
     def test_seconds_are_bounded_unless_the_task_says_more(self) -> None:
@@ -315,10 +313,10 @@ class TestTaskAttributes:
     @pytest.mark.parametrize(
         ("foreign", "here"),
         [
-            ({"once": {"keys": ["tenant_id"], "graceful": True}}, "celery-once; here that is lock_key"),
-            ({"unique_on": ["tenant_id"]}, "celery-singleton; here that is lock_key"),
-            ({"raise_on_duplicate": True}, "celery-singleton; here that is lock_scope"),
-            ({"heimdall": {"unique": True}}, "celery-heimdall; here that is lock_key"),
+            ({"once": {"keys": ["tenant_id"], "graceful": True}}, "celery-once; use lock_key"),
+            ({"unique_on": ["tenant_id"]}, "celery-singleton; use lock_key"),
+            ({"raise_on_duplicate": True}, "celery-singleton; use lock_scope"),
+            ({"heimdall": {"unique": True}}, "celery-heimdall; use lock_key"),
         ],
     )
     def test_options_of_other_packages_are_refused(self, foreign: dict[str, Any], here: str) -> None:

@@ -18,27 +18,22 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import KINDS
 from celery_singleton_lock.keys.key import key_of_beat
-from celery_singleton_lock.runtime import Runtime, in_memory
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.web import app_of, chart, pages, watch
 from celery_singleton_lock.web.access import HEADERS, Access, is_own_origin, name_of
 from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.schedule import planned
+from celery_singleton_lock.web.snapshot import Snapshot
 from celery_singleton_lock.web.watch import Watch
 from tests.web.client import Client
 from tests.web.reading import Page
-from tests.web.scenes import HOSTILE, TASK, app_in_memory, entry, hold, key_of, with_task, write
+from tests.web.scenes import HOSTILE, TASK, entry, hold, key_of, with_task, write
 
 #: A URL at which nobody answers.
 NOBODY = "redis://127.0.0.1:1/0"
 
 PAGES = ("", "locks", "tasks", "timeline", "refused", "beat")
-
-
-@pytest.fixture
-def app() -> Iterator[Celery]:
-    with in_memory():
-        yield app_in_memory()
 
 
 def client_of(app: Celery, **options: Any) -> Client:
@@ -49,12 +44,6 @@ def client_of(app: Celery, **options: Any) -> Client:
 def client(app: Celery) -> Iterator[Client]:
     with client_of(app) as client:
         yield client
-
-
-@pytest.fixture(autouse=True)
-def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request sees what was done before it."""
-    monkeypatch.setattr(Watch.look, "__kwdefaults__", {"fresh": 0.0})
 
 
 def page(client: Client, address: str, status: int = 200) -> Page:
@@ -106,6 +95,7 @@ def test_everything_about_a_key_is_on_its_page(app: Celery, client: Client) -> N
     shown = page(client, f"/lock?key={lease.key.replace('{', '%7B').replace('}', '%7D')}")
     assert shown.all("h1")[0].text == "tenant=acme"
     assert "other" not in shown.html
+    assert str(lease.fence) in [it.text for it in shown.all("dd")]
     assert len([row for row in shown.rows() if "skipped" in row or "ran for" in row]) == 2
     assert page(client, f"/lock?key={lease.key}:run").all("h1")[0].text == "tenant=acme"
 
@@ -267,7 +257,8 @@ def test_each_answer_has_the_headers_that_keep_browsers_in_check(client: Client,
 @pytest.mark.parametrize("address", ["/", "/locks", "/lock", "/doctor", "/metrics"])
 def test_reading_is_all_that_can_be_done(app: Celery, client: Client, method: str, address: str) -> None:
     hold(app, "acme")
-    assert client.request(method, address).status_code == 405
+    assert client.request(method, address).status_code == 403
+    assert client.request(method, address, headers={"origin": client.origin}).status_code == 405
     assert any("tenant=acme" in row for row in page(client, "/locks").rows())
 
 
@@ -352,10 +343,14 @@ class TestBeat:
         assert any("leader beat@one (pid 5)" in row for row in page(client, "/beat").rows())
 
 
+def lanes(snapshot: Snapshot, minutes: float) -> list[chart.Lane]:
+    return [chart.lane_of(it, snapshot, minutes) for it in chart.happened(snapshot, minutes)]
+
+
 class TestChart:
     def test_runs_at_the_same_time_are_beside_each_other(self, app: Celery) -> None:
         write(app, entry(app, "a", ago=30, lasted=20), entry(app, "a", ago=20, lasted=20), entry(app, "a", ago=5))
-        (lane,) = chart.lanes(Watch(app).look(), 10)
+        (lane,) = lanes(Watch(app).look(), 10)
         assert [bar.row for bar in lane.bars] == [0, 1, 0]
         assert lane.rows == 2
         assert lane.summary == "3 runs"
@@ -363,7 +358,7 @@ class TestChart:
     def test_what_runs_reaches_beyond_now(self, app: Celery) -> None:
         hold(app, "a")
         snapshot = Watch(app).look()
-        (lane,) = chart.lanes(snapshot, 10)
+        (lane,) = lanes(snapshot, 10)
         (bar,) = lane.bars
         assert bar.kind == "now"
         assert chart.axis(snapshot.now, 10).origin + bar.x + bar.width > snapshot.now + 3600
@@ -372,16 +367,16 @@ class TestChart:
         hold(app, "a")
         write(app, entry(app, "a", ago=200))
         looking = Watch(app)
-        assert chart.lanes(looking.look(fresh=0.0), 10) == chart.lanes(looking.look(fresh=0.0), 10)
+        assert lanes(looking.look(fresh=0.0), 10) == lanes(looking.look(fresh=0.0), 10)
 
     def test_what_is_over_for_long_is_not_shown(self, app: Celery) -> None:
         write(app, entry(app, "a", ago=4000))
-        assert chart.lanes(Watch(app).look(), 10) == []
-        assert len(chart.lanes(Watch(app).look(), 100)) == 1
+        assert lanes(Watch(app).look(), 10) == []
+        assert len(lanes(Watch(app).look(), 100)) == 1
 
     def test_lane_of_many_holders_has_an_end(self, app: Celery) -> None:
         write(app, *(entry(app, "a", ago=100 - number, lasted=90.0) for number in range(50)))
-        (lane,) = chart.lanes(Watch(app).look(), 10)
+        (lane,) = lanes(Watch(app).look(), 10)
         assert lane.rows == chart.MOST_ROWS
 
 

@@ -117,7 +117,7 @@ def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
         elif name.startswith(namespace) and not bare.startswith("singleton_lock_"):
             meant = next(iter(difflib.get_close_matches(bare, SETTINGS, n=1, cutoff=ALIKE)), None)
         if meant is not None:
-            yield _message(Warning, app, "W002", f"nobody reads the setting {name}", f"Call it {meant}.")
+            yield _message(Warning, app, "W002", f"nothing reads the setting {name}", f"Rename it to {meant}.")
 
 
 def _apps() -> list[Any]:

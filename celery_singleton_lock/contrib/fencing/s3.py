@@ -78,9 +78,7 @@ def _look(client: Any, bucket: str, key: str) -> tuple[int, dict[str, str]]:
         return 0, {"IfNoneMatch": "*"}
     text = head["Metadata"].get(METADATA, "0")
     if not text.isdecimal():
-        raise ValueError(
-            f"s3://{bucket}/{key} has {METADATA!r} in its metadata, which is {text!r} and no fencing token"
-        )
+        raise ValueError(f"s3://{bucket}/{key} has {METADATA!r} in its metadata, but {text!r} is not a fencing token")
     return int(text), {"IfMatch": head["ETag"]}
 
 

@@ -19,7 +19,9 @@ from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reserva
 from celery_singleton_lock.stores.inspector import MOST_RECORDS, KeyState
 from celery_singleton_lock.stores.memory.journal import MemoryJournal
 from celery_singleton_lock.stores.memory.ledger import MemoryLedger
+from celery_singleton_lock.stores.memory.stops import MemoryStops
 from celery_singleton_lock.stores.slots import Occupant, copy_of, free_slot, in_the_way, slot_of
+from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 #: Seconds at least for which it is known that an owner was given up.
@@ -53,6 +55,7 @@ class MemoryStore:
         self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
         self._ledgers: dict[str, MemoryLedger] = {}
         self._journals: dict[str, MemoryJournal] = {}
+        self._stops: dict[tuple[str, str], MemoryStops] = {}
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         key, holder, sent_at = request.key, request.holder, clock.now()
@@ -68,10 +71,15 @@ class MemoryStore:
             arrived, newer = self._arrive(request)
             slot = slot_of(request.owner, live)
             if slot is None:
+                stops = request.arrival is not None and request.arrival.stops
+                if newer and stops and (kept := slot_of(holder.reserved_as, live)) is not None:
+                    del live[kept]  # It is not to keep the newest waiting.
                 slot = free_slot(request, live)
                 is_its = any(it.holder.is_copy_of(holder) or it.owner == holder.reserved_as for it in live.values())
                 if newer and not is_its:
                     return self._superseded(request, newer, live)
+                if slot is None and stops and not is_its:
+                    slot = self._stop(request, live)
                 if slot is None:
                     if request.waiting:
                         self._refused[key] = sent_at
@@ -109,6 +117,19 @@ class MemoryStore:
             return Superseded(None, "", 0.0, by=by)
         met = in_the_way(request, live).held(clock.now())
         return Superseded(met.holder, met.owner, met.remaining, met.slot, by=by)
+
+    def _stop(self, request: LockRequest, live: dict[int, Occupant]) -> int | None:
+        """Have who is in the way stop, where it is of the order of which this message is the newest; its slot, where
+        that is kept for the next attempt of an older message, and nobody runs.
+        """
+        found = in_the_way(request, live)
+        if request.arrival is None or found.holder.order != request.arrival.order:
+            return None
+        if found.holder.ttl == 0:
+            return slot_of(found.owner, live)
+        if found.holder.superseded_by is None:
+            found.holder = replace(found.holder, superseded_by=request.holder.task_id)
+        return None
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         with self._mutex.lock:
@@ -216,6 +237,14 @@ class MemoryStore:
     def wake_ups(self) -> None:
         """None: its waiters are threads of this process."""
 
+    def stops(self, prefix: str, process: str) -> MemoryStops:
+        with self._mutex.lock:
+            return self._stops.setdefault((prefix, process), MemoryStops())
+
+    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+        if (stops := self._stops.get((prefix, process))) is not None:
+            stops.tell(stop)
+
     def journal(self, prefix: str, *, size: int) -> MemoryJournal:
         return self._journals.setdefault(prefix, MemoryJournal(size))
 
@@ -251,6 +280,7 @@ class MemoryStore:
         live[slot].ends_at = sent_at + hold.ttl
         if isinstance(hold, Lease):
             hold.extend(sent_at)
+            hold.supersede(live[slot].holder.superseded_by)
         return True
 
     def _live(self, key: str) -> dict[int, Occupant]:

@@ -135,7 +135,7 @@ class Cluster:
             except (ConnectionError, TimeoutError, TooFewReplicas, OSError):
                 self._forget()
                 raise
-        raise ConnectionError(f"the keys moved {REDIRECTIONS} times while they were asked for")
+        raise ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
 
     def _learn(self, moved: MovedError, asked: Address) -> Address:
         address = (moved.host or asked[0], moved.port)

@@ -304,7 +304,7 @@ class Connection:
 def _if_enough(call: Call, answer: Any, acknowledged: Any) -> Any:
     """The answer to a call, or TooFewReplicas by what was answered to WAIT."""
     if not isinstance(acknowledged, int):
-        raise InvalidResponse(f"{cleaned.value_shown(acknowledged)} is no answer to WAIT")
+        raise InvalidResponse(f"{cleaned.value_shown(acknowledged)} is not an answer to WAIT")
     count, _ = call.replicas or (0, 0.0)
     return answer if acknowledged >= count else TooFewReplicas(answer, f"{acknowledged} of {count} replicas")
 

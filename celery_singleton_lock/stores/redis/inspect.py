@@ -126,7 +126,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
     found: list[Held | None] = []
     for (place, name), value, pttl, waiters in zip(ways, answers[::3], answers[1::3], answers[2::3], strict=True):
         if isinstance(value, Exception) and not others:
-            raise ResponseError(f"what is at {name} is no lock: {value}")
+            raise ResponseError(f"the value at {name} is not a lock: {value}")
         if not isinstance(value, bytes):
             found.append(None)  # It is gone by now, or of another type.
             continue

@@ -61,10 +61,9 @@ def waiting_key(key: str) -> str:
     return _beside(key, "waiting")
 
 
-def order_key(key: str, task: str) -> str:
-    """The messages of a task of which only the newest is to run: a sorted set, by when they came."""
-    name = hashlib.blake2b(task.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return _beside(key, f"order:{name}")
+def order_key(key: str, order: str) -> str:
+    """The messages of an order (see `Arrival`), of which only the newest is to run: a sorted set, by when they came."""
+    return _beside(key, f"order:{order}")
 
 
 def nudge_key(key: str, process: str) -> str:
@@ -105,6 +104,12 @@ def secret_key(key: str) -> str:
 def journal_key(prefix: str, part: str) -> str:
     """A part of the journal."""
     return f"{prefix}:{{journal}}:{part}"
+
+
+def stops_key(prefix: str, process: str) -> str:
+    """The list whose elements have runs of a process stop."""
+    name = hashlib.blake2b(process.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{prefix}:{{stops:{name}}}"
 
 
 def claim_keys(key: str, entries: Iterable[str]) -> list[str]:

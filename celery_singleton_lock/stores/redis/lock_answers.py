@@ -71,6 +71,11 @@ def answers_refusal(answer: Any) -> bool:
     return answer == refused or (answers_question(answer) and answer[0] not in _OF_AN_ACQUIRE)
 
 
+def answers_renewal(answer: Any) -> bool:
+    """Whether a renewal can answer that: 1 or 0 for each hold, or for whom it is to end."""
+    return isinstance(answer, list) and all(isinstance(one, (int, bytes)) for one in answer)
+
+
 class Freed(IntEnum):
     """What freeing is answered."""
 
@@ -120,7 +125,7 @@ def acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lea
         fence, slot = rest
         return request.lease(fence=fence, sent_at=sent_at, slot=slot)
     if kind == Answer.GIVEN_UP:
-        raise GivenUp("this owner, or this request, was given up before the server came to carry it out")
+        raise GivenUp("this owner, or this request, was given up before the server carried it out")
     return _in_the_way(answer, request.holder.message)
 
 

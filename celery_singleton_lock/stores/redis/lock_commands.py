@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.holder import FIRST, Holder
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal
+from celery_singleton_lock.stores.redis.lock_answers import answers_question, answers_refusal, answers_renewal
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
@@ -49,7 +49,7 @@ HAND_OVER = Script(*ASKED, *LOOKING, "lock/hand_over", "lock/acquire", answers=a
 FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("now", "lock/answers", "lock/ended", "lock/recorded", answers=answers_refusal)
-RENEW = Script("lock/renew", answers=are_whole, each=lambda call: len(call.keys))
+RENEW = Script("lock/renew", answers=answers_renewal, each=lambda call: len(call.keys))
 REPLACE = Script(
     "now", "lock/ended", "lock/replace_records", answers=are_whole, each=lambda call: len(call.args) // _OF_RECORD
 )
@@ -79,6 +79,7 @@ class Asked(NamedTuple):
     arrives_as: str = ""
     arrived: int | str = ""
     order_ms: int = 0
+    stops: str = ""
 
 
 class Ending(NamedTuple):
@@ -155,7 +156,7 @@ def question(
     keys += [keyspace.over_key(key, request.owner), keyspace.over_key(key, name), keyspace.wake_key(key)]
     keys += [keyspace.done_key(key, holder.message), more] if once else []
     keys += [keyspace.waiting_key(key)] if request.waiting or request.in_line or given_up or arrival else []
-    keys += [keyspace.order_key(key, arrival.task)] if arrival else []
+    keys += [keyspace.order_key(key, arrival.order)] if arrival else []
     keys += [keyspace.run_key(key, slot) for slot in range(slots)]
     keys += [keyspace.over_key(key, each) for each in (*late, *given_up)]
     return keys, Asked(
@@ -177,6 +178,7 @@ def question(
         arrives_as=holder.arrives_as if arrival else "",
         arrived=arrival.number or "" if arrival else "",
         order_ms=ms(arrival.seconds) if arrival else 0,
+        stops=arrival.order if arrival and arrival.stops else "",
     )
 
 
@@ -319,8 +321,13 @@ def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
 
 def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
     """Which of the holds in a `renew` are still ours."""
-    answers = iter(answer)
-    return [1 in [next(answers) for _ in _renewals(hold)] for hold in holds]
+    return [any(one != 0 for one in each) for each in _answers_of(holds, answer)]
+
+
+def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:
+    """For which task's sake each of the holds in a `renew` is to end, if for any's."""
+    found = [next((one for one in each if isinstance(one, bytes)), None) for each in _answers_of(holds, answer)]
+    return [None if one is None else cleaned.text(one.decode(errors="replace")) for one in found]
 
 
 def wake(key: str, *, limit: int = 0) -> Call:
@@ -357,6 +364,12 @@ def _renewals(hold: Hold, named: Callable[[str], str] = str) -> list[tuple[str, 
     if hold.limit > 1 and hold.slot != 0:
         keys.append((keyspace.slots_key(hold.key), "", ms(hold.ttl)))
     return keys
+
+
+def _answers_of(holds: Sequence[Hold], answer: Any) -> list[list[int | bytes]]:
+    """What `renew.lua` says of each hold, which may be in one of several places."""
+    answers = iter(answer)
+    return [[next(answers) for _ in _renewals(hold)] for hold in holds]
 
 
 def _reserved_as(holder: Holder) -> str:

@@ -76,7 +76,7 @@ class PendingCalls:
             if len(self._calls) >= MOST:
                 self._calls.pop(next(iter(self._calls)))
                 logger.warning(
-                    "%s: more than %d ends of locks and messages were not answered; the oldest are given up",
+                    "%s: more than %d releases and ends of messages were not answered; the oldest are given up",
                     self._server,
                     MOST,
                 )
@@ -89,12 +89,12 @@ class PendingCalls:
             try:
                 answers = self._run_each([it.call.again() for _, it in batch])
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
-                logger.debug("%s: ends of locks and messages are pending: %s", self._server, error)
+                logger.debug("%s: releases or ends of messages are pending: %s", self._server, error)
                 break  # Nor will the rest be answered. Of a cluster some masters may answer.
             with self._mutex:
                 for (name, it), answer in zip(batch, answers, strict=True):
                     if isinstance(answer, Exception):
-                        logger.debug("%s: the end of a lock or a message is pending: %s", self._server, answer)
+                        logger.debug("%s: a release or the end of a message is pending: %s", self._server, answer)
                     elif self._calls.get(name) is it:
                         del self._calls[name]
         return bool(self._calls)
@@ -105,7 +105,8 @@ class PendingCalls:
             for name in [name for name, it in self._calls.items() if now > it.until]:
                 del self._calls[name]
                 logger.warning(
-                    "%s: no answer to the end of a lock or a message; given up (a lock has ended by itself since)",
+                    "%s: a release or the end of a message was never answered, and is given up (a lock has "
+                    "expired since)",
                     self._server,
                 )
             return list(self._calls.items())

@@ -59,7 +59,7 @@ class Repeater:
                 if self._settle():
                     self._wanted = True
             except Exception:
-                logger.exception("what a lock server has not answered could not be repeated; trying again")
+                logger.exception("could not repeat what a lock server has not answered; trying again")
                 self._wanted = True
             if not self._wanted:
                 self._thread = None

@@ -73,7 +73,7 @@ class Script:
             parts: how many it has; None where that is the same for each call.
         """
         if not self.answers(answer) or (parts is not None and len(answer) != parts):
-            raise InvalidResponse(f"{cleaned.value_shown(answer)} is no answer to {self.name}")
+            raise InvalidResponse(f"{cleaned.value_shown(answer)} is not an answer to {self.name}")
         return answer
 
 

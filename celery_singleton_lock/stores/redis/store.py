@@ -42,8 +42,10 @@ from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
 from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
+from celery_singleton_lock.stores.redis.stops import RedisStops, tell
 from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
 from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
+from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 Item = TypeVar("Item")
@@ -115,13 +117,16 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         renewed: dict[Hold, bool] = {}
+        superseded: dict[Hold, str | None] = {}
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         for batch, answer in zip(batches, answers, strict=True):
             if not isinstance(answer, Exception):
                 renewed.update(zip(batch, lock_commands.renewed(batch, answer), strict=True))
+                superseded.update(zip(batch, lock_commands.superseded(batch, answer), strict=True))
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
                 hold.extend(sent_at)
+                hold.supersede(superseded[hold])
         if errors:
             raise self._unavailable(errors[0]) from errors[0]
         return [renewed[hold] for hold in holds]
@@ -182,7 +187,7 @@ class RedisStore:
             self._patiently(attempt)
         if len(there) < len(records):
             # It would come behind this, and put in place what this is to replace.
-            raise LockUnavailable(self.server, "the end of a lock was not answered yet, which has the record")
+            raise LockUnavailable(self.server, "the release that has the record was not answered yet")
 
     def waiter(self, request: LockRequest) -> Waiter:
         question = Question(self._run, replace(request, waiting=True), replicas=self._replicas)
@@ -247,6 +252,15 @@ class RedisStore:
     def wake_ups(self) -> RedisWakeUps:
         return RedisWakeUps(self._servers, self.server)
 
+    def stops(self, prefix: str, process: str) -> RedisStops:
+        return RedisStops(self._servers, self.server, keyspace.stops_key(prefix, process))
+
+    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+        try:
+            tell(self._servers, prefix, process, stop)
+        except (RedisError, OSError) as error:
+            logger.debug("%s: task %s will be told to stop as it renews: %s", self.server, stop.owner, words_of(error))
+
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Endpoint], T]) -> list[T]:
             return [self._patiently(lambda: reading(self._servers.server_of(keyspace.journal_key(prefix, "counts"))))]
@@ -274,7 +288,7 @@ class RedisStore:
             if at_once:
                 return self._servers.run(call)
         except (RedisError, OSError) as error:
-            logger.debug("%s: the end of a lock or a message was not answered: %s", self.server, words_of(error))
+            logger.debug("%s: a release or the end of a message was not answered: %s", self.server, words_of(error))
         except BaseException:  # An interruption, before it was sent or after that.
             repeat()
             raise

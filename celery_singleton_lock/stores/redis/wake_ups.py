@@ -293,7 +293,7 @@ class _Line:
         self._strange = {key for key, its in zip(self._places, types, strict=True) if its not in (b"list", b"none")}
         if self._strange <= known:
             raise refused
-        logger.debug("somebody else's values are in the place of wake-ups for %s", ", ".join(self._strange))
+        logger.debug("somebody else's values are where wake-ups should be, for %s", ", ".join(self._strange))
 
     def _unblock(self) -> list[Freed]:
         """Have the connection free for other commands; what it was woken for."""

@@ -16,11 +16,24 @@ from celery_singleton_lock.testing.store_contract.asking import TTL, ask, taken
 FIRST, SECOND, THIRD = (Holder(name, sending=f"{name}'s") for name in ("first", "second", "third"))
 
 
+#: In whose order they come.
+TASK = "a task"
+
+#: Those that newer ones of their order stop.
+STOPPABLE = [replace(holder, order=Arrival(None, TTL, TASK).order) for holder in (FIRST, SECOND, THIRD)]
+
+
 def come(
-    store: LockStore, holder: Holder, number: int | None = None, task: str = "a task", **more: Any
+    store: LockStore, holder: Holder, number: int | None = None, task: str = TASK, stops: bool = False, **more: Any
 ) -> Lease | Held | Record:
     """A copy of its message asks; it was given this number before, as far as it knows."""
-    return ask(store, holder=holder, arrival=Arrival(number, TTL, task), **more)
+    return ask(store, holder=holder, arrival=Arrival(number, TTL, task, stops), **more)
+
+
+def told(store: LockStore, lease: Lease) -> str | None:
+    """For which task a holder is to stop, as it learns when it renews; it has the lock still."""
+    assert store.renew([lease], timeout=1) == [True]
+    return lease.superseded_by
 
 
 class NewestContract:
@@ -153,6 +166,114 @@ class NewestContract:
         assert type(found) is Held
         store.free(other)
         assert isinstance(come(store, SECOND), Lease)
+
+    def test_holder_is_told_for_whom_it_is_to_stop(self, store: LockStore) -> None:
+        first, second, third = STOPPABLE
+        running = come(store, first, stops=True)
+        assert isinstance(running, Lease)
+        assert told(store, running) is None
+        found = come(store, second, stops=True)
+        assert isinstance(found, Held)
+        assert found.holder == FIRST
+        assert found.holder.superseded_by == "second"
+        assert told(store, running) == "second"
+        assert type(come(store, third, stops=True)) is Held
+        assert told(store, running) == "second"
+
+    def test_next_one_has_the_lock_when_the_holder_has_freed_it(self, store: LockStore) -> None:
+        first, second, third = STOPPABLE
+        running = come(store, first, stops=True)
+        come(store, second, stops=True)
+        come(store, third, stops=True)
+        assert isinstance(running, Lease)
+        store.free(running)
+        assert isinstance(come(store, second, stops=True), Superseded)
+        following = come(store, third, stops=True)
+        assert isinstance(following, Lease)
+        assert told(store, following) is None
+
+    def test_older_one_stops_nobody(self, store: LockStore) -> None:
+        first, second, third = STOPPABLE
+        running = come(store, first, stops=True)
+        assert isinstance(running, Lease)
+        store.free(running)
+        come(store, second, stops=True)
+        following = come(store, third, stops=True)
+        assert type(following) is Held
+        assert isinstance(come(store, first, stops=True), Superseded)
+        assert following.holder is not None
+        assert (following.holder.task_id, following.holder.superseded_by) == ("second", "third")
+
+    def test_holder_of_another_order_is_not_told(self, store: LockStore) -> None:
+        """Another task, or none, or one of another policy: who comes waits."""
+        second, other = STOPPABLE[1], replace(THIRD, order=Arrival(None, TTL, "another one").order)
+        for holder in (FIRST, other):
+            running = taken(store, holder=holder)
+            found = come(store, second, stops=True)
+            assert isinstance(found, Held)
+            assert found.holder is not None
+            assert found.holder.superseded_by is None
+            assert told(store, running) is None
+            store.free(running)
+
+    def test_who_stops_nobody_only_waits(self, store: LockStore) -> None:
+        first, second, _ = STOPPABLE
+        running = come(store, first, stops=True)
+        come(store, second)
+        assert isinstance(running, Lease)
+        assert told(store, running) is None
+
+    def test_copy_of_the_holder_does_not_stop_it(self, store: LockStore) -> None:
+        first = STOPPABLE[0]
+        running = come(store, first, stops=True)
+        assert type(come(store, first, stops=True)) is Held
+        assert isinstance(running, Lease)
+        assert told(store, running) is None
+
+    def test_holder_that_asks_again_is_still_to_stop(self, store: LockStore) -> None:
+        first, second, _ = STOPPABLE
+        running = come(store, first, stops=True)
+        come(store, second, stops=True)
+        assert isinstance(running, Lease)
+        again = come(store, first, owner=running.owner, stops=True)
+        assert isinstance(again, Lease)
+        assert again.fence == running.fence
+        assert told(store, again) == "second"
+
+    def test_holder_with_a_label_is_told(self, store: LockStore) -> None:
+        running = come(store, replace(STOPPABLE[0], label='tenant [7], "x"]]'), stops=True)
+        assert isinstance(running, Lease)
+        assert told(store, running) is None
+        come(store, STOPPABLE[1], stops=True)
+        assert told(store, running) == "second"
+
+    def test_what_is_kept_for_an_older_one_is_taken(self, store: LockStore) -> None:
+        first, second, _ = STOPPABLE
+        running, following = come(store, first, stops=True), replace(first, retries=1)
+        assert isinstance(running, Lease)
+        store.free(running, reservation=Reservation(following, TTL))
+        newest = come(store, second, stops=True)
+        assert isinstance(newest, Lease)
+        assert newest.fence > running.fence
+        assert isinstance(come(store, following, stops=True), Superseded)
+        assert told(store, newest) is None
+
+    def test_what_was_kept_for_an_older_one_is_free_when_that_comes(self, store: LockStore) -> None:
+        """The newest came before it was kept."""
+        first, second, _ = STOPPABLE
+        running, following = come(store, first, stops=True), replace(first, retries=1)
+        come(store, second, stops=True)
+        assert isinstance(running, Lease)
+        store.free(running, reservation=Reservation(following, TTL))
+        assert isinstance(come(store, following, stops=True), Superseded)
+        assert isinstance(come(store, second, stops=True), Lease)
+
+    def test_what_is_kept_for_others_is_waited_for(self, store: LockStore) -> None:
+        first, second, _ = STOPPABLE
+        running = come(store, first, stops=True)
+        assert isinstance(running, Lease)
+        store.free(running, reservation=Reservation(FIRST, TTL))
+        assert type(come(store, second, stops=True)) is Held
 
     def test_same_owner_asks_again_for_what_it_has(self, store: LockStore) -> None:
         running = come(store, FIRST)

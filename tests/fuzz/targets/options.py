@@ -81,7 +81,7 @@ def explains(error: InvalidOption, *names: str) -> None:
     """It is a line that names what is wrong and what is right, and no password."""
     text = str(error)
     assert any(cleaned.text(name).lower() in text.lower() for name in names), text
-    assert "allowed" in text or "set it to" in text or "but must be" in text or "do not take" in text, text
+    assert "allowed" in text or "set it to" in text or "but must be" in text or "do not accept" in text, text
     assert PASSWORD not in text
     assert len(text) < 6000
     text.encode()
@@ -177,7 +177,7 @@ def _call(choices: Choices, settings: Settings) -> None:
             assert 0 <= options.wait <= 3600
             assert 0 <= options.at_least_for <= 3600
     except InvalidOption as error:
-        explains(error, "singleton_lock of a call of t")
+        explains(error, "singleton_lock in a call of t")
 
 
 @contextmanager

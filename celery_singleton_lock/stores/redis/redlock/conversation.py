@@ -270,7 +270,7 @@ class Conversation:
         try:
             for answer in connection.arrived():
                 if not self._unanswered[index]:
-                    raise ConnectionError("it has answered what it was not asked")
+                    raise ConnectionError("it answered what it was not asked")
                 sent = self._unanswered[index].popleft()
                 if isinstance(answer, NoScriptError):
                     # Also where nobody waits for it any more: it may end a hold.

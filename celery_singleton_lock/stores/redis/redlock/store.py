@@ -42,6 +42,7 @@ from celery_singleton_lock.stores.redis.redlock.votes import Votes
 from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
+from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.stores.waiters import AskingWaiter
 
 logger = get_logger(__name__)
@@ -194,6 +195,12 @@ class RedlockStore:
     def wake_ups(self) -> None:
         """None: who is woken first would be another one on each node."""
 
+    def stops(self, prefix: str, process: str) -> None:
+        """None: here it is not known which message is the newest."""
+
+    def tell(self, prefix: str, process: str, stop: Stop) -> None:
+        pass
+
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._nodes.first, self._nodes.read)
 
@@ -288,7 +295,7 @@ class RedlockStore:
         try:
             return self._freed(hold, call, repeats=True)
         except (RedisError, OSError) as error:
-            logger.debug("redlock: %s: the end of a lock or a message is said later: %s", hold.key, words_of(error))
+            logger.debug("redlock: %s: a release or the end of a message is sent later: %s", hold.key, words_of(error))
             return {}
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:

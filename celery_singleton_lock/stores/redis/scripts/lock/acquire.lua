@@ -65,7 +65,9 @@ for slot = 0, slots - 1 do
       -- Its own: the highest one is another's where several hold the lock, or is not known any more.
       local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
       local number = readable and type(fields) == 'table' and tonumber(fields[10])
-      if number then
+      if number and fields[13] then
+        redis.call('PEXPIRE', lock, ttl) -- It is to stop, which is not to be forgotten.
+      elseif number then
         write(lock, owner, holder, string.format('%.0f', number), ttl)
       else
         number = grant(lock, owner, holder, ttl, fence, fence_ttl, seed, request)
@@ -91,6 +93,10 @@ end
 
 -- Neither two copies of one message beside each other, nor one owner in two slots, also where there is room. Whatever is
 -- held counts, also in slots beyond the limit, where there was a higher one. What is kept there moves to within it.
+if kept and newer and stops ~= '' then
+  redis.call('DEL', KEYS[FIRST + kept]) -- Nor is what was kept for it to keep the newest waiting.
+  freed, held, kept = freed + 1, held - 1, nil
+end
 local slot
 if copy then
   slot = nil
@@ -103,6 +109,10 @@ elseif free and (kept or held < limit) then
   if kept then
     redis.call('DEL', KEYS[FIRST + kept])
   end
+elseif stops ~= '' and first then
+  local is_kept
+  first, is_kept = stop(KEYS[FIRST + first_slot], first)
+  slot = is_kept and first_slot or nil
 end
 if not slot then
   if newer and not copy then

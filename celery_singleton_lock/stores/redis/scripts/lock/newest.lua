@@ -23,3 +23,22 @@ local function arrive()
   number = tonumber(number)
   return number, number < highest and before, is_new and before
 end
+
+-- Has whoever holds the lock stop, where that is of the order of which this message is the newest now: behind all that its value says
+-- of the holder stands the message from then on, which the holder is told as it renews (renew.lua). Who is to stop already does it for the
+-- first that has said so.
+-- -> the value; whether nobody runs under it: the lock is kept for the next attempt of an older message
+local function stop(lock, value)
+  local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
+  if not readable or type(fields) ~= 'table' or fields[12] ~= stops then
+    return value, false
+  end
+  if fields[9] == 0 then
+    return value, true
+  end
+  if not fields[13] then
+    value = string.sub(value, 1, -2) .. ',' .. string.sub(arrives_as, 1, -2) .. ']]'
+    redis.call('SET', lock, value, 'KEEPTTL')
+  end
+  return value, false
+end

@@ -1,5 +1,5 @@
 -- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; owner '': the key that says how many slots are in use)
--- -> {1 | 0, ...}: 1 renewed, 0 no longer ours
+-- -> {1 | id | 0, ...}: 1 renewed, 0 no longer ours; the id of a task: renewed, and to end for that one, see newest.lua
 -- An owner may be a stem: the hold is its, in whatever attempt it was taken, and bears the name of none from then on. What
 -- takes one of them back may come late, and must not touch what was counted here.
 -- Never creates a key. pcall: a foreign value of another type is "not ours", and no reason to fail the others.
@@ -19,6 +19,13 @@ for i, lock in ipairs(KEYS) do
     if type(value) == 'string' and string.sub(value, 1, #owner) == owner then
       renewed[i] = redis.call('PEXPIRE', lock, ttl)
       local of_none = owner .. string.rep('0', OWNER_LENGTH - #owner)
+      if string.sub(value, -2) == ']]' then
+        local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
+        local newer = readable and type(fields) == 'table' and fields[13]
+        if type(newer) == 'table' and type(newer[2]) == 'string' then
+          renewed[i] = newer[2]
+        end
+      end
       if string.sub(value, 1, OWNER_LENGTH) ~= of_none then
         -- Behind a first write, it is not refused for lack of memory.
         redis.call('SET', lock, of_none .. string.sub(value, OWNER_LENGTH + 1), 'PX', ttl)

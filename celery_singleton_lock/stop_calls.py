@@ -1,0 +1,78 @@
+"""Has a run stop at once for which a newer task has come: a thread of this process listens while there are such runs.
+
+Nothing depends on it: a renewal says the same. Protocol: `docs/protocol.md`, section 14.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import chance, clock, forks
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.stores.stops import Stops
+
+logger = get_logger(__name__)
+
+#: Seconds until the next try when the lock server has not answered: at first, and at most.
+PAUSE, MAX_PAUSE = 0.05, 2.0
+
+
+class StopCalls:
+    """Listens for the runs of one app in this process.
+
+    Args:
+        listen: what this process is told; None where nobody can be told.
+        heartbeat: has the runs under its watch, and stops them.
+    """
+
+    def __init__(self, listen: Callable[[], Stops | None], heartbeat: Heartbeat) -> None:
+        self._listen = listen
+        self._heartbeat = heartbeat
+        self.start_anew()
+        forks.start_anew_in_child(self)
+
+    def start_anew(self) -> None:
+        self._mutex = threading.Lock()
+        self._owners: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    def expect(self, owner: str) -> None:
+        """Somebody runs under this owner from now on that may be told to stop."""
+        with self._mutex:
+            self._owners.add(owner)
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name="singleton-lock-stops", daemon=True)
+                with suppress(RuntimeError):  # No more can be had now: a renewal will do.
+                    thread.start()
+                    self._thread = thread
+
+    def forget(self, owner: str) -> None:
+        """It has ended. The thread notices when it has waited in vain: in a row of runs it is not started for each."""
+        with self._mutex:
+            self._owners.discard(owner)
+
+    def _run(self) -> None:
+        stops, failures = self._listen(), 0
+        while stops is not None and self._is_wanted():
+            try:
+                stop, failures = stops.wait(), 0
+            except LockUnavailable as error:
+                logger.debug("stops: nobody is told at once for now: %s", error)
+                failures += 1
+                clock.sleep(chance.spread(min(PAUSE * 2.0 ** min(failures, 10), MAX_PAUSE)))
+            else:
+                if stop is not None:
+                    self._heartbeat.supersede(stop.owner, stop.by)
+        if stops is not None:
+            stops.close()
+
+    def _is_wanted(self) -> bool:
+        with self._mutex:
+            if not self._owners:
+                self._thread = None  # Under the mutex: whoever comes now finds no thread, and starts one.
+            return bool(self._owners)

@@ -1,0 +1,148 @@
+"""What an operator can do from a page: release a lock whose holder is gone, and stop the task that holds one.
+
+Both are about the hold that the operator has seen. Whoever has the lock by then keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery.utils.log import get_logger
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.diagnosis.held import HeldLock, duration
+from celery_singleton_lock.diagnosis.verdict import TO_FREE, longest_watch, verdicts
+from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.keys.key import is_of_queue
+from celery_singleton_lock.runtime import Runtime
+
+logger = get_logger(__name__)
+
+#: Seconds for which a page waits at most until it is known whether a holder is gone.
+PATIENCE = 60.0
+
+#: Seconds that a worker gets to answer.
+TIMEOUT = 2.0
+
+_CHANGED = "It is not held any more by the holder that you saw; nothing was done."
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an operator has pressed a button for.
+
+    Attributes:
+        key: of the lock.
+        slot: of a semaphore.
+        mark: of the hold that was on the page, see `mark_of`.
+    """
+
+    key: str
+    slot: int
+    mark: str
+
+    @classmethod
+    def of(cls, form: Mapping[str, str]) -> Wanted:
+        slot = form.get("slot", "")
+        return cls(form.get("key", ""), int(slot) if slot.isdecimal() and len(slot) < 5 else -1, form.get("mark", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it: whether it was done, and a sentence."""
+
+    done: bool
+    text: str
+
+
+def mark_of(lock: HeldLock) -> str:
+    """Names a hold on a page. Its owner token stays secret: who knows that could free the lock."""
+    return hashlib.sha256(f"mark:{lock.held.owner}".encode()).hexdigest()[:32]
+
+
+def release(app: Any, wanted: Wanted) -> Outcome:
+    """Free a lock whose holder is gone, as `celery locks release` does; refuses while that may be alive."""
+    runtime = Runtime.of(app)
+    try:
+        lock = _seen(runtime, wanted)
+        return Outcome(False, _CHANGED) if lock is None else _released(runtime, lock)
+    except LockUnavailable as error:
+        return Outcome(False, f"The lock server does not answer: {cleaned.line(error)}.")
+
+
+def stop(app: Any, wanted: Wanted) -> Outcome:
+    """Have the worker stop the task that holds a lock, and then free it, as `celery control release_lock` does."""
+    try:
+        lock = _seen(Runtime.of(app), wanted)
+    except LockUnavailable as error:
+        return Outcome(False, f"The lock server does not answer: {cleaned.line(error)}.")
+    if lock is None:
+        return Outcome(False, _CHANGED)
+    if not can_be_stopped(lock):
+        return Outcome(False, "No task of a worker runs under it: there is nothing to stop.")
+    try:
+        replies = app.control.broadcast(
+            "release_lock",
+            destination=[lock.holder.node],
+            arguments={"key": lock.key},
+            reply=True,
+            timeout=TIMEOUT,
+            limit=1,
+        )
+    except Exception as error:  # noqa: BLE001 - every transport has its own
+        return Outcome(False, f"The worker cannot be asked: {cleaned.line(f'{type(error).__name__}: {error}')}.")
+    logger.warning("%s: task %s was to be stopped, from the page", lock.key, lock.holder.task_id)
+    return _promised(lock, replies)
+
+
+def can_be_stopped(lock: HeldLock) -> bool:
+    """Whether a worker may carry out something under it."""
+    return not lock.is_queued and bool(lock.holder.task_id and lock.holder.node and lock.holder.pid)
+
+
+#: By their addresses.
+ACTIONS: Mapping[str, Callable[[Any, Wanted], Outcome]] = {"release": release, "stop": stop}
+
+
+def _seen(runtime: Runtime, wanted: Wanted) -> HeldLock | None:
+    """The hold that the operator has seen; None if it is over."""
+    if wanted.slot < 0 or not wanted.key.startswith(f"{runtime.settings.prefix}:"):
+        return None
+    locks = [HeldLock.of(wanted.key, held) for held in runtime.store.held(wanted.key, limit=wanted.slot + 1)]
+    return next((it for it in locks if it.slot == wanted.slot and mark_of(it) == wanted.mark), None)
+
+
+def _released(runtime: Runtime, lock: HeldLock) -> Outcome:
+    if is_of_queue(lock.key):
+        return Outcome(False, "A message has it from when it was sent; see `celery locks clear --orphaned`.")
+    seconds = longest_watch([lock.held])
+    if seconds > PATIENCE:
+        return Outcome(
+            False,
+            f"Whether its holder is alive is known in {duration(seconds)} at the latest; `celery locks release` waits "
+            "for that.",
+        )
+    (_, verdict), *_ = verdicts(runtime.store, [lock])
+    if verdict not in TO_FREE:
+        return Outcome(False, f"Not released: {verdict.value.partition(';')[0]}.")
+    ttl = lock.ttl or runtime.settings.defaults["ttl"]
+    if not runtime.store.free(lock.held.hold(lock.key, ttl=ttl, limit=lock.slot + 1)):
+        return Outcome(False, _CHANGED)
+    logger.warning("%s: released from the page: %s", lock.key, verdict.value)
+    return Outcome(True, f"Released: {verdict.value}.")
+
+
+def _promised(lock: HeldLock, replies: Any) -> Outcome:
+    """What the worker has answered. Whoever reaches the broker can answer as well, with anything."""
+    for reply in replies or []:
+        answer = reply.get(lock.holder.node) if isinstance(reply, Mapping) else None
+        if isinstance(answer, Mapping) and "ok" in answer:
+            return Outcome(True, f"The worker says: {cleaned.line(answer['ok'])}.")
+        if isinstance(answer, Mapping) and "error" in answer:
+            return Outcome(False, f"The worker says: {cleaned.line(answer['error'])}.")
+    return Outcome(
+        False, f"Worker {lock.holder.node} did not answer within {TIMEOUT:g} s; it may do it all the same, or be gone."
+    )

@@ -1,0 +1,17 @@
+"""What the admin lists: it has entries for models only."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class ExclusiveLock(models.Model):  # type: ignore[misc]
+    """Stands for the locks, which are on the lock server: there is no table, and no row."""
+
+    class Meta:
+        """No table, and no permissions: staff may look."""
+
+        managed = False
+        default_permissions = ()
+        verbose_name = "exclusive lock"
+        verbose_name_plural = "exclusive locks"

@@ -1,0 +1,97 @@
+"""How a process hears at once that a run of its own is to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from celery_singleton_lock import LockUnavailable
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis import stops as redis_stops
+from celery_singleton_lock.stores.stops import Stop
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.testing import RedisServer
+from tests.contract.conftest import opened
+
+PREFIX, OWN, OTHER = "singleton_lock", "host/1/2", "host/3/4"
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+    else:
+        with opened(redis_server, 1) as store:
+            yield store
+
+
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_singleton_lock.stores.redis.stops.SLICE", 1)
+    monkeypatch.setattr("celery_singleton_lock.stores.memory.stops.SLICE", 0.05)
+
+
+def test_each_process_hears_what_it_is_told_in_turn(store: Store) -> None:
+    own, other = store.stops(PREFIX, OWN), store.stops(PREFIX, OTHER)
+    assert own is not None
+    assert other is not None
+    calls = [Stop(new_owner(), f"task {number}") for number in range(3)]
+    store.tell(PREFIX, OTHER, calls[0])
+    for call in calls[1:]:
+        store.tell(PREFIX, OWN, call)
+    assert [own.wait(), own.wait(), other.wait()] == [*calls[1:], calls[0]]
+    own.close()
+    other.close()
+
+
+@pytest.mark.usefixtures("briefly")
+def test_nothing_is_heard_after_a_while(store: Store) -> None:
+    own = store.stops(PREFIX, OWN)
+    assert own is not None
+    assert own.wait() is None
+    own.close()
+
+
+@pytest.mark.parametrize("written", [b"", b"{}", b"[1, 2]", b'["' + b"x" * 32 + b'", "id"]', b"\xff", b"[[[["])
+def test_what_others_write_says_nothing(redis_server: RedisServer, written: bytes) -> None:
+    key = keyspace.stops_key(PREFIX, OWN)
+    with opened(redis_server, 1) as store, redis_server.client(0) as client:
+        own = store.stops(PREFIX, OWN)
+        assert own is not None
+        client.rpush(key, written)
+        assert own.wait() is None
+        own.close()
+
+
+def test_value_of_another_type_is_no_answer(redis_server: RedisServer) -> None:
+    key = keyspace.stops_key(PREFIX, OWN)
+    with opened(redis_server, 1) as store, redis_server.client(0) as client:
+        own = store.stops(PREFIX, OWN)
+        assert own is not None
+        client.set(key, "of somebody else", ex=60)
+        store.tell(PREFIX, OWN, Stop(new_owner(), "task"))
+        with pytest.raises(LockUnavailable):
+            own.wait()
+        client.delete(key)
+        store.tell(PREFIX, OWN, call := Stop(new_owner(), "task"))
+        assert own.wait() == call
+        own.close()
+
+
+def test_what_nobody_hears_is_forgotten(redis_server: RedisServer) -> None:
+    key = keyspace.stops_key(PREFIX, OWN)
+    with opened(redis_server, 1) as store, redis_server.client(0) as client:
+        for _ in range(redis_stops.KEPT + 1):
+            store.tell(PREFIX, OWN, Stop(new_owner(), "task"))
+        assert client.llen(key) == redis_stops.KEPT
+        assert 0 < client.pttl(key) <= redis_stops.KEPT_FOR * 1000
+        client.delete(key)
+
+
+def test_on_a_redlock_nobody_is_told(redis_server: RedisServer) -> None:
+    with opened(redis_server, 3) as store:
+        assert store.stops(PREFIX, OWN) is None
+        store.tell(PREFIX, OWN, Stop(new_owner(), "task"))

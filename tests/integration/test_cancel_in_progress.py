@@ -1,0 +1,276 @@
+"""A newer one stops the older one that runs: `on_conflict="replace"`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from celery_singleton_lock import LockSuperseded
+from tests.conftest import LASTING
+from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, redelivering, until
+from tests.integration.standing import Staff
+from tests.patience import LIMIT
+from tests.recording import overlaps
+from tests.servers import Cluster, RedisServer, SentinelGroup
+
+#: Seconds of leases: so long that no renewal comes within a test; and so short that several do.
+TTL, BRIEF = 600.0, 3.0
+
+REPLACE = {"on_conflict": "replace"}
+
+#: Where the order of messages is known, beside one server.
+SENTINELS = pytest.param("sentinels", marks=pytest.mark.xdist_group(LASTING["lasting_sentinels"]))
+CLUSTER = pytest.param("cluster", marks=pytest.mark.xdist_group(LASTING["lasting_cluster"]))
+
+
+@pytest.fixture
+def shop(staff: Staff) -> Iterator[Shop]:
+    with staff.shop(singleton_lock_ttl=TTL) as shop:
+        yield shop
+
+
+@pytest.fixture
+def brief(shop_on: Callable[..., Shop], redis_server: RedisServer) -> Shop:
+    return shop_on(redis_server, singleton_lock_ttl=BRIEF)
+
+
+def send(shop: Shop, task: str, *args: Any, **options: Any) -> AsyncResult:
+    result: AsyncResult = shop.send(task, "report", *args, singleton_lock=REPLACE, **options)
+    return result
+
+
+def running(shop: Shop, task: str = "replacing", **options: Any) -> AsyncResult:
+    """One that runs until it is stopped."""
+    before = len(shop.record.runs())
+    result = send(shop, task, LONG, **options)
+    shop.record.wait_for(starts=before + 1)
+    return result
+
+
+def ran(shop: Shop) -> list[tuple[str, str]]:
+    """The ids of the runs in their order, and how each ended."""
+    runs = shop.record.runs("report")
+    assert overlaps(runs) == []
+    return [(run.task_id, run.outcome) for run in runs]
+
+
+def is_superseded_by(result: AsyncResult, newest: AsyncResult) -> bool:
+    with pytest.raises(LockSuperseded) as caught:
+        result.get(timeout=LIMIT)
+    assert isinstance(caught.value, TaskRevokedError)
+    assert result.state == "REVOKED"
+    return bool(caught.value.task_id == newest.id)
+
+
+class TestAtOnce:
+    """No renewal is due within these tests."""
+
+    @pytest.mark.parametrize("pool", POOLS)
+    def test_holder_is_stopped_and_the_newest_runs(self, shop: Shop, pool: str) -> None:
+        # A worker of the pool `solo` does nothing else while it runs.
+        shop.start("one", "two", pool=pool)
+        holder = running(shop)
+        newest = send(shop, "replacing")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+        assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done")]
+
+    def test_each_is_stopped_for_the_next(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        results = [running(shop) for _ in range(5)]
+        newest = send(shop, "replacing")
+        assert newest.get(timeout=LIMIT) == "report"
+        for older, newer in zip(results, [*results[1:], newest], strict=True):
+            assert is_superseded_by(older, newer)
+        assert ran(shop) == [*((result.id, "aborted") for result in results), (newest.id, "done")]
+
+    def test_many_come_at_once(self, shop: Shop) -> None:
+        shop.start("one", "two", concurrency=4)
+        holder = running(shop)
+        results = [send(shop, "replacing", LONG) for _ in range(30)]
+        shop.record.let_end("other")
+        until(lambda: sum(result.ready() for result in results) == 29)
+        (last,) = [result for result in results if not result.ready()]
+        assert {result.state for result in results if result is not last} == {"REVOKED"}
+        assert is_superseded_by(holder, holder) is False
+        until(lambda: ran(shop)[-1] == (last.id, "open"))
+        shop.record.let_end("report")
+        assert last.get(timeout=LIMIT) == "report"
+        *stopped, (ended, outcome) = ran(shop)
+        assert (ended, outcome) == (last.id, "done")
+        assert {outcome for _, outcome in stopped} == {"aborted"}
+
+    def test_one_that_waits_in_its_slot(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = running(shop)
+        newest = shop.send("replacing", "report", singleton_lock={**REPLACE, "wait": 60.0})
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+
+    def test_one_that_is_acknowledged_late_does_not_come_again(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = running(shop, "replacing_late")
+        newest = send(shop, "replacing_late")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+        last = send(shop, "replacing_late")
+        assert last.get(timeout=LIMIT) == "report"
+        assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done"), (last.id, "done")]
+
+    def test_what_is_kept_for_the_next_attempt_of_an_older_one(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        older = send(shop, "retaining", 3600.0)
+        until(lambda: "Retry in" in shop.log)
+        newest = send(shop, "retaining", 3600.0)
+        until(lambda: shop.log.count("Retry in") == 2)
+        runs = shop.record.runs("report")
+        assert [run.task_id for run in runs] == [older.id, newest.id]
+
+    def test_it_has_not_lost_its_lock(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = running(shop)
+        newest = send(shop, "replacing")
+        assert is_superseded_by(holder, newest)
+        assert newest.get(timeout=LIMIT) == "report"
+        assert shop.record.runs("lost") == []
+
+    @pytest.mark.parametrize("group", [SENTINELS, CLUSTER], indirect=True)
+    def test_servers(
+        self, group: SentinelGroup | Cluster, redis_server: RedisServer, shop_on: Callable[..., Shop]
+    ) -> None:
+        shop = shop_on(
+            redis_server,
+            singleton_lock_backend=group.url,
+            singleton_lock_transport_options=getattr(group, "options", {}),
+            singleton_lock_ttl=TTL,
+        )
+        shop.start("one", "two")
+        holder = running(shop)
+        newest = send(shop, "replacing")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+
+
+class TestAtARenewal:
+    def test_one_that_could_not_be_told(self, brief: Shop) -> None:
+        brief.conf["test_deaf"] = True
+        brief.start("one", "two")
+        holder = running(brief)
+        newest = send(brief, "replacing")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+        assert ran(brief) == [(holder.id, "aborted"), (newest.id, "done")]
+
+    def test_one_that_does_not_end_is_killed(self, brief: Shop) -> None:
+        brief.start("one", "two")
+        holder = running(brief, "stubborn", acks_late=True)
+        newest = send(brief, "stubborn", 0.1)
+        assert newest.get(timeout=LIMIT) == "report"
+        with pytest.raises(Exception, match="SIGKILL"):
+            holder.get(timeout=LIMIT)
+        first, second = brief.record.runs("report", killed_at=0.0)
+        assert (first.task_id, second.task_id) == (holder.id, newest.id)
+        assert "does not end although it is superseded" in brief.log
+
+    def test_child_that_is_frozen_keeps_its_lock_until_it_goes_on(self, brief: Shop) -> None:
+        brief.start("one", "two")
+        holder = running(brief)
+        (run,) = brief.record.runs("report")
+        os.kill(run.pid, signal.SIGSTOP)
+        newest = send(brief, "replacing")
+        until(lambda: newest.id in brief.refused("replace"))
+        assert brief.held() != []
+        os.kill(run.pid, signal.SIGCONT)
+        assert newest.get(timeout=LIMIT) == "report"
+        assert is_superseded_by(holder, newest)
+        assert ran(brief) == [(holder.id, "aborted"), (newest.id, "done")]
+
+    def test_worker_that_is_killed_as_it_is_to_stop(self, redis_server: RedisServer, shop_on: Any) -> None:
+        shop = shop_on(redis_server, singleton_lock_ttl=12.0, broker_transport_options=FORGETFUL, test_deaf=True)
+        (killed,) = shop.start("killed", arguments=("-Q", "held"))
+        holder = running(shop, "replacing_late", queue="held")
+        shop.start("staying", arguments=("-Q", "celery,held"))
+        newest = send(shop, "replacing_late", LONG)
+        until(lambda: newest.id in shop.refused("replace"))
+        killed.kill()
+        until(lambda: len(shop.record.runs("report")) == 2)
+        with redelivering(shop):
+            assert is_superseded_by(holder, newest)
+        shop.record.let_end("report")
+        assert newest.get(timeout=LIMIT) == "report"
+
+
+class TestNotStopped:
+    def test_another_task_under_the_same_lock(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = shop.send("exclusive", "report", LONG)
+        shop.record.wait_for(starts=1)
+        newest = send(shop, "replacing")
+        until(lambda: newest.id in shop.refused("replace"))
+        shop.record.let_end("report")
+        assert holder.get(timeout=LIMIT) == newest.get(timeout=LIMIT) == "report"
+        assert ran(shop) == [(holder.id, "done"), (newest.id, "done")]
+
+    def test_call_of_another_policy(self, shop: Shop) -> None:
+        """Neither is it stopped, nor does it stop one."""
+        shop.start("one", "two")
+        holder = shop.send("replacing", "report", LONG, singleton_lock={"on_conflict": "rerun"})
+        shop.record.wait_for(starts=1)
+        second = send(shop, "replacing", LONG)
+        until(lambda: second.id in shop.refused("replace"))
+        shop.record.let_end("report")
+        assert holder.get(timeout=LIMIT) == second.get(timeout=LIMIT) == "report"
+
+    def test_one_that_has_ended_by_itself(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        first = send(shop, "replacing")
+        assert first.get(timeout=LIMIT) == "report"
+        second = send(shop, "replacing")
+        assert second.get(timeout=LIMIT) == "report"
+        assert first.state == "SUCCESS"
+
+
+class TestNobodyWaitsForEver:
+    def test_rest_of_the_chain(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        signature = shop.sign("replacing", "report", LONG).set(headers={"singleton_lock": REPLACE})
+        older = chain(signature, shop.sign("mark")).apply_async()
+        shop.record.wait_for(starts=1)
+        newest = send(shop, "replacing")
+        assert is_superseded_by(older.parent, newest)
+        until(lambda: older.state == "REVOKED")
+        assert newest.get(timeout=LIMIT) == "report"
+        assert shop.record.runs("mark") == []
+
+    def test_chord(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        signature = shop.sign("replacing", "report", LONG).set(headers={"singleton_lock": REPLACE})
+        older = chord(group(signature, shop.sign("mark")), shop.sign("mark")).apply_async()
+        shop.record.wait_for(starts=1, job="report")
+        newest = send(shop, "replacing")
+        until(lambda: older.state == "FAILURE")
+        assert newest.get(timeout=LIMIT) == "report"
+
+    def test_callback(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = running(shop, link=shop.sign("mark"))
+        newest = send(shop, "replacing", link=shop.sign("mark"))
+        assert is_superseded_by(holder, newest)
+        marked = shop.record.wait_for(starts=1, job="mark")
+        assert len(marked) == 1
+
+
+def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
+    urls = ";".join(redis_server.url_of(number) for number in range(3))
+    shop = shop_on(redis_server, singleton_lock_backend=urls)
+    shop.start("one")
+    with pytest.raises(Exception, match="does not know which message is the newest"):
+        shop.send("replacing", "report").get(timeout=LIMIT)
+    assert shop.record.runs("report") == []

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockUnavailable, stop_calls
+from celery_singleton_lock.stop_calls import StopCalls
+from celery_singleton_lock.stores.stops import Stop
+from tests.patience import LIMIT
+from tests.servers import until
+
+
+class Heard:
+    """What a process is told, as a test says it: a call, nothing for now, or an error."""
+
+    def __init__(self) -> None:
+        self.says: queue.Queue[Stop | Exception | None] = queue.Queue()
+        self.closed = threading.Event()
+
+    def wait(self) -> Stop | None:
+        said = self.says.get(timeout=LIMIT)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Runs:
+    """In the place of a heartbeat."""
+
+    def __init__(self) -> None:
+        self.superseded: list[tuple[str, str]] = []
+
+    def supersede(self, owner: str, by: str) -> None:
+        self.superseded.append((owner, by))
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def runs() -> Any:
+    return Runs()
+
+
+def threads() -> int:
+    return sum(thread.name == "singleton-lock-stops" for thread in threading.enumerate())
+
+
+def test_run_is_told_and_the_thread_ends_with_the_last_one(heard: Heard, runs: Any) -> None:
+    calls = StopCalls(lambda: heard, runs)
+    for owner in ("one", "two"):
+        calls.expect(owner)
+    assert threads() == 1
+    heard.says.put(Stop("one", "newer"))
+    until(lambda: runs.superseded == [("one", "newer")], "told")
+    calls.forget("one")
+    heard.says.put(None)
+    heard.says.put(Stop("two", "newest"))
+    until(lambda: len(runs.superseded) == 2, "told")
+    calls.forget("two")
+    heard.says.put(None)
+    assert heard.closed.wait(LIMIT)
+    until(lambda: threads() == 0, "the thread has ended")
+
+
+def test_one_that_comes_when_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
+    calls = StopCalls(lambda: heard, runs)
+    for owner in ("one", "two"):
+        calls.expect(owner)
+        heard.says.put(Stop(owner, "newer"))
+        until(lambda owner=owner: (owner, "newer") in runs.superseded, "told")
+        calls.forget(owner)
+        heard.says.put(None)
+        until(lambda: threads() == 0, "the thread has ended")
+
+
+def test_lock_server_that_does_not_answer_is_asked_again(
+    heard: Heard, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_calls, "PAUSE", 0.001)
+    calls = StopCalls(lambda: heard, runs)
+    calls.expect("one")
+    for _ in range(3):
+        heard.says.put(LockUnavailable("test"))
+    heard.says.put(Stop("one", "newer"))
+    until(lambda: runs.superseded == [("one", "newer")], "told")
+    calls.forget("one")
+    heard.says.put(None)
+    assert heard.closed.wait(LIMIT)
+
+
+def test_where_nobody_is_told_there_is_no_thread_for_long(runs: Any) -> None:
+    calls = StopCalls(lambda: None, runs)
+    calls.expect("one")
+    until(lambda: threads() == 0, "the thread has ended")
+
+
+def test_child_of_a_fork_begins_anew(heard: Heard, runs: Any) -> None:
+    calls = StopCalls(lambda: heard, runs)
+    calls.expect("one")
+    calls.start_anew()
+    calls.expect("two")
+    until(lambda: threads() == 2, "it has a thread of its own")
+    heard.says.put(None)
+    heard.says.put(None)
+    calls.forget("two")
+    for _ in range(2):
+        heard.says.put(None)
+    until(lambda: threads() <= 1, "that has ended")
+    calls.forget("one")
+    heard.says.put(None)

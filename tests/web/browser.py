@@ -1,0 +1,60 @@
+"""A real browser, Debian's chromium, and the page served to it by this process."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, sync_playwright
+from starlette.types import ASGIApp
+
+from tests.patience import LIMIT, until
+
+#: Programs that will do.
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
+    """A browser without a window; a test that asks for it is skipped where there is none."""
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        pytest.skip("no chromium here (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        # It runs as root in containers, where its sandbox does not work.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def served(app: ASGIApp, *, end: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Serve an ASGI app; its address without a slash at the end.
+
+    Args:
+        app: to serve.
+        end: ends what has no end of its own; called in the server's thread.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        class Server(uvicorn.Server):
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                end()
+                await super().shutdown(sockets)
+
+        server = Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(LIMIT)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.runtime import in_memory
+from celery_singleton_lock.web.watch import Watch
+from tests.web.scenes import app_in_memory
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    with in_memory():
+        yield app_in_memory()
+
+
+@pytest.fixture(autouse=True)
+def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request sees what was done before it."""
+    monkeypatch.setattr(Watch.look, "__kwdefaults__", {"fresh": 0.0})

@@ -1,0 +1,283 @@
+"""Who may act, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import clock
+from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.web import access, actions, app_of
+from celery_singleton_lock.web.access import COOKIE, Access
+from tests.web.client import Client
+from tests.web.reading import Element, Page
+from tests.web.scenes import hold
+
+TOKEN = "a-token-of-the-tests"
+
+#: Ends soon, so that it is soon known that nobody renews it.
+SHORT = 0.3
+
+
+def client_of(app: Celery, **options: Any) -> Client:
+    return Client(app_of(app, **{"token": TOKEN, "allow_release": True, **options}))
+
+
+@pytest.fixture
+def client(app: Celery) -> Client:
+    return client_of(app)
+
+
+def sign_in(client: Client, token: str = TOKEN) -> int:
+    return client.post("/login", data={"token": token}, headers={"origin": client.origin}).status_code
+
+
+def forms(client: Client, lease: Lease) -> list[dict[str, str]]:
+    """The forms that change something on a lock's page: their fields, and their addresses as "action"."""
+    answer = client.get("/lock", params={"key": lease.key})
+    found: list[dict[str, str]] = []
+    for it in Page(answer.text).elements:
+        if it.tag == "form":
+            found.append({"action": it.attributes["action"], "method": it.attributes.get("method", "get")})
+        elif it.tag == "input" and it.attributes.get("name") and found:
+            found[-1][it.attributes["name"]] = it.attributes.get("value", "")
+    return [form for form in found if form["method"] == "post"]
+
+
+def press(client: Client, form: dict[str, str], **changed: str) -> tuple[int, str]:
+    """Send a form as its page does, or with other fields; the status, and what is said."""
+    fields = {**form, **changed}
+    answer = client.post(fields.pop("action"), data=fields, headers={"origin": client.origin})
+    said: list[Element] = []
+    if answer.status_code == 200:
+        said = [it for it in Page(answer.text).all("p") if it.attributes.get("role") == "status"]
+    return answer.status_code, "".join(it.text for it in said) or answer.text
+
+
+def is_held(app: Celery, lease: Lease) -> bool:
+    return bool(Runtime.of(app).store.held(lease.key))
+
+
+def test_lock_that_nobody_renews_is_released(app: Celery, client: Client) -> None:
+    assert sign_in(client) == 303
+    lease = hold(app, "acme", ttl=SHORT)
+    release, stop = forms(client, lease)
+    assert (release["action"], stop["action"]) == ("/release", "/stop")
+    assert press(client, release) == (200, "Released: it was not renewed in time.")
+
+
+def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign_in(client)
+    lease = hold(app, "acme", ttl=1.0)
+    release, _ = forms(client, lease)
+    store = Runtime.of(app).store
+    monkeypatch.setattr(clock, "sleep", lambda _: store.renew([lease], timeout=1.0))
+    status, said = press(client, release)
+    assert status == 200
+    assert said == "Not released: its holder is alive and renews it."
+    assert is_held(app, lease)
+
+
+def test_what_would_take_too_long_is_not_waited_for(app: Celery, client: Client) -> None:
+    sign_in(client)
+    lease = hold(app, "acme", ttl=3600.0)
+    release, _ = forms(client, lease)
+    assert "is known in" in press(client, release)[1]
+    assert is_held(app, lease)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["release", "stop"])
+def test_only_the_hold_that_was_seen_is_meant(app: Celery, client: Client, number: int) -> None:
+    sign_in(client)
+    seen = hold(app, "acme")
+    form = forms(client, seen)[number]
+    store = Runtime.of(app).store
+    store.free(seen)
+    later = hold(app, "acme", ttl=SHORT)
+    assert later.key == seen.key
+    assert press(client, form) == (200, "It is not held any more by the holder that you saw; nothing was done.")
+    assert is_held(app, later)
+
+
+@pytest.mark.parametrize("changed", [{"slot": "1"}, {"slot": "²"}, {"key": "x"}, {"mark": ""}, {"mark": "é"}])
+def test_forms_that_were_tampered_with_do_nothing(app: Celery, client: Client, changed: dict[str, str]) -> None:
+    sign_in(client)
+    lease = hold(app, "acme", ttl=5.0)
+    for form in forms(client, lease):
+        status, said = press(client, form, **changed)
+        assert status == 200
+        assert "nothing was done" in said
+        assert is_held(app, lease)
+
+
+def test_owner_token_is_not_on_the_page(app: Celery, client: Client) -> None:
+    sign_in(client)
+    lease = hold(app, "acme")
+    (held,) = Runtime.of(app).store.held(lease.key)
+    text = client.get("/lock", params={"key": lease.key}).text
+    assert held.owner not in text
+    assert actions.mark_of(HeldLock.of(lease.key, held)) in text
+
+
+class Control:
+    """In the place of `app.control`: one worker that answers."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[dict[str, Any]] = []
+
+    def broadcast(self, command: str, **options: Any) -> Any:
+        self.asked.append({"command": command, **options})
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([{"one@web": {"ok": "it notices <b>"}}], "The worker says: it notices <b>."),
+        ([{"one@web": {"error": "no"}}], "The worker says: no."),
+        ([{"two@web": {"ok": "not asked"}}], "Worker one@web did not answer"),
+        ([], "Worker one@web did not answer"),
+        (None, "Worker one@web did not answer"),
+        (["nonsense", {"one@web": 7}], "Worker one@web did not answer"),
+        (OSError("no broker"), "The worker cannot be asked: OSError: no broker."),
+    ],
+)
+def test_worker_of_the_holder_is_asked_to_stop_the_task(
+    app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch, answer: Any, said: str
+) -> None:
+    control = Control(answer)
+    monkeypatch.setattr(app, "control", control, raising=False)
+    sign_in(client)
+    lease = hold(app, "acme")
+    _, stop = forms(client, lease)
+    assert press(client, stop)[1].startswith(said)
+    (asked,) = control.asked
+    assert (asked["destination"], asked["arguments"]) == (["one@web"], {"key": lease.key})
+
+
+def test_nobody_runs_under_the_lock_of_a_message(app: Celery, client: Client) -> None:
+    sign_in(client)
+    assert forms(client, hold(app, "acme", queued=True)) == []
+    (only,) = forms(client, hold(app, "kept", pid=0))
+    assert only["action"] == "/release"
+
+
+class TestWhoMay:
+    def test_nobody_without_the_switch(self, app: Celery) -> None:
+        for options in ({"token": "", "allow_release": False}, {"allow_release": False}):
+            client = client_of(app, **options)
+            lease = hold(app, "acme", ttl=60)
+            if options.get("token") is None:
+                assert sign_in(client) == 303
+            assert forms(client, lease) == []
+            for action in ("/release", "/stop"):
+                answer = client.post(action, data={"key": lease.key}, headers={"origin": client.origin})
+                assert answer.status_code in (404, 405)
+            Runtime.of(app).store.free(lease)
+
+    def test_nobody_without_the_token(self, app: Celery, client: Client) -> None:
+        lease = hold(app, "acme")
+        assert forms(client, lease) == []
+        for token in ("", "wrong", TOKEN[:-1], f"{TOKEN} ", "é" * 20):
+            assert sign_in(client, token) == 403
+        assert client.cookies == {}
+        assert press(client, {"action": "/release", "key": lease.key, "sure": "yes", "proof": ""})[0] == 403
+
+    def test_session_is_in_a_cookie_that_no_script_and_no_other_site_has(self, client: Client) -> None:
+        answer = client.post("/login", data={"token": TOKEN}, headers={"origin": client.origin})
+        cookie = answer.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert "path=/" in cookie
+        assert TOKEN not in cookie
+
+    def test_form_of_another_session_or_site_is_refused(self, app: Celery, client: Client) -> None:
+        sign_in(client)
+        lease = hold(app, "acme", ttl=SHORT)
+        release, _ = forms(client, lease)
+        other = client_of(app)
+        sign_in(other)
+        assert press(other, release)[0] == 403
+        fields = {name: value for name, value in release.items() if name != "action"}
+        for origin in ("http://evil.example", "null", "http://localhost:1", "https://localhost:9809.evil.example"):
+            assert client.post("/release", data=fields, headers={"origin": origin}).status_code == 403
+        assert client.post("/release", data=fields).status_code == 403, "without an origin"
+        assert press(client, release, proof="")[0] == 403
+        assert press(client, release, proof=release["proof"][:-1])[0] == 403
+        assert press(client, release, sure="")[0] == 400
+
+    def test_other_site_by_a_name_of_its_own_is_refused_as_well(self, app: Celery, client: Client) -> None:
+        """DNS rebinding: the browser sends the cookie of that name, and that name as the host and the origin."""
+        sign_in(client)
+        release, _ = forms(client, hold(app, "acme", ttl=SHORT))
+        fields = {name: value for name, value in release.items() if name != "action"}
+        evil = {"host": "evil.example:9809", "origin": "http://evil.example:9809"}
+        assert client.post("/release", data=fields, headers=evil).status_code == 421
+
+    def test_session_ends(self, client: Client, monkeypatch: pytest.MonkeyPatch, app: Celery) -> None:
+        sign_in(client)
+        lease = hold(app, "acme")
+        release, _ = forms(client, lease)
+        wall = clock.wall
+        with monkeypatch.context() as patch:
+            patch.setattr(clock, "wall", lambda: wall() + access.SESSION + 1)
+            assert press(client, release)[0] == 403
+
+    def test_sign_out_ends_it_in_the_browser(self, client: Client) -> None:
+        sign_in(client)
+        page = Page(client.get("/login").text)
+        (proof,) = (it.attributes["value"] for it in page.all("input") if it.attributes.get("name") == "proof")
+        assert client.post("/logout", data={"proof": ""}, headers={"origin": client.origin}).status_code == 403
+        answer = client.post("/logout", data={"proof": proof}, headers={"origin": client.origin})
+        assert answer.status_code == 303
+        assert f'{COOKIE}=""; expires=' in answer.headers["set-cookie"]
+
+    @pytest.mark.parametrize("cookie", ["", "x", "1.2.3", "é", '";', f"{COOKIE}={'x' * 5000}"])
+    def test_nonsense_is_no_session(self, client: Client, cookie: str) -> None:
+        answer = client.get("/login", headers={"cookie": f"{COOKIE}={cookie}".encode()})
+        assert answer.status_code == 200
+        assert "You are signed in" not in answer.text
+
+    def test_long_form_is_no_form(self, client: Client) -> None:
+        fields = {"token": TOKEN, "more": "x" * 100_000}
+        assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
+
+
+class TestPrivate:
+    @pytest.fixture
+    def client(self, app: Celery) -> Client:
+        hold(app, "acme")
+        return client_of(app, private=True, allow_release=False)
+
+    @pytest.mark.parametrize("address", ["/", "/locks", "/doctor", "/search?q=x", "/nowhere"])
+    def test_pages_lead_to_the_door(self, client: Client, address: str) -> None:
+        answer = client.get(address)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+        assert sign_in(client) == 303
+        assert client.get(address).headers.get("location") != "/login"
+
+    @pytest.mark.parametrize("address", ["/metrics", "/stream?at=locks"])
+    def test_programs_send_the_token(self, client: Client, address: str) -> None:
+        for value in ("", "Bearer x", TOKEN, f"Basic {TOKEN}"):
+            assert client.get(address, headers={"authorization": value}).status_code == 401
+        if address == "/metrics":
+            assert client.get(address, headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+    def test_door_shows_nothing_of_the_locks(self, client: Client) -> None:
+        answer = client.get("/login")
+        assert answer.status_code == 200
+        assert "acme" not in answer.text
+
+
+def test_session_of_another_token_is_none() -> None:
+    one, other = (Access(["localhost"], token=token) for token in (TOKEN, TOKEN + "2"))
+    assert one.is_session(one.new_session())
+    assert not other.is_session(one.new_session())
+    assert not Access(["localhost"]).is_session(one.new_session())

@@ -1,0 +1,415 @@
+"""The page in a real browser, with 5 and with 5,000 locks on a real Redis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from celery import Celery
+from playwright.sync_api import Browser, Page, expect
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.web import LOOPBACK, Access, Site, live
+from celery_singleton_lock.web.guard import Guard
+from tests.patience import LIMIT
+from tests.web.browser import launched, served
+from tests.web.scenes import HOSTILE, TASK, entry, hold, with_task, write
+
+#: Browsers of one process cannot be beside each other.
+pytestmark = pytest.mark.xdist_group("browser")
+
+PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", "doctor", f"task?name={TASK}", "id?id=id-of-tenant-1")
+
+TOKEN = "a-token-of-these-tests"
+
+PATIENCE = LIMIT * 1000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as browser:
+        yield browser
+
+
+@dataclass
+class Visit:
+    """Somebody who looks at the page of an app.
+
+    Attributes:
+        page: the browser's.
+        app: Celery's.
+        url: of the page, without a slash at its end.
+        wrong: what the browser has complained about: errors of scripts, violations of the policy for content, dialogs.
+    """
+
+    page: Page
+    app: Celery
+    url: str
+    wrong: list[str] = field(default_factory=list)
+
+    def go(self, address: str = "") -> Page:
+        self.page.goto(f"{self.url}/{address}")
+        return self.page
+
+    def is_live(self) -> None:
+        expect(self.page.locator("#state")).to_have_text("Live")
+
+    def row(self, text: str, region: str = "locks") -> Any:
+        return self.page.locator(f"[data-region={region}] > tr").filter(has_text=text)
+
+
+Visiting = Callable[..., Visit]
+
+
+@pytest.fixture
+def visit(browser: Browser, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visiting]:
+    """Open the page of a new app; options are those of a browser's context."""
+    monkeypatch.setattr(live, "INTERVAL", 0.1)
+    expect.set_options(timeout=PATIENCE)
+    with ExitStack() as exits:
+
+        def visiting(
+            server: RedisServer = redis_server, *, site: dict[str, Any] | None = None, **context: Any
+        ) -> Visit:
+            app = with_task(Celery("shop", broker=server.url, set_as_current=False))
+            app.conf.update(result_backend=server.url, broker_connection_max_retries=1)
+            made_site = Site(app, Access(LOOPBACK, **(site or {})))
+            guarded = Guard(made_site.app, made_site.access)
+            url = exits.enter_context(served(guarded, end=made_site.live.close))
+            opened = browser.new_context(**context)
+            exits.callback(opened.close)
+            opened.set_default_timeout(PATIENCE)
+            page = opened.new_page()
+            made = Visit(page, app, url)
+            page.on("pageerror", lambda error: made.wrong.append(str(error)))
+            page.on("dialog", lambda dialog: (made.wrong.append(dialog.message), dialog.dismiss()))
+            page.on("console", lambda message: message.type == "error" and made.wrong.append(message.text))
+            return made
+
+        yield visiting
+
+
+def five(visit: Visit) -> list[Lease]:
+    """Five locks, and what happened before."""
+    leases = [hold(visit.app, f"tenant-{number}") for number in range(4)]
+    leases.append(hold(visit.app, "queued-one", queued=True))
+    write(
+        visit.app,
+        *(entry(visit.app, f"tenant-{number}", ago=60 - number) for number in range(4)),
+        entry(visit.app, "tenant-1", "skip", holder="id-of-tenant-1", holder_node="one@web"),
+    )
+    return leases
+
+
+def test_each_page_opens_without_a_complaint(visit: Visiting) -> None:
+    made = visit()
+    lease, *_ = five(made)
+    for address in (*PAGES, f"lock?key={lease.key}"):
+        made.go(address)
+        expect(made.page.locator("h1")).to_be_visible()
+        if address != "doctor":
+            made.is_live()
+    assert made.wrong == []
+
+
+def test_locks_come_and_go_while_somebody_looks(visit: Visiting) -> None:
+    made = visit()
+    lease, *_ = five(made)
+    made.go("locks")
+    expect(made.page.locator("[data-region=locks] > tr")).to_have_count(5)
+    made.is_live()
+    hold(made.app, "a-new-one")
+    expect(made.row("a-new-one")).to_have_count(1)
+    Runtime.of(made.app).store.free(lease)
+    expect(made.row("tenant-0")).to_have_count(0)
+    assert made.wrong == []
+
+
+def test_page_stands_still_when_it_is_told_to(visit: Visiting) -> None:
+    made = visit()
+    five(made)
+    made.go("locks")
+    made.is_live()
+    pause = made.page.get_by_role("button", name="Pause")
+    pause.click()
+    expect(made.page.locator("#state")).to_have_text("Paused")
+    expect(pause).to_have_attribute("aria-pressed", "true")
+    hold(made.app, "a-new-one")
+    pause.click()
+    made.is_live()
+    expect(made.row("a-new-one")).to_have_count(1)
+
+
+def test_time_goes_on_by_itself(visit: Visiting) -> None:
+    made = visit()
+    five(made)
+    made.go("locks")
+    shown = made.page.locator("time[data-since]").first
+    before = shown.inner_text()
+    expect(shown).not_to_have_text(before)
+
+
+def test_timeline_moves(visit: Visiting) -> None:
+    made = visit()
+    five(made)
+    made.go("timeline?minutes=2")
+    made.is_live()
+    picture = made.page.locator("td.lane svg").first
+    expect(picture).to_have_attribute("viewBox", re.compile(r"^\S+ 0 120 \d+$"))
+    before = picture.get_attribute("viewBox") or ""
+    expect(picture).not_to_have_attribute("viewBox", before)
+    hold(made.app, "a-new-one")
+    expect(made.row("a-new-one", "lanes")).to_have_count(1)
+    # What runs reaches to the right edge, which is now.
+    bar = made.row("a-new-one", "lanes").locator("rect.now")
+    box, lane = bar.bounding_box(), made.row("a-new-one", "lanes").locator("svg").bounding_box()
+    assert box is not None
+    assert lane is not None
+    assert box["x"] < lane["x"] + lane["width"] <= box["x"] + box["width"]
+    assert made.wrong == []
+
+
+def test_nothing_that_others_have_written_is_carried_out(visit: Visiting) -> None:
+    made = visit()
+    hold(made.app, "first", label=HOSTILE, task_id=HOSTILE, node=HOSTILE)
+    texts = dict.fromkeys(("task", "task_id", "node", "holder", "holder_node", "scheduled", "label"), HOSTILE)
+    write(made.app, *(entry(made.app, "x", kind)._replace(**texts) for kind in ("run", "skip", "retry", "free")))
+    for address in ("", "locks", "timeline", "refused", "tasks", "beat"):
+        made.go(address)
+        made.is_live()
+    made.go("locks")
+    made.is_live()
+    hold(made.app, "second", label=f"second{HOSTILE}", task_id=HOSTILE, node=HOSTILE)
+    expect(made.row("second")).to_have_count(1)  # By the stream.
+    made.row("second").locator("a").first.click()
+    expect(made.page.locator("h1")).to_contain_text("second")
+    assert made.page.locator("main img, main script").count() == 0
+    assert made.wrong == []
+
+
+def test_all_pages_work_without_script(visit: Visiting) -> None:
+    made = visit(java_script_enabled=False)
+    lease, *_ = five(made)
+    for address in (*PAGES, f"lock?key={lease.key}"):
+        made.go(address)
+        expect(made.page.locator("h1")).to_be_visible()
+    page = made.go("timeline")
+    expect(page.locator("td.lane svg").first).to_have_attribute("viewBox", re.compile(r" 0 600\.0 \d+$"))
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    page.get_by_label("Find a lock").fill("tenant-2")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-region=locks] > tr")).to_have_count(1)
+    page.get_by_role("link", name="tenant=tenant-2").click()
+    expect(page.locator("h1")).to_have_text("tenant=tenant-2")
+    page.get_by_role("link", name="id-of-tenant-2").first.click()
+    expect(page.locator("h1")).to_contain_text("id-of-tenant-2")
+
+
+def test_keyboard_reaches_the_content_and_stays_where_it_is(visit: Visiting) -> None:
+    made = visit()
+    lease, *_ = five(made)
+    page = made.go("locks")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#main")
+    made.is_live()
+    link = made.row("tenant-0").locator("a").first
+    link.focus()
+    row = made.row("tenant-0").element_handle()
+    store = Runtime.of(made.app).store
+    store.free(lease)
+    hold(made.app, "tenant-0", node="two@web")
+    expect(made.row("two@web")).to_have_count(1)
+    page.wait_for_function("row => !row.isConnected", arg=row)
+    expect(made.row("tenant-0").locator("a").first).to_be_focused()
+
+
+@pytest.mark.parametrize("width", [320, 375, 1280])
+def test_pages_fit_into_their_window(visit: Visiting, width: int) -> None:
+    made = visit(viewport={"width": width, "height": 700})
+    lease, *_ = five(made)
+    hold(made.app, "wide", label="w" * 200, task_id="x" * 200, node="y" * 200)
+    for address in (*PAGES, f"lock?key={lease.key}"):
+        made.go(address)
+        widths = made.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert widths[0] <= widths[1], address
+
+
+def test_tables_stay_tables_for_screen_readers_on_a_phone(visit: Visiting) -> None:
+    made = visit(viewport={"width": 375, "height": 700})
+    five(made)
+    page = made.go("locks")
+    table = page.get_by_role("table", name="Locks that are held")
+    expect(table.get_by_role("row")).to_have_count(6)
+    expect(table.get_by_role("columnheader", name="held by")).to_have_count(1)
+    expect(table.get_by_role("rowheader", name="tenant=tenant-0")).to_have_count(1)
+    expect(page.get_by_role("navigation", name="Pages of the locks")).to_be_visible()
+    expect(page.get_by_role("search")).to_be_visible()
+    for box in page.get_by_role("searchbox").all():
+        assert box.evaluate("box => box.labels.length") == 1
+
+
+#: The least contrast of any text on the page, with the text; as WCAG 2.2 counts it.
+CONTRAST = """() => {
+  const bright = (rgb) => {
+    const linear = (part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = rgb.map((part) => linear(part / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const parts = (color) => (color.match(/[\\d.]+/g) || []).map(Number);
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const found = parts(getComputedStyle(element).backgroundColor);
+      if (found.length === 3 || found[3] > 0) return found.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
+  let least = [99, ""];
+  for (const element of document.querySelectorAll(".exclusive-locks *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || element.closest("svg, title")) continue;
+    const [a, b] = [parts(getComputedStyle(element).color).slice(0, 3), behind(element)].map(bright);
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < least[0]) least = [contrast, element.textContent];
+  }
+  return least;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_in_dark(visit: Visiting, scheme: str) -> None:
+    made = visit(color_scheme=scheme)
+    lease, *_ = five(made)
+    write(made.app, *(entry(made.app, "x", "run", outcome=it) for it in ("FAILURE", "RETRY", "LOST")))
+    for address in (*PAGES, f"lock?key={lease.key}"):
+        made.go(address)
+        contrast, text = made.page.evaluate(CONTRAST)
+        assert contrast >= 4.5, (address, text)
+    back = made.page.locator(".exclusive-locks").evaluate("it => getComputedStyle(it).backgroundColor")
+    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_page_says_that_the_lock_server_is_gone_and_goes_on(visit: Visiting, own_redis: RedisServer) -> None:
+    made = visit(own_redis)
+    five(made)
+    made.go("locks")
+    made.is_live()
+    own_redis.kill()
+    expect(made.page.get_by_role("alert")).to_contain_text("The lock server does not answer")
+    expect(made.page.locator("#state")).to_have_text("Waiting for the lock server")
+    expect(made.row("tenant-0")).to_have_count(1)
+    own_redis.start()
+    made.is_live()
+    expect(made.page.get_by_role("alert")).to_have_text("")
+    expect(made.row("No lock is held.")).to_have_count(1)
+    hold(made.app, "a-new-one")
+    expect(made.row("a-new-one")).to_have_count(1)
+
+
+class TestFiveThousand:
+    @pytest.fixture
+    def made(self, visit: Visiting) -> Visit:
+        made = visit()
+        for number in range(5000):
+            hold(made.app, f"tenant-{number}")
+        write(made.app, *(entry(made.app, f"tenant-{number}", ago=30) for number in range(0, 5000, 10)))
+        return made
+
+    def test_page_stays_useful(self, made: Visit) -> None:
+        sizes: list[int] = []
+        client = made.page.context.new_cdp_session(made.page)
+        client.send("Network.enable")
+        client.on("Network.eventSourceMessageReceived", lambda event: sizes.append(len(event["data"])))
+        page = made.go("")
+        expect(page.locator("[data-region=tiles]")).to_contain_text("5,000")
+        made.go("locks")
+        expect(page.locator("[data-region=locks] > tr")).to_have_count(50)
+        expect(page.get_by_text("page 1 of 100")).to_be_visible()
+        page.get_by_role("link", name="Next").click()
+        expect(page.get_by_text("page 2 of 100")).to_be_visible()
+        page.get_by_label("Containing").fill("tenant-4321")
+        page.get_by_role("button", name="Show").click()
+        expect(made.row("tenant-4321")).to_have_count(1)
+        made.is_live()
+        first = len(sizes)
+        hold(made.app, "another/tenant-4321")
+        expect(made.row("another/tenant-4321")).to_have_count(1)
+        assert max(sizes[first:]) < 5_000
+        assert max(sizes) < 100_000
+        made.go("timeline")
+        expect(page.locator("[data-region=lanes] > tr")).to_have_count(30)
+        made.is_live()
+        assert made.wrong == []
+
+
+class TestActing:
+    @pytest.fixture
+    def made(self, visit: Visiting) -> Visit:
+        return visit(site={"token": TOKEN, "allow_release": True})
+
+    def sign_in(self, made: Visit) -> None:
+        page = made.go("")
+        page.get_by_role("link", name="Sign in").click()
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("link", name="Signed in")).to_be_visible()
+
+    def test_lock_is_released_by_whoever_is_signed_in(self, made: Visit) -> None:
+        lease = hold(made.app, "acme", ttl=5.0)
+        page = made.go(f"lock?key={lease.key}")
+        expect(page.get_by_role("button", name="Release")).to_have_count(0)
+        self.sign_in(made)
+        made.go(f"lock?key={lease.key}")
+        button = page.get_by_role("button", name="Release the lock")
+        button.click()  # The box is not ticked: the browser does not send the form.
+        assert "/lock?" in page.url
+        page.get_by_label("Release it if").check()
+        button.click()
+        expect(page.locator("main [role=status]")).to_have_text("Released: it was not renewed in time.")
+        assert Runtime.of(made.app).store.held(lease.key) == []
+        assert made.wrong == []
+
+    def test_other_site_cannot_press_the_buttons(self, made: Visit) -> None:
+        """Another port of the same host is the same site: the browser sends the cookie."""
+        self.sign_in(made)
+        lease = hold(made.app, "acme", ttl=60.0)
+        made.go(f"lock?key={lease.key}")
+        (release, *_) = made.page.locator("form[action$='/release']").all()
+        fields = release.evaluate("form => [...new FormData(form)]")
+        inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in [*fields, ("sure", "yes")])
+        form = f'<form action="{made.url}/release" method="post">{inputs}<button>Win a prize</button></form>'
+
+        async def lure(_: Any) -> HTMLResponse:
+            return HTMLResponse(form)
+
+        with served(Starlette(routes=[Route("/", lure)])) as evil:
+            made.page.goto(evil)
+            made.page.get_by_role("button").click()
+            expect(made.page.locator("body")).to_contain_text("Forms of this page are taken from this page only.")
+        assert Runtime.of(made.app).store.held(lease.key) != []
+
+    def test_other_site_can_neither_read_nor_frame_the_page(self, made: Visit) -> None:
+        hold(made.app, "acme")
+
+        async def lure(_: Any) -> HTMLResponse:
+            return HTMLResponse(f'<h1>Evil</h1><iframe src="{made.url}/"></iframe>')
+
+        with served(Starlette(routes=[Route("/", lure)])) as evil:
+            made.page.goto(evil)
+            read = "url => fetch(url, {credentials: 'include'}).then((it) => it.text(), () => 'refused')"
+            assert made.page.evaluate(read, f"{made.url}/locks") == "refused"
+            assert made.page.evaluate(read.replace("'include'", "'include', mode: 'no-cors'"), made.url) in (
+                "",
+                "refused",
+            )
+            assert all("acme" not in frame.content() for frame in made.page.frames)
