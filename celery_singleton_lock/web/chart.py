@@ -154,7 +154,7 @@ def _bars(run: Entry, row: int, origin: float) -> Iterator[Bar]:
     title = in_words(run)
     if run.waited >= 0.05:
         yield Bar("wait", round(x - run.waited, 2), round(run.waited, 2), row, title)
-    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost", "SUPERSEDED": "again"}.get(
+    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost", "SUPERSEDED": "lost"}.get(
         run.outcome, "failed"
     )
     yield Bar(kind, x, round(run.ended - run.began, 2), row, title)
