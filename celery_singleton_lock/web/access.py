@@ -28,7 +28,7 @@ SESSION = 12 * 3600
 #: The cookie of a session.
 COOKIE = "exclusive_locks_session"
 
-#: What each answer says. No script and no style but ours, in nobody's frame, in no cache.
+#: What each answer says. No script and no style but its own, in nobody's frame, in no cache.
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",

@@ -55,7 +55,7 @@ class Asked:
         )
 
     def query(self, **changed: object) -> dict[str, object]:
-        """As it stands in an address; what is the default is left out."""
+        """As it is in an address; what is the default is left out."""
         found = {
             "q": self.search,
             "key": self.key,

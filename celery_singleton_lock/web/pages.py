@@ -211,7 +211,7 @@ PAGES: Mapping[str, Maker] = {
     "beat": beat,
 }
 
-#: What stands in the bar on top: addresses and names.
+#: What is in the bar on top: addresses and names.
 MENU = (
     ("", "Overview"),
     ("locks", "Locks"),
