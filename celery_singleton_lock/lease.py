@@ -26,9 +26,11 @@ class Hold:
         limit: how many may hold the key at once; each holds another slot of it.
         slot: which one; None where only the owner is known.
         ending: whether it was asked to be freed, and there was no answer.
+        superseded_by: the id of the newer task for which whoever has it is to stop; None where no renewal has said
+            that. It is held until then.
     """
 
-    __slots__ = ("__weakref__", "ending", "key", "limit", "owner", "slot", "ttl")
+    __slots__ = ("__weakref__", "ending", "key", "limit", "owner", "slot", "superseded_by", "ttl")
 
     def __init__(self, key: str, owner: str, *, ttl: float, limit: int = 1, slot: int | None = None) -> None:
         self.key = key
@@ -37,11 +39,16 @@ class Hold:
         self.limit = limit
         self.slot = slot
         self.ending = False
+        self.superseded_by: str | None = None
 
     @classmethod
     def of_nobody(cls, key: str) -> Hold:
         """A hold that is none, for what is said about a key; its ttl is how long that may take, see `Redlock`."""
         return Hold(key, new_owner(), ttl=30.0)
+
+    def supersede(self, by: str | None) -> None:
+        """Have whoever has it stop for a newer task, the first that has said so; None: nobody has."""
+        self.superseded_by = by if self.superseded_by is None else self.superseded_by
 
     @property
     def good_for(self) -> float:
@@ -59,8 +66,6 @@ class Lease(Hold):
         fence: a number that is higher for every later holder of the same key. Let the system that you write to refuse
             a lower number than it has seen, and a stale holder cannot do harm. 0 if no lock is held.
         reason: why the lease was lost; None while it is not.
-        superseded_by: the id of the newer task for which this execution is to stop; None if there is none. The lease
-            is held until then.
     """
 
     # Written by the thread that renews it (`extend`, `lose`), read by the one that runs under it; each attribute is
@@ -68,7 +73,7 @@ class Lease(Hold):
     # - trusted_until: on `clock.now()`; after it somebody else may hold the lock.
     # - bound: the least ttl of the renewals that may or may not be carried out, see `doubt`.
     # - ask: asks the store whether a lease is still held, and extends or loses it; set by the part that renews it.
-    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "superseded_by", "trusted_until")
+    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(
         self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
@@ -77,8 +82,8 @@ class Lease(Hold):
         self.key, self.owner, self.ttl, self.limit, self.slot, self.ending = key, owner, ttl, limit, slot, False
         self.fence = fence
         self.pid = os.getpid()
-        self.reason: str | None = None
         self.superseded_by: str | None = None
+        self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
         self.bound = float("inf")
         self.acquired_at, self.renewals = sent_at, 0
@@ -130,10 +135,6 @@ class Lease(Hold):
         """Trust the lease anew from `sent_at`, when the command that renewed it was sent."""
         self.renewals += 1
         self.trusted_until = trust.end_of(sent_at, self.good_for)
-
-    def supersede(self, by: str | None) -> None:
-        """Have whoever runs under it stop for a newer task, the first that has said so; None: nobody has."""
-        self.superseded_by = by if self.superseded_by is None else self.superseded_by
 
     def asked_for(self, ttl: float) -> Lease:
         """The same hold, as it will be if the store gives it another ttl."""

@@ -66,7 +66,8 @@ class StopCalls:
                 failures += 1
                 clock.sleep(chance.spread(min(PAUSE * 2.0 ** min(failures, 10), MAX_PAUSE)))
             else:
-                if stop is not None:
+                # Whatever else is under the same watch is nobody's to stop.
+                if stop is not None and stop.owner in self._owners:
                     self._heartbeat.supersede(stop.owner, stop.by)
         if stops is not None:
             stops.close()

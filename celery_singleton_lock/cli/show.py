@@ -80,7 +80,8 @@ def _times(lock: HeldLock) -> str:
     if holder is None:
         return "this package did not write the value" + ("; it never expires" if lock.expires_in is None else "")
     over = "; that process is gone" if process_identity.is_over(holder.process) else ""
-    return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}"
+    stops = f"; was told to stop for task {holder.superseded_by}" if holder.superseded_by is not None else ""
+    return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}{stops}"
 
 
 def _known(record: Record) -> str:

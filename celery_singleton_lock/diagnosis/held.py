@@ -88,6 +88,7 @@ class HeldLock:
             "ttl": self.ttl,
             "waiters": self.held.waiters,
             "scope": self.scope,
+            "superseded_by": self.holder.superseded_by,
         }
 
     def lock_in_words(self) -> str:

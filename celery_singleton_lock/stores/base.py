@@ -263,7 +263,7 @@ class LockStore(Protocol):
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         """Give each hold its whole ttl again, in one round trip; False for those that are no longer held. A store that
-        knows the order of messages says to a lease for whom it is to stop (`Lease.superseded_by`).
+        knows the order of messages says for whom a holder is to stop (`Hold.superseded_by`).
 
         Args:
             holds: those to renew; those that are leases are trusted anew by this call.

@@ -280,7 +280,7 @@ class MemoryStore:
         live[slot].ends_at = sent_at + hold.ttl
         if isinstance(hold, Lease):
             hold.extend(sent_at)
-            hold.supersede(live[slot].holder.superseded_by)
+        hold.supersede(live[slot].holder.superseded_by)
         return True
 
     def _live(self, key: str) -> dict[int, Occupant]:

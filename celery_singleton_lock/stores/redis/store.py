@@ -126,6 +126,7 @@ class RedisStore:
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
                 hold.extend(sent_at)
+            if ours:
                 hold.supersede(superseded[hold])
         if errors:
             raise self._unavailable(errors[0]) from errors[0]
