@@ -87,7 +87,7 @@ class LockStep(bootsteps.StartStopStep):
     """
 
     name = "singleton-lock"
-    # After all that forks: the child of a fork waits for ever for what a thread of ours was just importing.
+    # After all that forks: the child of a fork waits forever for what a thread here was just importing.
     requires = ("celery.worker.components:Pool", "celery.worker.components:Beat")
 
     def __init__(
@@ -106,7 +106,7 @@ class LockStep(bootsteps.StartStopStep):
             conf.singleton_lock_ttl = singleton_lock_ttl
         if singleton_lock_disable:
             conf.singleton_lock_enabled = False
-        # With -E only this worker knows; the processes of its pool send events of ours.
+        # With -E only this worker knows; the processes of its pool send this package's events.
         conf.worker_send_task_events = bool(parent.task_events)
 
     def include_if(self, parent: Any) -> bool:
