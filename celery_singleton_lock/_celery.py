@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
+from celery.app import trace
 from celery.app.control import Inspect
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context, Task
@@ -38,6 +40,7 @@ LOOKED_AT = {
 
 #: Their stubs leave these parts out.
 _internal_state: Any = _state
+_trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
 _serialization: Any = serialization
@@ -387,6 +390,26 @@ def let_pauses_switch() -> None:
     """
     if _functional.sleep is not time.sleep:
         _functional.sleep = time.sleep
+
+
+def reword_ignored(reword: Callable[[str], str | None]) -> None:
+    """Have the log of an execution that ends by an `Ignore` say what `reword` makes of the exception's repr.
+
+    Where that is None, or the log has another form, it says "ignored" as before.
+
+    Promise: a message that is put back does not read as one that was ignored.
+    Touches: celery.app.trace.logger, celery.app.trace.log_policy_ignore
+    """
+
+    def look(record: logging.LogRecord) -> bool:
+        context = record.args
+        if isinstance(context, dict) and context.get("description") == _trace.log_policy_ignore.description:
+            words = reword(str(context.get("exc", "")))
+            record.args = context if words is None else {**context, "description": words}
+        return True
+
+    if not any(getattr(known, "__qualname__", "") == look.__qualname__ for known in _trace.logger.filters):
+        _trace.logger.addFilter(look)
 
 
 def ask_each_worker(inspect: Inspect, command: str) -> Any:

@@ -17,6 +17,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.pulse import Renews, pulse
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
@@ -31,9 +32,14 @@ FAREWELL = 1.0
 
 
 class Heartbeat(Renews):
-    """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share."""
+    """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share.
+
+    Attributes:
+        outage: what this process says while the store does not answer.
+    """
 
     def __init__(self, store: Store) -> None:
+        self.outage = Outage()
         self._store = store
         self._closed = False
         self.start_anew()
@@ -123,7 +129,7 @@ class Heartbeat(Renews):
         try:
             renewed = self._store.renew(leases, timeout=step)
         except LockUnavailable as error:
-            logger.warning("heartbeat: %d leases not renewed, trying again: %s", len(leases), error)
+            self.outage.failed(error, leases)
             for (watched, lease), before in zip(pairs, renewals, strict=True):
                 if lease.renewals > before:
                     watched.due_at = due_after(lease)  # It was some other that got no answer.
@@ -140,6 +146,7 @@ class Heartbeat(Renews):
             self._renew(pairs[:middle], began)
             self._renew(pairs[middle:], began)
         else:
+            self.outage.answered(self._store.server)
             for (watched, lease), ours in zip(pairs, renewed, strict=True):
                 if ours:
                     watched.due_at = due_after(lease)

@@ -62,19 +62,17 @@ class Hold:
 class Lease(Hold):
     """One execution's hold of a lock, trusted until a moment.
 
-    Written by the thread that renews it (`extend`, `lose`), read by the one that runs under it; each attribute is
-    replaced whole, so neither needs a mutex.
-
     Attributes:
         fence: a number that is higher for every later holder of the same key. Let the system that you write to refuse
-            a lower one than it has seen, and a stale holder cannot do harm. 0 when no lock is held.
-        trusted_until: on `clock.now()`; after it somebody else may hold the lock.
-        good_for: seconds for which a renewal is trusted: the ttl, or `bound` where that is less.
-        bound: the least ttl of the renewals of which nobody knows whether they will be carried out, see `doubt`.
+            a lower number than it has seen, and a stale holder cannot do harm. 0 if no lock is held.
         reason: why the lease was lost; None while it is not.
-        ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
+    # Written by the thread that renews it (`extend`, `lose`), read by the one that runs under it; each attribute is
+    # replaced whole, so neither needs a mutex. For the renewal:
+    # - trusted_until: on `clock.now()`; after it somebody else may hold the lock.
+    # - bound: the least ttl of the renewals that may or may not be carried out, see `doubt`.
+    # - ask: asks the store whether a lease is still held, and extends or loses it; set by the part that renews it.
     __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(
@@ -96,7 +94,7 @@ class Lease(Hold):
 
     @property
     def held(self) -> bool:
-        """Whether the lock can still be believed to be ours."""
+        """Whether the lock can still be trusted to be held."""
         return self.reason is None and self.remaining > 0
 
     @property
@@ -109,11 +107,16 @@ class Lease(Hold):
         """Seconds for which the lease is still trusted; renewals push the end out."""
         return self.trusted_until - clock.now()
 
-    def check(self) -> None:
-        """Say so if the lock is lost; costs no round trip while the lease is trusted.
+    @property
+    def give_up_at(self) -> float:
+        """When its task is stopped unless it is renewed: early enough for that to end while the lock is held."""
+        return self.trusted_until - self.good_for * trust.GIVE_UP_BEFORE
 
-        A process that slept past the end of its lease asks the store: what is still there under our owner was nobody
-        else's in between. Nothing stops one that is paused right after this call: where that matters, use `fence`.
+    def check(self) -> None:
+        """Raise an error if the lock is lost; costs no round trip while the lease is trusted.
+
+        A process that slept past the end of its lease asks the store: if its hold is still there, nobody else had the
+        lock in between. Nothing stops a process that is paused right after this call; if that matters, use `fence`.
 
         Raises:
             LockLost: the lease ended or was taken.

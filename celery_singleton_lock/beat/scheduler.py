@@ -44,7 +44,7 @@ MAX_CLAIM = 5.0
 class ExclusiveScheduler(Scheduler):
     """Makes a scheduler exclusive: of all beats that run it, one sends each tick.
 
-    The wrapped scheduler exists only while this beat leads: it is made anew each time, from its own file or database
+    The wrapped scheduler exists only while this beat leads. It is made anew each time, from its own file or database
     and the shared record of what was sent.
     """
 

@@ -25,7 +25,7 @@ _FEW = 5
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Show all that is known about one lock: that of KEY, or of a call of TASK.
 
-    Each ARG is JSON or, where it is not valid JSON, a text; name=value gives a keyword argument.
+    Each ARG is JSON, or else a text; name=value is a keyword argument.
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)

@@ -251,7 +251,7 @@ class LockStore(Protocol):
 
     @property
     def server(self) -> str:
-        """Where the locks are kept, for messages: without a password."""
+        """The place of the locks in messages, without a password."""
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         """Take the lock if it is free, or reserved for this holder's message, for `ttl` seconds.

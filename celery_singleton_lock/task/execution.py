@@ -65,7 +65,7 @@ class Execution:
         )
 
     def __str__(self) -> str:
-        return with_label(named(self.task), self.holder.label)
+        return with_label(f"task {self.task.name}[{cleaned.text(self.request.id)}]", self.holder.label)
 
     def is_copy_of(self, found: Held) -> bool:
         """Whether another copy of this message, or another attempt, has the lock."""

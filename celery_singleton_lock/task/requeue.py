@@ -8,6 +8,7 @@ sent it. Its header says how often it was put back, and which owners earlier del
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -67,6 +68,12 @@ MAX_GIVEN_UP = 16
 
 class GoesOn(Ignore):
     """Ends an execution, and not its message: another copy of that is carried out, or will be."""
+
+    @classmethod
+    def read(cls, text: str) -> str | None:
+        """Why, of the repr of such an exception; None for other texts."""
+        found = re.fullmatch(rf"{cls.__name__}\('([^'\\]*)'\)", text)
+        return found and found[1]
 
 
 class Waits(NamedTuple):

@@ -5,6 +5,7 @@ Protocol: `docs/protocol.md`, section 6.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -130,7 +131,9 @@ class Run:
 
     def _say_loss(self) -> None:
         it, lease = self._execution, self._lease
-        logger.error("%s lost %s (%s): %s", it, lease.key, it.options.on_lock_lost, lease.reason)
+        what = "is stopped" if it.options.on_lock_lost == "abort" else "goes on"
+        held = clock.now() - self._began
+        logger.error("%s has lost its lock %s after %.1f s, and %s: %s", it, lease.key, held, what, lease.reason)
         self._send(signals.lock_lost, lease=lease, reason=lease.reason)
 
     def _free(self, ended: Outcome | None, reservation: Reservation | None) -> None:
@@ -142,7 +145,8 @@ class Run:
             kept = reservation or _for_nobody(it, ended, held)
             freed = it.runtime.store.free(lease, record=it.record(ended), reservation=kept)
         except LockUnavailable as error:
-            logger.warning("%s could not free %s, which expires by itself: %s", it, lease.key, error)
+            level = logging.WARNING if lease.held else logging.DEBUG  # That it is lost was said.
+            logger.log(level, "%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
             if ended is not None:
                 settling.settle_after(it, ended)

@@ -57,11 +57,11 @@ _OF_CANVAS = ("chain", "chord", "link", "link_error", "group_id", "root_id", "pa
 
 
 class DuplicateResult(AsyncResult):  # type: ignore[type-arg]
-    """The result of a call that was not sent: of the one whose message waits, or runs.
+    """The result of a call that was not sent: that of the message that waits or runs.
 
     Attributes:
-        lock_key: of the lock that this one has.
-        since: when it was sent, seconds since the epoch.
+        lock_key: the key of the lock that the other message has.
+        since: when that was sent, seconds since the epoch.
     """
 
     lock_key: str

@@ -59,7 +59,7 @@ class Outcome:
 
 
 def mark_of(lock: HeldLock) -> str:
-    """Names a hold on a page. Its owner token stays secret: who knows that could free the lock."""
+    """Names a hold on a page. Its owner token stays secret, since with that anybody could free the lock."""
     return hashlib.sha256(f"mark:{lock.held.owner}".encode()).hexdigest()[:32]
 
 

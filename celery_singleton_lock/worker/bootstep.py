@@ -19,13 +19,20 @@ from celery.utils.log import get_logger
 import celery_singleton_lock.worker.remote_control
 import celery_singleton_lock.worker.unread  # noqa: F401 - connects itself
 from celery_singleton_lock import process_identity
-from celery_singleton_lock._celery import begin_now, extend_every_app, has_free_slot, is_prefork, let_pauses_switch
+from celery_singleton_lock._celery import (
+    begin_now,
+    extend_every_app,
+    has_free_slot,
+    is_prefork,
+    let_pauses_switch,
+    reword_ignored,
+)
 from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
-from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task import key_report, requeue
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
@@ -67,7 +74,7 @@ def observe() -> None:
 
 
 def install(app: Celery) -> None:
-    """Give the app's workers our options and our step; a second call changes nothing."""
+    """Give the app's workers the options of this package, and its bootstep; a second call changes nothing."""
     app.user_options["worker"].update((_BACKEND, _TTL, _DISABLE))
     app.steps["worker"].add(LockStep)
 
@@ -123,6 +130,7 @@ class LockStep(bootsteps.StartStopStep):
             _look_after_processes(parent, runtime)
         _have_copies_wait(parent, runtime)
         observe()
+        reword_ignored(requeue.GoesOn.read)
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
             settings.backend.masked,

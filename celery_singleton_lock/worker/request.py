@@ -62,7 +62,7 @@ def abandon(app: Any, hold: Hold) -> None:
 
 
 class SingletonRequest(WorkerRequest):
-    """Celery's request for an exclusive task. A task with a request class of its own derives that from this one."""
+    """Celery's request for an exclusive task. If a task has a request class of its own, derive that from this one."""
 
     #: What `audit` looks for in a request class of the user's.
     looks_after_its_lock: ClassVar[bool] = True

@@ -117,7 +117,7 @@ def test_wrong_password_is_said_and_nothing_is_lost(
     shop = shop_on(redis_server, singleton_lock_backend=f"redis://:wrong@127.0.0.1:{locked_redis.port}/2")
     (worker,) = shop.start("one")
     result = shop.send("exclusive", "report")
-    _wait_for_log(worker, "is put back")
+    _wait_for_log(worker, "put back, due in")
     assert "AuthenticationError" in worker.log
     assert result.state == "PENDING"
     assert shop.record.runs() == []

@@ -25,10 +25,10 @@ from tests.simulation.world import Running
 OFTEN = 0.2
 
 #: Seconds in which a copy in line hears that the other one has ended; and those that each one before it may take.
-HEARD, EACH = 3.5, 0.5
+HEARD, EACH = 1.5, 0.3
 
-#: Seconds after the end of an attempt in which the next one is not known yet to whoever asks for the lock.
-BETWEEN = 1.0
+#: Seconds after the end of an attempt in which the lock server may not know of it yet.
+BETWEEN = 0.05
 
 #: What delays no end.
 NO_DELAY = (*HARMLESS, "results slow")
@@ -73,6 +73,10 @@ class Answers:
     def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
         own, number = number_of(task_id), number_in(state, result)
+        is_lost = isinstance(result, Mapping) and result.get("exc_type") == "WorkerLostError"
+        process = self.run.current.process if self.run.current is not None else None
+        if own is not None and is_lost and process is not None and process.is_child:
+            self.run.fail(f"message {own} ends as one whose process has died")
         if own is None or number is None:
             return
         if own not in self.ended_as:
@@ -118,6 +122,7 @@ class Answers:
             if number != body.number and self._had_ended(number, other.since):
                 self.run.fail(f"message {body.number} runs, and message {number}, as which it is to end, has ended")
         self._is_alone(body, other)
+        self._leads(body, request)
         self._heirs[other.group].append(body.number)
 
     def _goes_on(self, value: Any, number: int) -> None:
@@ -185,7 +190,9 @@ class Answers:
             ended = [(at, attempt) for (of, attempt), (_, at) in self.world.bodies.ended.items() if of == other.number]
             at, attempt = max(ended, default=(0.0, 0))
             goes_on = attempt < int(_words_of(message).get("retries", "0")) and task_id in self.world.broker.ids()
-            if goes_on and other.since < at < self.run.now - BETWEEN and not self.world.ends.get(task_id):
+            begun_at = self.world.parked.begun_at.get(f"m{body.number}", 0.0)
+            is_known = other.since < at < begun_at - BETWEEN - self._more
+            if goes_on and is_known and not self.world.ends.get(task_id):
                 self.run.fail(f"message {body.number} runs, and message {other.number}, which it joined, is to go on")
             return
         claim = self._claim_of(task_id)
@@ -194,6 +201,16 @@ class Answers:
         runs = apps.TASKS[message.task]["lock_scope"] != "until_expired" and self._runs(other.number)
         if waits or runs:
             self.run.fail(f"message {body.number} runs, and message {other.number}, which it follows, is not over")
+
+    def _leads(self, body: Running, request: Any) -> None:
+        """One that runs in a leader's place keeps others from being sent, as any message of its scope."""
+        header = (request.headers or {}).get(QUEUED_HEADER)
+        if header is None or not follows(header) or header[6] != "until_executed":
+            return
+        stem, _ = self.world.senders_queue._hold(f"{header[2]}:run")
+        asked_at = self.world.asked_at[body.number]
+        if stem != header[3][:28] and not self._is_excused(asked_at - AT_ONCE):
+            self.run.fail(f"message {body.number} runs in the place of the one that it follows, without its lock")
 
     def _claim_of(self, task_id: str) -> Claim | None:
         queued = getattr(self.world, "senders_queue", None)
@@ -252,7 +269,7 @@ class Answers:
         return not self._is_excused(self.world.asked_at.get(own, 0.0)) and self.world.bodies.succeeded[own] < 2
 
     def _is_excused(self, since: float) -> bool:
-        return trouble.was_there(self.world, since, but=HARMLESS) or self._locks_were_cleared
+        return trouble.was_there(self.world, since, but=NO_DELAY) or self._locks_were_cleared
 
     @property
     def _locks_were_cleared(self) -> bool:

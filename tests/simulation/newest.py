@@ -20,9 +20,11 @@ from tests.simulation.world import Running
 #: Seconds of the simulation between two looks.
 OFTEN = 0.2
 
-#: Seconds in which a message ends that waits in line as a newer one comes, and those that each one more may take; and
-#: those of a message that asks again by itself now and then.
-AT_ONCE, EACH = 2.5, 0.5
+#: Seconds in which a message ends that waits in line as a newer one comes, and those that each one more may take.
+AT_ONCE, EACH = 1.0, 0.3
+
+#: Seconds within which a worker is known to have a copy in line.
+IN_LINE = 0.1
 
 
 @dataclass(eq=False)
@@ -114,13 +116,14 @@ class Newest:
                 self.run.fail(f"message {newest} is the newest, and was superseded")
 
     def _newer_came_at(self, copy: Any) -> float | None:
-        """When the next newer message came; None where it is the newest, or has come to its end."""
+        """When a newer message came as it was in line; None where none has. Who is put back just then is not woken."""
         number = number_of(copy.request.id)
         job = None if number is None else self._job_of(number)
         if job is None or number not in self._order[job]:
             return None
         own, _ = self._order[job][number]
-        newer = [at for place, at in self._order[job].values() if place > own]
+        in_line = copy.at + IN_LINE + 20 * self.world.plan.latency
+        newer = [at for place, at in self._order[job].values() if place > own and at > in_line]
         is_kept = copy.request.context.retries and apps.TASKS[copy.request.task.name].get("lock_retain_on_retry")
         return min(newer) if newer and not is_kept else None
 
@@ -140,12 +143,14 @@ class Newest:
 
     def _look_at_orders(self) -> None:
         """Note who has come."""
+        (server, *_) = self.world.servers
+        late = self.run.now - server.clock()
         for _, order in self._orders():
             for name, place in order.items():
                 number = _number_in(name)
                 job = None if number is None else self._job_of(number)
                 if number is not None and job is not None and number not in self._order[job]:
-                    self._order[job][number] = place, self.run.now
+                    self._order[job][number] = place, place / 1e6 + late  # It is the server's time.
 
     def _jobs_of_locks(self) -> Iterator[tuple[str, str]]:
         for key, order in self._orders():

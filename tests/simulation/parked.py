@@ -73,6 +73,8 @@ class Parked:
         self._lines: dict[Process, Any] = {}
         #: By process and key: what it was woken by, and when.
         self._woken_by: dict[tuple[Process, str], tuple[Any, float]] = {}
+        #: By id of a message: when a copy of it was begun last.
+        self.begun_at: dict[str, float] = {}
         #: How often a copy was begun, by key; and how many were woken, for the figures.
         self._begun: Counter[str] = Counter()
         self.woken = 0
@@ -110,9 +112,9 @@ class Parked:
         (request,) = entry.args
         key, since, limit = _place_of(request)
         since = min(since, worker.host.wall_clock(self.run.now))
-        copy = Copy(
-            worker, worker.process, request, key, since, limit, self.run.now, due, request._held_until is not None
-        )
+        is_held = request._held_until is not None
+        is_in_line = is_held or self._looks_in_line(worker, request, key)
+        copy = Copy(worker, worker.process, request, key, since, limit, self.run.now, due, is_in_line)
         self._copies[id(request)] = copy
         if copy.is_in_line and key:
             self._is_held(key, limit)
@@ -121,8 +123,16 @@ class Parked:
         clocks_are_set = any(fault.kind == "wall clock set" for fault in self.world.plan.faults)
         if key and left > 1.5 * longest + DIFFER and not clocks_are_set:
             self.run.fail(f"{key}: message {request.id} is to wait for {left:.1f} s")
-        elif copy.is_in_line and left < 0.9 * longest and request.expires is None:
+        elif is_held and left < 0.9 * longest and request.expires is None:
             self.run.fail(f"{key}: message {request.id} is in line, and begins in {left:.1f} s all the same")
+
+    def _looks_in_line(self, worker: Any, request: Any, key: str) -> bool:
+        """Whether it is woken, and looks now and then besides: how another one has ended, or whether one has come."""
+        header = request.message.headers.get(PUT_BACK_HEADER) or {}
+        line = worker.line
+        if line is None or not key or not ("joins" in header or "arrived" in header):
+            return False
+        return line._thread is not None and not (line._failures or line._closed)
 
     def _is_put_back(self, message: dict[str, Any], _: bool) -> None:
         """A copy keeps its place."""
@@ -156,6 +166,7 @@ class Parked:
         if copy is None:
             self.run.fail(f"a copy of message {request.id} begins twice, or is that of a connection that is gone")
             return
+        self.begun_at[request.id] = self.run.now
         if not copy.key:
             return
         self._begun[copy.key] += 1

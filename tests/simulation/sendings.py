@@ -105,7 +105,9 @@ def begins_and_dies(plan: Plan, rng: random.Random) -> Plan:
     task = rng.choice(("shop.once_early", "shop.once_early", "shop.once", "shop.behind_early", "shop.waits_early"))
     times = (0.1, 0.2, 2.0, 0.1 + 2.0 * plan.ttl, 0.1 + 3.0 * plan.ttl)
     takes = f"takes={rng.choice((1.0, 3.0, 2 * plan.ttl))}"
-    kind = rng.choice(("worker killed at a start", "worker killed at a start", "child killed at a start"))
+    kind = rng.choice(("worker killed at a start", "child killed at a start"))
+    if kind == "child killed at a start":
+        plan = replace(plan, pool="prefork")
     faults = [Fault(0.05, kind, 0, round(rng.choice((rng.uniform(0.0, 0.3), rng.uniform(0.8, 2.5))), 3))]
     return _with(plan, _at(rng, task, times, takes), faults)
 
@@ -214,14 +216,18 @@ def leader_begins_meanwhile(plan: Plan, rng: random.Random) -> Plan:
     task = rng.choice(FOLLOWED)
     latency = round(rng.choice((0.01, 0.03)) * plan.ttl, 4)
     takes = rng.choice((0.1, 0.3, 1.0))
-    times = (0.1, *(round(0.1 + rng.uniform(0.0, takes + 8 * latency), 3) for _ in "1234"[: rng.randint(2, 4)]))
+    begins = rng.choice((0.1, 0.7))
+    # They look as the leader begins that is due just then, or as its run ends.
+    looks = rng.choice((begins, begins + takes))
+    times = [max(round(looks + rng.uniform(-8.0, 4.0) * latency, 3), 0.11) for _ in "1234"[: rng.randint(2, 4)]]
     words = f"takes={takes}{rng.choice(('', '', ' large=1', ' retries=1 countdown=0.5'))}"
     faults = [Fault(0.05, "results slow", 0, 4.0)] if rng.random() < 0.3 else []
     faults += [
         Fault(round(rng.uniform(0.1, 2.0), 3), "delivered again", rng.randrange(9))
         for _ in range(rng.choice((0, 1, 2)))
     ]
-    messages = _at(rng, task, times, words, chained=0.8)
+    due = "" if begins == 0.1 else f"countdown={begins - 0.1:g}"
+    messages = (Message(0.1, task, "a", 0, words, sent=due), *_at(rng, task, times, words, chained=0.8, first=1))
     return replace(_with(plan, messages, faults), latency=latency, workers=2)
 
 
@@ -241,7 +247,7 @@ def in_canvas(plan: Plan, rng: random.Random) -> Plan:
 
 
 SHAPES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
-    *(anything, anything, anything, sender_is_gone, begins_and_dies, tries_again, waits_for_its_turn),
+    *(anything, anything, anything, sender_is_gone, begins_and_dies, begins_and_dies, tries_again, waits_for_its_turn),
     *(ends_without_a_body, not_as_far_as_it_knows, copied_headers),
 )
 

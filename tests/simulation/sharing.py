@@ -88,14 +88,39 @@ def holder_dies(plan: Plan, rng: random.Random) -> Plan:
     """The one that has the lock dies as others have joined it, and maybe the one that runs in its place."""
     task = rng.choice(("shop.joins", "shop.joins_early", "shop.joins_early"))
     takes = round(rng.uniform(1.0, plan.ttl), 2)
+    shortly = rng.choice((0.05, 0.2, takes))
     kind = rng.choice(("child killed", "child killed", "worker killed", "child stopped"))
+    if kind == "child killed":
+        plan = replace(plan, pool="prefork", workers=rng.choice((1, 1, 2)), concurrency=2)
     faults = [
         Fault(round(rng.uniform(0.5, 0.9 * takes) + number * takes, 3), kind, rng.randrange(100), round(takes, 2))
         for number in range(rng.choice((1, 1, 2)))
     ]
     faults += _faults(plan, rng, rng.choice((0, 0, 1)), {name: BEFALLS[name] for name in BRIEF})
-    words = f"takes={takes:g}{rng.choice(('', '', ' fails=1'))}"
-    return _with(plan, _close(rng, task, words, rng.randint(3, 5), 0.4), faults)
+    fails = rng.choice(("", "", " fails=1"))
+    first = Message(0.05, task, "a", 0, f"takes={takes:g}{fails}", chained=rng.random() < 0.3)
+    rest = _close(rng, task, f"takes={shortly:g}{fails}", rng.randint(2, 4), 0.4, first=1)
+    return _with(plan, (first, *rest), faults)
+
+
+def dies_twice(plan: Plan, rng: random.Random) -> Plan:
+    """The holder dies, is delivered again, and dies once more, each time as others have joined it."""
+    task, takes = "shop.joins", 4.0
+    times = (0.05, *(round(rng.uniform(0.1, 0.8), 3) for _ in "12"), *(round(rng.uniform(1.5, 3.0), 3) for _ in "12"))
+    messages = tuple(
+        Message(at, task, "a", number, f"takes={0.05 if number else takes}", chained=rng.random() < 0.3)
+        for number, at in enumerate(times)
+    )
+    kills = [Fault(round(at + rng.uniform(0, 0.4), 3), "child killed", rng.randrange(9)) for at in (0.9, 3.1)]
+    return _with(replace(plan, pool="prefork", workers=rng.choice((1, 2)), concurrency=2), messages, kills)
+
+
+def many_join(plan: Plan, rng: random.Random) -> Plan:
+    """So many that they end one after the other only if each wakes the next one."""
+    task = rng.choice(("shop.joins", "shop.joins_early"))
+    first = Message(0.05, task, "a", 0, f"takes={rng.choice((6.5, 9))}{rng.choice(('', '', ' large=1'))}")
+    rest = _close(rng, task, "takes=0.1", rng.randint(4, 6), 0.1, first=1)
+    return _with(replace(plan, workers=1, concurrency=2), (first, *rest), [])
 
 
 def value_is_large(plan: Plan, rng: random.Random) -> Plan:
@@ -122,12 +147,12 @@ def holder_tries_again(plan: Plan, rng: random.Random) -> Plan:
 def answered_as_it_ends(plan: Plan, rng: random.Random) -> Plan:
     """Each message to the lock server takes long: copies ask as the holder ends."""
     latency = round(rng.choice((0.004, 0.02, 0.05)) * plan.ttl, 4)
-    takes = rng.choice((0.2, 0.5))
-    task = rng.choice(("shop.joins", "shop.joins_patient"))
+    takes = rng.choice((0.3, round(rng.uniform(0.6, 2.0), 2)))
+    task = rng.choice(("shop.joins", "shop.joins", "shop.joins_patient"))
     messages = tuple(
         Message(
-            round(0.05 + rng.uniform(0, 4 * latency + 0.1) + (takes + rng.uniform(-6, 6) * latency) * (number > 1), 4),
-            task, "a", number, f"takes={takes}", chained=rng.random() < 0.4,
+            round(max(0.05 + rng.uniform(0, 4 * latency + 0.1) + (takes - 6 * latency) * (number > 2), 0.05), 4),
+            task, "a", number, f"takes={takes if number == 0 else 0.1}", chained=rng.random() < 0.4,
         )
         for number in range(rng.randint(2, 5))
     )  # fmt: skip
@@ -148,9 +173,9 @@ def anything_newer(plan: Plan, rng: random.Random) -> Plan:
 def many_come_at_once(plan: Plan, rng: random.Random) -> Plan:
     """So many that each finds another one, on workers that have room."""
     task = rng.choice(("shop.newest", "shop.newest_early"))
-    first = Message(0.05, task, "a", 0, f"takes={rng.choice((2.0, 4.0))}")
+    first = Message(0.05, task, "a", 0, f"takes={rng.choice((2.0, 9.0))}")
     rest = _close(
-        rng, task, f"takes={rng.choice((0.1, 0.5))}", rng.randint(3, 6), rng.choice((0.01, 0.5, 1.5)), first=1
+        rng, task, f"takes={rng.choice((0.1, 0.5))}", rng.randint(3, 6), rng.choice((0.01, 0.5, 2.5)), first=1
     )
     plan = replace(plan, concurrency=2, latency=rng.choice((0.0, 0.0, 0.02)))
     return _with(
@@ -172,7 +197,17 @@ def newest_dies(plan: Plan, rng: random.Random) -> Plan:
 
 
 OF_JOINED: tuple[Shape, ...] = (
-    *(anything_joined, anything_joined, holder_dies, value_is_large, holder_tries_again, answered_as_it_ends),
+    *(
+        anything_joined,
+        holder_dies,
+        holder_dies,
+        dies_twice,
+        many_join,
+        value_is_large,
+        holder_tries_again,
+        answered_as_it_ends,
+    ),
+    answered_as_it_ends,
 )
 OF_NEWEST: tuple[Shape, ...] = (anything_newer, anything_newer, many_come_at_once, newest_dies)
 

@@ -134,6 +134,7 @@ MUTANTS = (
         "            return None\n"
         "        has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]\n",
         breaks="who follows waits for the end of the leader",
+        unseen="it looks once more when it has taken the lock",
     ),
     _following(
         "who has taken the leader's lock does not look again",
@@ -221,6 +222,7 @@ MUTANTS = (
         old="    wake_others(math.max(freed, held < limit and 1 or 0))\n    return {SUPERSEDED",
         new="    return {SUPERSEDED",
         breaks="who waits in line is begun as the lock is free",
+        unseen="its main process has the next one begun as well",
     ),
     _order(
         "each question is a newer one",
@@ -245,6 +247,7 @@ MUTANTS = (
         old='        copy = _record(acquisition, "skip", error)\n        if copy is None:\n            newest',
         new="        copy = None\n        if copy is None:\n            newest",
         breaks="a message has one end",
+        unseen="a copy of it finds as well that a newer one has come",
     ),
     _newest(
         "who is superseded ends in silence",
