@@ -35,7 +35,7 @@ _REFUSALS = {
     "NoPermissionError": "give its user the rights that docs/security.md lists",
     "OutOfMemoryError": "give it more memory, or find out what fills it",
     "ReadOnlyError": "name the master in singleton_lock_backend, or the Sentinels (sentinel://)",
-    "ResponseError": "correct singleton_lock_backend, such as the number of its database; the server's log may say more",
+    "ResponseError": "correct singleton_lock_backend, such as the number of its database, or see the server's log",
 }
 
 _SYNCHRONIZE = "let NTP set the clocks of all hosts"

@@ -210,9 +210,8 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
         # The worker starts all the same: who starts servers and workers together need not do so in order.
-        logger.error(
-            "singleton lock: exclusive tasks cannot run now: %s", unusable(error.server, error.reason or "no answer")
-        )
+        finding = unusable(error.server, error.reason or "no answer")
+        logger.error("singleton lock: exclusive tasks cannot run now: %s", finding)  # noqa: TRY400
 
 
 @worker_process_shutdown.connect
