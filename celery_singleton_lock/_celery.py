@@ -1,7 +1,7 @@
 """Every private or undocumented part of Celery, kombu and billiard that this package touches, under the name of what it
 means. No other module touches one.
 
-Each says which promise hangs on it. `tests/unit/test_celery_private.py` looks for what stands behind "Touches" and
+Each says which promise hangs on it. `tests/unit/test_celery_private.py` looks for what follows "Touches" and
 asserts what is expected of it, so that a new version fails there first; `docs/celery-inside.md` is made from this.
 """
 
@@ -117,7 +117,7 @@ else:
 
 
 class WorkerRequest(ReceivedRequest):
-    """A delivery in the worker's main process, which says more of itself.
+    """A delivery in the worker's main process, which reports more about itself.
 
     Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
     sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result was stored before
@@ -508,7 +508,7 @@ def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> Iterator[Sched
 
 
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
-    """Have `following` take the place of the next entry, in so many seconds.
+    """Have `following` take the place of the next entry, in that many seconds.
 
     Promise: a tick that another beat has sent is not sent here, and those behind it have their turn.
     Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when

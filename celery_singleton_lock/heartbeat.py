@@ -1,7 +1,7 @@
 """Renews every lease of a store; its thread is that of the process (`pulse.py`).
 
 All leases of one store that are due are renewed in one round, and rounds of one store follow each other. A renewal that
-arrives after the release does no harm: it renews what is ours and never creates anything. What changes the ttl of a
+arrives after the release does no harm: it renews what is held and never creates anything. What changes the ttl of a
 lease (`renew`) never runs beside a round that renews it, or nobody would know which of the two ttls it has.
 
 Protocol: `docs/protocol.md`, section 4.
@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 #: Seconds without a lease after which the thread ends: in a row of short tasks it is not started for each.
 LINGER = 1.0
 
-#: Seconds for which who ends the last lease waits at most for a thread that does not linger.
+#: Seconds for which ending the last lease waits at most for a thread that does not linger.
 FAREWELL = 1.0
 
 
@@ -169,7 +169,7 @@ class Heartbeat(Renews):
         return lease.reason is None
 
     def _ask(self, lease: Lease) -> None:
-        """In the thread that runs under an overdue lease: it goes on only if the lock is still ours."""
+        """In the thread that runs under an overdue lease: it goes on only if the lock is still held."""
         step = trust.step_of([lease.good_for])
         if not self._take(lease.owner, step):
             lease.lose("it is overdue, and a renewal on its way has no answer yet")
@@ -178,7 +178,7 @@ class Heartbeat(Renews):
             if lease.reason is not None or lease.remaining > 0:
                 return  # By what was under way.
             (ours,) = self._store.renew([lease], timeout=step)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody knows that the lock is ours
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not known whether the lock is held
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
             if not ours:

@@ -75,5 +75,5 @@ class StopCalls:
     def _is_wanted(self) -> bool:
         with self._mutex:
             if not self._owners:
-                self._thread = None  # Under the mutex: whoever comes now finds no thread, and starts one.
+                self._thread = None  # Under the mutex: the next caller finds no thread, and starts one.
             return bool(self._owners)

@@ -25,7 +25,7 @@ class Watched:
 
     Attributes:
         lease: weak, so that an execution which was torn down without saying goodbye (a time limit that struck in its
-            last line) is not renewed for ever.
+            last line) is not renewed forever.
         on_lost: see `weakly`.
         due_at: when to renew it; once it is lost, when to say so.
         linger: seconds for which the thread stays when this was the last one.

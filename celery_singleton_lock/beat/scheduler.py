@@ -36,8 +36,8 @@ from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
-#: Seconds that a claim lasts at most: who follows on a leader that was killed while it sent waits so long to send that
-#: tick again, also where its lease was much longer.
+#: Seconds that a claim lasts at most: the successor of a leader that was killed while it sent waits that long to send
+#: that tick again, also where its lease was much longer.
 MAX_CLAIM = 5.0
 
 
@@ -48,7 +48,7 @@ class ExclusiveScheduler(Scheduler):
     and the shared record of what was sent.
     """
 
-    #: For who looks at the settings, and for schedulers that are derived from this one.
+    #: For checks of the settings, and for schedulers that are derived from this one.
     is_exclusive = True
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """Freeing locks that were left behind, and with `--force` those that were not.
 
-What the operator has seen is freed, and nothing else: it is freed by its owner, so that nothing happens to whoever has
-the lock by then.
+What the operator has seen is freed, and nothing else: it is freed by its owner, so that nothing happens to a holder
+that has the lock by then.
 """
 
 from __future__ import annotations

@@ -172,7 +172,8 @@ class Lock:
         except Unavailable:
             raise  # The store has given up what it asked for.
         except BaseException:
-            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: it may be ours, and nobody knows.
+            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: the lock may be held, and nobody
+            # knows.
             self._forget(owner)
             raise
 
@@ -321,12 +322,12 @@ class Lock:
         found = next((found for found in self._held() if found.owner.startswith(owner)), None)
         if found is None:
             return None
-        # A key without an end is not as we left it: it is treated as one of ours.
+        # A key without an end is not as this package left it: it is treated as its own.
         ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
         return Lease(self._key, found.owner, ttl=ttl, fence=0, sent_at=clock.now(), limit=self._limit, slot=found.slot)
 
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
-        """Renew the hold for so many seconds more than its remaining time, times `keeping`."""
+        """Renew the hold for that many seconds more than its remaining time, times `keeping`."""
         self._token(verb)
         if self.timeout is None:
             raise NoTimeout(
@@ -344,7 +345,7 @@ class Lock:
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
         if self.local.held is None:
-            # Whoever holds it trusts the time that it has.
+            # Its holder trusts the time that it has.
             ttl = max(ttl, lease.remaining)
         heartbeat = self._keeper.heartbeat
         if not _translated(lambda: heartbeat.renew(lease, ttl)):

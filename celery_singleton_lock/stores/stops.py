@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class Stop(NamedTuple):
-    """Whoever runs under a hold is to stop.
+    """The execution under a hold is to stop.
 
     Attributes:
         owner: of the hold.

@@ -31,7 +31,7 @@ class Execution:
         runtime: of the task's app.
         options: how it locks.
         key: of its lock.
-        holder: who has the lock, if it gets that.
+        holder: itself, as the lock's holder.
         progress: how far this process has got with the request.
         is_remembered: whether this is a message of which other copies may come.
         began: when it came here, on `clock.now()`.

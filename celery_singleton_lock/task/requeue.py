@@ -35,7 +35,7 @@ from celery_singleton_lock.task.running import progress_of
 logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
-#: copy stands by in case that worker dies; its run was stopped for a lost lock, and that could not be recorded; it has
+#: copy waits in case that worker dies; its run was stopped for a lost lock, and that could not be recorded; it has
 #: ended, and what follows could not be sent; it ends as another message, which has not ended yet.
 Reason = Literal["conflict", "unavailable", "copy", "lost", "untold", "follows"]
 

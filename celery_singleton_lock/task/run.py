@@ -71,7 +71,7 @@ class Run:
             self.superseded = None if self.was_lost else self._superseded(error)
             if self.superseded is not None:
                 ended = Outcome(states.REVOKED)
-            elif not self.was_lost:  # What that left undone, a copy that stands by may do.
+            elif not self.was_lost:  # What that left undone, a copy that waits may do.
                 ended, reservation = outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
             raise
         finally:
@@ -88,7 +88,7 @@ class Run:
     def _run_body(self, body: Callable[[], Any]) -> Any:
         it, lease = self._execution, self._lease
         try:
-            # In a worker one task follows the other; whoever calls one may look for threads when that is over.
+            # In a worker one task follows the other; a direct caller may look for threads when it is over.
             in_worker = not (it.request.is_eager or it.request.called_directly)
             it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
             waited = self._began - it.began

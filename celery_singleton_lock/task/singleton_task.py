@@ -199,7 +199,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return super().retry(*args, **kwargs)
 
     def on_replace(self, sig: Any) -> Any:
-        """As Celery's: who has joined this task waits for what replaces it."""
+        """Like Celery's: copies that have joined this task wait for what replaces it."""
         progress_of(self.request).is_replaced = True
         return super().on_replace(sig)
 
@@ -253,7 +253,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return check_call(headers.get(CALL_HEADER) if isinstance(headers, Mapping) else None, self.name)
 
     def _body(self) -> Callable[..., Any]:
-        """`run`, or the `__call__` of a class that stands behind this one."""
+        """`run`, or the `__call__` of a class behind this one."""
         following = super().__call__
         # Celery's own __call__ would push a second, empty request.
         return self.run if getattr(following, "__func__", None) is Task.__call__ else following

@@ -28,7 +28,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
 
-#: What may happen to a lock, and the signal that tells it.
+#: What may happen to a lock, and its signal.
 _SIGNALS = {
     "acquired": signals.lock_acquired,
     "conflict": signals.lock_conflict,

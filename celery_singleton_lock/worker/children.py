@@ -288,7 +288,7 @@ class Children:
 
 
 def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
-    """Free the lock of somebody who is gone, if that is still who has it.
+    """Free the lock of a process that is gone, if that still has it.
 
     It is abandoned rather than freed: what the process sent with its last breath may arrive after this.
     """
@@ -317,9 +317,9 @@ def _open(pid: int) -> int | None:
 
 
 def _poll(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Those that are readable, or become so within so many seconds."""
-    # Rounded up: a thread that wakes just before something is due would look again and again. Who only looks waits for
-    # nothing.
+    """Those that are readable, or become so within that many seconds."""
+    # Rounded up: a thread that wakes just before something is due would look again and again. A caller that only looks
+    # waits for nothing.
     ready = _poller(descriptors).poll(None if seconds is None else math.ceil(seconds * 1000))
     return [descriptor for descriptor, _ in ready]
 

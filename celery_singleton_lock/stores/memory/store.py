@@ -327,7 +327,7 @@ class _MemoryWakeUp:
         self._store.leave(self)
 
     def pass_on(self) -> None:
-        self.woken.set()  # As one that leaves before it has looked.
+        self.woken.set()  # As when it leaves before it has looked.
 
     def wait(self, timeout: float) -> bool:
         self._store.queue(self)
