@@ -15,6 +15,10 @@ from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
 
 
+#: Of plans.
+KINDS = ("tasks", "locks", "beats", "nodes", "sent", "joined", "newest", "follows")
+
+
 def traces(*seeds: str) -> dict[str, str]:
     """A digest of the trace of each seed."""
     prepare()
@@ -34,7 +38,7 @@ def left(*seeds: str) -> list[int]:
     counts = []
     for _ in range(2):
         for seed in seeds:
-            simulate(draw(int(seed), kind=["tasks", "locks", "beats", "nodes", "sent"][int(seed) % 5]))
+            simulate(draw(int(seed), kind=KINDS[int(seed) % len(KINDS)]))
         gc.collect()
         counts.append(sum(isinstance(it, Simulation) for it in gc.get_objects()))
     return counts
