@@ -1,7 +1,7 @@
 """Every private or undocumented part of Celery, kombu and billiard that this package touches, under the name of what it
 means. No other module touches one.
 
-Each says which promise hangs on it. `tests/unit/test_celery_private.py` looks for what stands behind "Touches" and
+Each says which promise hangs on it. `tests/unit/test_celery_private.py` looks for what follows "Touches" and
 asserts what is expected of it, so that a new version fails there first; `docs/celery-inside.md` is made from this.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
+from celery.app import trace
 from celery.app.control import Inspect
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context, Task
@@ -38,6 +40,7 @@ LOOKED_AT = {
 
 #: Their stubs leave these parts out.
 _internal_state: Any = _state
+_trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
 _serialization: Any = serialization
@@ -114,7 +117,7 @@ else:
 
 
 class WorkerRequest(ReceivedRequest):
-    """A delivery in the worker's main process, which says more of itself.
+    """A delivery in the worker's main process, which reports more about itself.
 
     Promise: a message that goes on is not recorded as ended, and so not dropped when it comes again. Since 5.7 Celery
     sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result was stored before
@@ -389,6 +392,26 @@ def let_pauses_switch() -> None:
         _functional.sleep = time.sleep
 
 
+def reword_ignored(reword: Callable[[str], str | None]) -> None:
+    """Have the log of an execution that ends by an `Ignore` say what `reword` makes of the exception's repr.
+
+    Where that is None, or the log has another form, it says "ignored" as before.
+
+    Promise: a message that is put back does not read as one that was ignored.
+    Touches: celery.app.trace.logger, celery.app.trace.log_policy_ignore
+    """
+
+    def look(record: logging.LogRecord) -> bool:
+        context = record.args
+        if isinstance(context, dict) and context.get("description") == _trace.log_policy_ignore.description:
+            words = reword(str(context.get("exc", "")))
+            record.args = context if words is None else {**context, "description": words}
+        return True
+
+    if not any(getattr(known, "__qualname__", "") == look.__qualname__ for known in _trace.logger.filters):
+        _trace.logger.addFilter(look)
+
+
 def ask_each_worker(inspect: Inspect, command: str) -> Any:
     """Send a command by `app.control.inspect()`, as its own methods do; an answer for each node name, None for none.
 
@@ -485,7 +508,7 @@ def entries_beside(scheduler: Scheduler, entry: ScheduleEntry) -> Iterator[Sched
 
 
 def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
-    """Have `following` take the place of the next entry, in so many seconds.
+    """Have `following` take the place of the next entry, in that many seconds.
 
     Promise: a tick that another beat has sent is not sent here, and those behind it have their turn.
     Touches: celery.beat.Scheduler._heap, celery.beat.event_t, celery.beat.Scheduler._when

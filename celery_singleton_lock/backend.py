@@ -1,6 +1,6 @@
 """Where the locks are: `Backend`, made once from what `singleton_lock_backend` says.
 
-A URL holds a password, and one that was mistyped may hold it anywhere. So nothing of a text is shown but what was
+A URL holds a password, and a mistyped one may hold it anywhere. So nothing of a text is shown but what was
 recognised, and nothing that stands before the last `@`.
 """
 

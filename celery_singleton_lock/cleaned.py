@@ -1,6 +1,6 @@
 """What comes from a message, from Redis or from another worker, as it may be kept and shown.
 
-Whoever can send or write there chooses its type, its length and each character of it. Nothing here raises, and what it
+A sender or writer chooses its type, its length and each character of it. Nothing here raises, and what it
 gives is bounded, can be encoded, and does nothing to a terminal. What was clean already stays as it is.
 """
 
@@ -33,7 +33,7 @@ MAX_SECONDS = 253_370_764_800.0
 
 
 def text(value: object, *, most: int = MAX_BYTES) -> str:
-    """A text of at most so many bytes, printable; a longer one is cut and ends with a digest of all of it."""
+    """A text of at most this many bytes, printable; a longer one is cut and ends with a digest of all of it."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= most:
         return str(value)
     found = value if isinstance(value, str) else _in_short(value)

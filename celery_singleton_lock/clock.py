@@ -12,8 +12,8 @@ from functools import partial
 
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
-#: Seconds on the steady clock of this host; comparable between its processes, not between hosts. No function of ours:
-#: each task asks a dozen times.
+#: Seconds on the steady clock of this host; comparable between its processes, not between hosts. No function of this
+#: package: each task asks a dozen times.
 now: Callable[[], float] = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
 
 

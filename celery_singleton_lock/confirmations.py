@@ -29,7 +29,7 @@ PROVISIONAL = 30.0
 #: Seconds in which more comes to be said together; and until the next try where there was no answer.
 AFTER, RETRY_AFTER = 0.02, 1.0
 
-#: Seconds for which the thread stays: whoever sends one message after the other starts no thread for each.
+#: Seconds for which the thread stays: sending one message after the other starts no thread for each.
 LINGER = 5.0
 
 #: Seconds that a server gets for each step.
@@ -61,7 +61,7 @@ class Confirmations:
         self._later.want()
 
     def write(self) -> float | None:
-        """Say what there is to say; what was not answered is kept, for so many seconds."""
+        """Say what there is to say; what was not answered is kept for that many seconds."""
         while True:
             now = clock.now()
             with self._mutex:

@@ -1,8 +1,8 @@
 """The errors of this package.
 
 All are `SingletonLockError`s, survive pickle and JSON result backends (their arguments are plain values), and carry
-what went wrong as attributes. "Somebody else holds it" (`LockConflict`), "it was ours and is no more" (`LockLost`) and
-"no answer" (`LockUnavailable`) share no parent but the base: they call for different reactions.
+what went wrong as attributes. A lock that somebody else holds (`LockConflict`), one that was lost (`LockLost`) and a
+server that does not answer (`LockUnavailable`) share only the base class: they call for different reactions.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ class LockConflict(SingletonLockError):
 
     Attributes:
         key: the key of the lock.
-        task_id: the id of the task that holds it, as far as that may be shown: its first 255 bytes; None when the
-            holder did not say.
-        remaining: seconds until the holder's lease ends unless it renews it; infinite for a key that somebody else made
-            to have no end.
-        label: what the digest in the key is of, in a few words; empty where the holder did not say, and in an error
-            that a result backend has stored as JSON.
+        task_id: the id of the task that holds it, cut to 255 bytes and printable; None if it is not known.
+        remaining: seconds until the holder's lease ends unless it renews it; infinite for a key that somebody else
+            wrote without a time to live.
+        label: what the digest in the key was made of, in a few words; empty if it is not known, and in an error that a
+            result backend has stored as JSON.
     """
 
     def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0, *, label: str = "") -> None:
@@ -67,11 +66,11 @@ class LockConflict(SingletonLockError):
 
 
 class DuplicateTask(SingletonLockError):
-    """A message was not sent: another one waits, or runs, which has the lock that a task takes as it is sent.
+    """A message was not sent, because another message that waits or runs has its lock.
 
     Attributes:
         key: the key of that lock.
-        task_id: the id of the task that has it, as far as that may be shown: its first 255 bytes.
+        task_id: the id of the task that has it, cut to 255 bytes and printable.
         since: when that was sent, seconds since the epoch.
         label: as that of a `LockConflict`.
     """
@@ -89,11 +88,11 @@ class DuplicateTask(SingletonLockError):
 
 
 class LockSuperseded(SingletonLockError, TaskRevokedError):
-    """The task was not run, since a newer one with the same key came while it waited; or it was stopped for that one.
+    """A newer task with the same key came: this one did not run because it was still waiting, or was stopped.
 
     Attributes:
         key: the key of the lock.
-        task_id: the id of the newest, as far as that may be shown: its first 255 bytes; None when it has none.
+        task_id: the id of the newest task, cut to 255 bytes and printable; None if it has none.
     """
 
     def __init__(self, key: str, task_id: str | None = None) -> None:
@@ -106,11 +105,11 @@ class LockSuperseded(SingletonLockError, TaskRevokedError):
 
 
 class LockLost(SingletonLockError):
-    """The lease ended, or was about to end unrenewed, while the task was running.
+    """The lease ended, or was about to end without a renewal, while the task was running.
 
     Attributes:
         key: the key of the lock.
-        reason: what was seen, in words.
+        reason: what happened, in words.
     """
 
     def __init__(self, key: str, reason: str = "") -> None:
@@ -144,8 +143,8 @@ class StaleFence(SingletonLockError):
 
     Attributes:
         target: what was to be written, in words.
-        fence: the writer's fencing token; 0 when it holds no lock.
-        seen: the highest token that was seen there; None when that was not asked.
+        fence: the writer's fencing token; 0 if it holds no lock.
+        seen: the highest token that was seen there; None if nobody looked.
     """
 
     def __init__(self, target: str, fence: int, seen: int | None = None) -> None:
@@ -161,7 +160,7 @@ class StaleFence(SingletonLockError):
 
 
 class ResultLost(SingletonLockError):
-    """The task was carried out, but its return value is not known any more, and somebody waits for it.
+    """The task was carried out and somebody waits for its return value, which is lost.
 
     Attributes:
         task: the name of the task.
@@ -186,6 +185,6 @@ class ResultLost(SingletonLockError):
 class Aborted(BaseException):
     """Raised inside a task whose lock is lost, to stop it; recorded as `LockLost`.
 
-    A `BaseException`, as `asyncio.CancelledError` and for the same reason: `except Exception` in a task's loop must
-    not keep a run alive that has lost its lock. Clean up in `finally`, and do not swallow it.
+    It is a `BaseException`, as `asyncio.CancelledError` is, and for the same reason: an `except Exception` in a task's
+    loop must not keep a run alive that has lost its lock. Clean up in `finally`, and do not swallow it.
     """

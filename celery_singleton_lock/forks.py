@@ -1,7 +1,7 @@
 """Locks, threads and work that start anew in the child of a fork.
 
 The child has the forking thread only. What the other threads were about stays as they left it: their locks locked, and
-whoever asks for one hangs. So whatever has a lock or a thread here, or owes something, starts with nothing there.
+a request for one hangs. So whatever has a lock or a thread here, or owes something, starts with nothing there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Renews every lease of a store; its thread is that of the process (`pulse.py`).
 
 All leases of one store that are due are renewed in one round, and rounds of one store follow each other. A renewal that
-arrives after the release does no harm: it renews what is ours and never creates anything. What changes the ttl of a
+arrives after the release does no harm: it renews what is held and never creates anything. What changes the ttl of a
 lease (`renew`) never runs beside a round that renews it, or nobody would know which of the two ttls it has.
 
 Protocol: `docs/protocol.md`, section 4.
@@ -17,6 +17,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.pulse import Renews, pulse
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
@@ -26,14 +27,19 @@ logger = get_logger(__name__)
 #: Seconds without a lease after which the thread ends: in a row of short tasks it is not started for each.
 LINGER = 1.0
 
-#: Seconds for which who ends the last lease waits at most for a thread that does not linger.
+#: Seconds for which ending the last lease waits at most for a thread that does not linger.
 FAREWELL = 1.0
 
 
 class Heartbeat(Renews):
-    """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share."""
+    """Renews leases in `store` until they are stopped or lost, in the thread that all stores of this process share.
+
+    Attributes:
+        outage: what this process says while the store does not answer.
+    """
 
     def __init__(self, store: Store) -> None:
+        self.outage = Outage()
         self._store = store
         self._closed = False
         self.start_anew()
@@ -123,7 +129,7 @@ class Heartbeat(Renews):
         try:
             renewed = self._store.renew(leases, timeout=step)
         except LockUnavailable as error:
-            logger.warning("heartbeat: %d leases not renewed, trying again: %s", len(leases), error)
+            self.outage.failed(error, leases)
             for (watched, lease), before in zip(pairs, renewals, strict=True):
                 if lease.renewals > before:
                     watched.due_at = due_after(lease)  # It was some other that got no answer.
@@ -140,6 +146,7 @@ class Heartbeat(Renews):
             self._renew(pairs[:middle], began)
             self._renew(pairs[middle:], began)
         else:
+            self.outage.answered(self._store.server)
             for (watched, lease), ours in zip(pairs, renewed, strict=True):
                 if ours:
                     watched.due_at = due_after(lease)
@@ -162,7 +169,7 @@ class Heartbeat(Renews):
         return lease.reason is None
 
     def _ask(self, lease: Lease) -> None:
-        """In the thread that runs under an overdue lease: it goes on only if the lock is still ours."""
+        """In the thread that runs under an overdue lease: it goes on only if the lock is still held."""
         step = trust.step_of([lease.good_for])
         if not self._take(lease.owner, step):
             lease.lose("it is overdue, and a renewal on its way has no answer yet")
@@ -171,7 +178,7 @@ class Heartbeat(Renews):
             if lease.reason is not None or lease.remaining > 0:
                 return  # By what was under way.
             (ours,) = self._store.renew([lease], timeout=step)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody knows that the lock is ours
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not known whether the lock is held
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
             if not ours:

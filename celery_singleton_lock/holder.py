@@ -20,7 +20,7 @@ OWNER_LENGTH = 32
 #: Characters of an owner token that are the same in each attempt to get a majority of a Redlock.
 STEM_LENGTH = 28
 
-#: The attempt (see `Holder.attempt`) of a message that is no retry and no replacement.
+#: The attempt (see `Holder.attempt`) of a message that is neither a retry nor a replacement.
 FIRST = (0, 0)
 
 #: In the place of `Holder.replaced`: no message has this number, so that none takes the lock for its own.

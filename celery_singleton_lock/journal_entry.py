@@ -46,7 +46,7 @@ class Entry(NamedTuple):
         fence, renewals: of a run's lease.
         limit: how many may hold the lock at once.
         holder, holder_node, holder_since: the task that had the lock meanwhile, where it ran, and since when.
-        scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another beat than ours.
+        scheduled: the entry of beat's schedule that it was sent for; '' where it was not, or by another kind of beat.
         label: what the digest in the key is of, in a few words; '' where nobody has said that.
     """
 

@@ -1,6 +1,6 @@
 """A thread for what nobody waits for: it is there while there is something to do.
 
-Whoever has something to do notes it where `work` finds it, and says then that there is some: a thread does it a while
+A caller notes something to do where `work` finds it, and then says that there is some: a thread does it a while
 later, with all that came meanwhile. What is noted while it works, it does next.
 """
 
@@ -81,5 +81,5 @@ class Later:
                 if pause is None and self._is_wanted:
                     pause = self._after
                 if pause is None:
-                    # Under the mutex: whoever comes now finds no thread, and starts one.
+                    # Under the mutex: the next caller finds no thread, and starts one.
                     self._thread = None

@@ -26,9 +26,11 @@ class Hold:
         limit: how many may hold the key at once; each holds another slot of it.
         slot: which one; None where only the owner is known.
         ending: whether it was asked to be freed, and there was no answer.
+        superseded_by: the id of the newer task for which whoever has it is to stop; None where no renewal has said
+            that. It is held until then.
     """
 
-    __slots__ = ("__weakref__", "ending", "key", "limit", "owner", "slot", "ttl")
+    __slots__ = ("__weakref__", "ending", "key", "limit", "owner", "slot", "superseded_by", "ttl")
 
     def __init__(self, key: str, owner: str, *, ttl: float, limit: int = 1, slot: int | None = None) -> None:
         self.key = key
@@ -37,11 +39,16 @@ class Hold:
         self.limit = limit
         self.slot = slot
         self.ending = False
+        self.superseded_by: str | None = None
 
     @classmethod
     def of_nobody(cls, key: str) -> Hold:
         """A hold that is none, for what is said about a key; its ttl is how long that may take, see `Redlock`."""
         return Hold(key, new_owner(), ttl=30.0)
+
+    def supersede(self, by: str | None) -> None:
+        """Have whoever has it stop for a newer task, the first that has said so; None: nobody has."""
+        self.superseded_by = by if self.superseded_by is None else self.superseded_by
 
     @property
     def good_for(self) -> float:
@@ -55,22 +62,18 @@ class Hold:
 class Lease(Hold):
     """One execution's hold of a lock, trusted until a moment.
 
-    Written by the thread that renews it (`extend`, `lose`), read by the one that runs under it; each attribute is
-    replaced whole, so neither needs a mutex.
-
     Attributes:
         fence: a number that is higher for every later holder of the same key. Let the system that you write to refuse
-            a lower one than it has seen, and a stale holder cannot do harm. 0 when no lock is held.
-        trusted_until: on `clock.now()`; after it somebody else may hold the lock.
-        good_for: seconds for which a renewal is trusted: the ttl, or `bound` where that is less.
-        bound: the least ttl of the renewals of which nobody knows whether they will be carried out, see `doubt`.
+            a lower number than it has seen, and a stale holder cannot do harm. 0 if no lock is held.
         reason: why the lease was lost; None while it is not.
-        superseded_by: the id of the newer task for which whoever runs under it is to stop; None where nobody has said
-            that. The lease is held until then.
-        ask: asks the store whether a lease is still ours, and extends or loses it; set by who renews it.
     """
 
-    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "superseded_by", "trusted_until")
+    # Written by the thread that renews it (`extend`, `lose`), read by the one that runs under it; each attribute is
+    # replaced whole, so neither needs a mutex. For the renewal:
+    # - trusted_until: on `clock.now()`; after it somebody else may hold the lock.
+    # - bound: the least ttl of the renewals that may or may not be carried out, see `doubt`.
+    # - ask: asks the store whether a lease is still held, and extends or loses it; set by the part that renews it.
+    __slots__ = ("acquired_at", "ask", "bound", "fence", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(
         self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1, slot: int | None = None
@@ -79,8 +82,8 @@ class Lease(Hold):
         self.key, self.owner, self.ttl, self.limit, self.slot, self.ending = key, owner, ttl, limit, slot, False
         self.fence = fence
         self.pid = os.getpid()
-        self.reason: str | None = None
         self.superseded_by: str | None = None
+        self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
         self.bound = float("inf")
         self.acquired_at, self.renewals = sent_at, 0
@@ -91,7 +94,7 @@ class Lease(Hold):
 
     @property
     def held(self) -> bool:
-        """Whether the lock can still be believed to be ours."""
+        """Whether the lock can still be trusted to be held."""
         return self.reason is None and self.remaining > 0
 
     @property
@@ -104,11 +107,16 @@ class Lease(Hold):
         """Seconds for which the lease is still trusted; renewals push the end out."""
         return self.trusted_until - clock.now()
 
-    def check(self) -> None:
-        """Say so if the lock is lost; costs no round trip while the lease is trusted.
+    @property
+    def give_up_at(self) -> float:
+        """When its task is stopped unless it is renewed: early enough for that to end while the lock is held."""
+        return self.trusted_until - self.good_for * trust.GIVE_UP_BEFORE
 
-        A process that slept past the end of its lease asks the store: what is still there under our owner was nobody
-        else's in between. Nothing stops one that is paused right after this call: where that matters, use `fence`.
+    def check(self) -> None:
+        """Raise an error if the lock is lost; costs no round trip while the lease is trusted.
+
+        A process that slept past the end of its lease asks the store: if its hold is still there, nobody else had the
+        lock in between. Nothing stops a process that is paused right after this call; if that matters, use `fence`.
 
         Raises:
             LockLost: the lease ended or was taken.
@@ -127,10 +135,6 @@ class Lease(Hold):
         """Trust the lease anew from `sent_at`, when the command that renewed it was sent."""
         self.renewals += 1
         self.trusted_until = trust.end_of(sent_at, self.good_for)
-
-    def supersede(self, by: str | None) -> None:
-        """Have whoever runs under it stop for a newer task, the first that has said so; None: nobody has."""
-        self.superseded_by = by if self.superseded_by is None else self.superseded_by
 
     def asked_for(self, ttl: float) -> Lease:
         """The same hold, as it will be if the store gives it another ttl."""

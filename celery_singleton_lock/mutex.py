@@ -1,4 +1,4 @@
-"""A mutex that a fork cannot leave locked for ever.
+"""A mutex that a fork cannot leave locked forever.
 
 What these guard is changed by single steps (an entry of a dict, an attribute), which a fork finds done or not done; so
 in the child each simply starts anew, unlocked.

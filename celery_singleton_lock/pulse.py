@@ -86,7 +86,7 @@ class Pulse:
         self._threads: set[threading.Thread] = set()
         #: Those of them that are in a round, or tell of a loss.
         self._working: set[threading.Thread] = set()
-        #: Who makes the rounds, and since when that is in one.
+        #: The thread that makes the rounds, and since when it is in one.
         self._in_round: threading.Thread | None = None
         self._in_round_since: float | None = None
         #: When a thread goes on, unless it is notified.

@@ -62,7 +62,7 @@ class RecordWriter:
             self.replace(key, record)
 
     def write(self) -> float | None:
-        """Write what there is; what cannot be written is kept, for so many seconds."""
+        """Write what there is; what cannot be written is kept for that many seconds."""
         while True:
             with self._mutex:
                 batch = list(self._records.items())[:BATCH]

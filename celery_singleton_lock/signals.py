@@ -1,14 +1,14 @@
 """Celery signals about locks.
 
 Every receiver gets `sender` (the task), `task_id`, `key`, and the arguments listed here. Receivers run in the process
-that executes the task; what they raise is logged and changes nothing. Seconds everywhere.
+that executes the task; if one raises, that is logged and changes nothing. All times are in seconds.
 """
 
 from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-#: The execution holds its lock and is about to run. `lease`, `waited` (seconds until it was free).
+#: The execution holds its lock and is about to run. `lease`, `waited` (seconds until the lock was free).
 lock_acquired = Signal(name="lock_acquired", providing_args=["task_id", "key", "lease", "waited"])
 
 #: The execution met a held lock. `conflict` (a `LockConflict`), `policy` (what was done about it).
@@ -27,12 +27,12 @@ lock_duplicate = Signal(name="lock_duplicate", providing_args=["task_id", "key",
 lock_released = Signal(name="lock_released", providing_args=["task_id", "key", "lease", "held"])
 
 #: Copies are refused again and again. `in_a_row` (how many since a run under this key ended), `holder` (the id of the
-#: task that has the lock; None if unknown), `node` (where it runs), `held` (for how long). Sent from a thread of ours.
+#: task that has the lock; None if unknown), `node` (where it runs), `held` (for how long). Sent from a separate thread.
 lock_blocked = Signal(name="lock_blocked", providing_args=["task_id", "key", "in_a_row", "holder", "node", "held"])
 
-#: Two executions ran under one lock at the same time, which is what this package is there to prevent: found afterwards
-#: in the journal, whatever the cause. `seconds` (for how long), `runs` (both, as `Entry`). Sent from a thread of ours.
+#: Two executions ran under one lock at the same time, which this package exists to prevent: found afterwards in the
+#: journal, whatever the cause. `seconds` (for how long), `runs` (both, as `Entry`). Sent from a separate thread.
 overlap_detected = Signal(name="overlap_detected", providing_args=["task_id", "key", "seconds", "runs"])
 
-#: The lease ended, or was about to, while the task was running. `lease`, `reason`. Sent from a thread of its own.
+#: The lease ended, or was about to, while the task was running. `lease`, `reason`. Sent from a separate thread.
 lock_lost = Signal(name="lock_lost", providing_args=["task_id", "key", "lease", "reason"])

@@ -66,7 +66,8 @@ class StopCalls:
                 failures += 1
                 clock.sleep(chance.spread(min(PAUSE * 2.0 ** min(failures, 10), MAX_PAUSE)))
             else:
-                if stop is not None:
+                # Whatever else is under the same watch is nobody's to stop.
+                if stop is not None and stop.owner in self._owners:
                     self._heartbeat.supersede(stop.owner, stop.by)
         if stops is not None:
             stops.close()
@@ -74,5 +75,5 @@ class StopCalls:
     def _is_wanted(self) -> bool:
         with self._mutex:
             if not self._owners:
-                self._thread = None  # Under the mutex: whoever comes now finds no thread, and starts one.
+                self._thread = None  # Under the mutex: the next caller finds no thread, and starts one.
             return bool(self._owners)

@@ -48,10 +48,10 @@ def end_of(sent_at: float, ttl: float) -> float:
 
 
 def seconds_until_over(remaining: float) -> float:
-    """Seconds after which a hold is over of which a server has said that so many remain: it counts milliseconds."""
+    """Seconds after which a hold is over, of its remaining time as a server has said it: it counts milliseconds."""
     return remaining + RESOLUTION
 
 
 def step_of(ttls: Iterable[float]) -> float:
-    """Seconds that one step of a renewal may take of leases that are good for so many."""
+    """Seconds that one step of a renewal may take, for leases with these ttls."""
     return min(MAX_STEP, min(ttls) * STEP_SHARE)

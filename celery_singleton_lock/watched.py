@@ -25,7 +25,7 @@ class Watched:
 
     Attributes:
         lease: weak, so that an execution which was torn down without saying goodbye (a time limit that struck in its
-            last line) is not renewed for ever.
+            last line) is not renewed forever.
         on_lost: see `weakly`.
         due_at: when to renew it; once it is lost, when to say so.
         linger: seconds for which the thread stays when this was the last one.
@@ -46,7 +46,7 @@ class Watched:
         lease = self.lease()
         if lease is None:
             return 0.0
-        due_at = _give_up_at(lease) if under_way and lease.reason is None else self.due_at
+        due_at = lease.give_up_at if under_way and lease.reason is None else self.due_at
         return due_at if lease.superseded_by is None or lease.reason is not None else min(due_at, self.strikes_at)
 
     def is_to_stop(self, lease: Lease, now: float) -> bool:
@@ -77,7 +77,7 @@ class Watched:
         """A renewal was not answered."""
         now = clock.now()
         lease.doubt(lease.ttl, now)  # It may be carried out when the lease has another ttl.
-        give_up_at = _give_up_at(lease)
+        give_up_at = lease.give_up_at
         if now >= give_up_at:
             self.lose(lease, f"it could not be renewed in time: {error}")
         else:
@@ -100,7 +100,3 @@ def due_after(lease: Lease) -> float:
 def _call(subject: weakref.ref[Any], method: Callable[[Any], None]) -> None:
     if (alive := subject()) is not None:
         method(alive)
-
-
-def _give_up_at(lease: Lease) -> float:
-    return lease.trusted_until - lease.good_for * trust.GIVE_UP_BEFORE

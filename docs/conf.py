@@ -9,6 +9,12 @@ import re
 from importlib.metadata import version as version_of
 from typing import Any
 
+import django.conf
+
+# Fenced models are documented from the code, and a model needs settings.
+django.conf.settings.configure()
+django.setup()
+
 project = "celery-singleton-lock"
 copyright = "the celery-singleton-lock authors"
 version = release = version_of("celery-singleton-lock")
@@ -27,7 +33,8 @@ copybutton_prompt_is_regexp = True
 # In docstrings `x` is code.
 default_role = "code"
 autodoc_default_options = {"member-order": "bysource"}
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

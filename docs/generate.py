@@ -142,7 +142,7 @@ def every_command() -> str:
         _parameter(option) for option in sorted(app.user_options["worker"], key=lambda o: str(o.name))
     )
     return (
-        "# Commands\n\nBeside Celery's own options.\n\n"
+        "# Commands\n\nThese come in addition to Celery's own options.\n\n"
         f"## celery worker\n\n{of_worker}\n\n"
         "## celery beat\n\n- `-S exclusive`: see [beat](../beat.md).\n\n"
         + "\n".join(_command("celery locks", cli.locks, level=2))
@@ -206,7 +206,7 @@ def _parameter(parameter: click.Parameter) -> str:
 
 def _bases(error: type) -> str:
     bases = [base.__name__ for base in error.__bases__ if base.__name__ != "Exception"]
-    return f"Made of {', '.join(f'`{base}`' for base in bases)}. " if bases else ""
+    return f"Bases: {', '.join(f'`{base}`' for base in bases)}.\n\n" if bases else ""
 
 
 def _analyzed(module: str) -> ModuleAnalyzer:

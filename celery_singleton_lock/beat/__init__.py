@@ -1,4 +1,4 @@
-"""Beat that can be started twice: one leads, what it sends is claimed and recorded, the others stand by.
+"""Beat that can be started twice: one leads, its messages are claimed and recorded, the others are on standby.
 
 Begin with `scheduler.py`; `leader.py` decides between beats, `claiming.py` sends.
 """

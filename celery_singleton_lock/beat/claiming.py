@@ -82,7 +82,7 @@ class Claiming(Scheduler):
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        """Whether the entry's tick is due and ours to send; and the seconds until the one after it, or until it is."""
+        """Whether the entry's tick is due and this beat's to send; and the seconds until the next one, or this one."""
         tick = self._claims.granted(entry)
         if tick is None:
             is_due, seconds = super().is_due(entry)
@@ -107,7 +107,7 @@ class Claiming(Scheduler):
         return self._advance(entry, tick.sets)
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
-        """Send an entry's tick, if it still is ours."""
+        """Send an entry's tick, if it is still this beat's."""
         tick = self._claims.granted(entry)
         if tick is None:
             raise NotNow
@@ -122,7 +122,7 @@ class Claiming(Scheduler):
             raise
 
     def _claim(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float] | None:
-        """Claim a tick that is due; None if it is ours now, else what `is_due` says."""
+        """Claim a tick that is due; None if it is this beat's now, else what `is_due` says."""
         if entry.name in self._unsent:
             return False, AGAIN
         with _leaving():

@@ -1,7 +1,7 @@
 """What one beat may send, and what it has sent.
 
 A tick is claimed before it is sent and recorded afterwards, both for many entries in one round trip where many are due
-at once. A beat that dies in between loses no tick: its claim ends, and who leads then sends it again, under the same
+at once. A beat that dies in between loses no tick: its claim ends, and the next leader sends it again, under the same
 id. What that costs is small, since what was sent is recorded within milliseconds.
 """
 
@@ -50,7 +50,7 @@ class Claims:
         self.secret = ""
 
     def align(self, entries: Iterable[ScheduleEntry]) -> list[ScheduleEntry]:
-        """Have each entry know its last run, whoever sent it.
+        """Have each entry know its last run, whichever beat sent it.
 
         Of an entry that is kept in a database only what was sent is recorded: all beats see there what else is to be
         known, and what is taken for the last run of one that never ran changes with each edit.
@@ -83,7 +83,7 @@ class Claims:
         return tick if tick.last == ticks.micros(entry.last_run_at) else None
 
     def require(self, entry: ScheduleEntry) -> None:
-        """Refuse a scheduler that sends without having asked; a claim that has ended since is no such case.
+        """Refuse a scheduler that sends without having asked; a claim that has ended since does not count.
 
         Raises:
             InvalidOption: it does.
@@ -105,7 +105,7 @@ class Claims:
         lasts = {entry: tick.last for entry, tick in wanted.items()}
         try:
             refused = self._ledger.claim(lasts, self._owner, ttl=self._ttl, ceiling=_ceiling())
-            # Behind the claim, each time: should the server have lost it, whoever claims next gets the same.
+            # Behind the claim, each time: if the server has lost it, the next beat that claims gets the same.
             self.secret = self._ledger.secret()
         except BaseException:
             # It may have been carried out, or be when the server has woken up, and nobody else could send then.

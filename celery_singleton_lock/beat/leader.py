@@ -1,7 +1,7 @@
 """Which of several processes leads: the one that holds a lease.
 
-Nothing renews the lease in the background: who leads has to come by often enough, so that a leader that hangs does not
-lead for ever. The others wait, and are woken when it resigns.
+Nothing renews the lease in the background: the leader has to come by often enough, so that one that hangs does not
+lead forever. The others wait, and are woken when it resigns.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RETRY_AFTER = 1.0
 #: Owners that are known as given up, the last ones; the store undoes what each has asked for.
 GIVEN_UP = 8
 
-#: Seconds after which one that waits asks again, whatever it knows: less than a wake-up is waited for. The program
-#: around it sees in between whether it is to stop.
+#: Seconds after which a candidate that waits asks again, whatever it knows: less than a wake-up is waited for. The
+#: program around it sees in between whether it is to stop.
 ASK_AFTER = 4.0
 
 

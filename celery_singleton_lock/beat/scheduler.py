@@ -36,19 +36,19 @@ from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
-#: Seconds that a claim lasts at most: who follows on a leader that was killed while it sent waits so long to send that
-#: tick again, also where its lease was much longer.
+#: Seconds that a claim lasts at most: the successor of a leader that was killed while it sent waits that long to send
+#: that tick again, also where its lease was much longer.
 MAX_CLAIM = 5.0
 
 
 class ExclusiveScheduler(Scheduler):
     """Makes a scheduler exclusive: of all beats that run it, one sends each tick.
 
-    The wrapped scheduler exists only while this beat leads: it is made anew each time, from its own file or database
+    The wrapped scheduler exists only while this beat leads. It is made anew each time, from its own file or database
     and the shared record of what was sent.
     """
 
-    #: For who looks at the settings, and for schedulers that are derived from this one.
+    #: For checks of the settings, and for schedulers that are derived from this one.
     is_exclusive = True
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:

@@ -47,7 +47,7 @@ class Tick:
     def id_for(self, schedule: str, secret: str) -> str:
         """The id of the task that is sent for it.
 
-        With a secret of the schedule, see `Ledger.secret`: whoever could tell the id in advance could send a message
+        With a secret of the schedule, see `Ledger.secret`: anybody with the id in advance could send a message
         under it, and the tick would be taken for a copy of that.
         """
         return str(uuid.uuid5(_NAMESPACE, f"{schedule}\n{self.entry}\n{self.due}\n{secret}"))
@@ -77,7 +77,7 @@ def tick_of(entry: Any) -> Tick | None:
     last, present = micros(entry.last_run_at), now()
     due = next_run(entry, entry.last_run_at)
     if due is not None and due <= last and hasattr(entry.schedule, "clocked_time"):
-        return None  # Of django-celery-beat: due once, and for ever after.
+        return None  # Of django-celery-beat: due once, and forever after.
     if due is None or not last < due <= present:
         due = present  # A schedule with a mind of its own.
     if start := getattr(getattr(entry, "model", None), "start_time", None):

@@ -19,7 +19,7 @@ from celery_singleton_lock.options.app import problems
 def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
     """Check the settings of each exclusive task; connects to nothing.
 
-    The exit status is 1 if a problem was found (with --strict: or a warning) or no task is exclusive, else 0.
+    The exit status is 1 if there is a problem (with --strict: or a warning) or no exclusive task, otherwise 0.
     """
     app = ctx.obj.app
     app.loader.import_default_modules()

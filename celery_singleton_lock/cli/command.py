@@ -16,7 +16,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime
 
-#: An option of ours.
+#: An option of this package.
 option = partial(click.option, cls=CeleryOption, help_group="Locks")
 
 #: Why most commands have nothing to say.

@@ -20,9 +20,9 @@ from celery_singleton_lock.cli import command, findings
     help="Seconds that workers have to answer.",
 )
 def doctor(ctx: click.Context, as_json: bool, strict: bool, timeout: float, **_: Any) -> None:
-    """Look at the lock servers, the keys on them, the settings and the workers; say what is wrong and what to do.
+    """Check the lock servers, their keys, the settings and the workers; print what is wrong and what to do.
 
-    The exit status is 1 if a problem was found (with --strict: or a warning), else 0.
+    The exit status is 1 if there is a problem (with --strict: or a warning), otherwise 0.
     """
     # Imported here: it brings the Redis client, which the other commands may do without.
     from celery_singleton_lock.diagnosis.doctor import diagnose

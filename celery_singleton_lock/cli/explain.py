@@ -25,10 +25,10 @@ _AND = "--"
 @command.as_json
 @click.argument("call", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]... [-- TASK [ARG]...]")
 def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) -> None:
-    """Show the key of a call, what made it, where the task's options come from, and who holds the lock.
+    """Show the key of a call, what it was made of, where the task's options come from, and who holds the lock.
 
-    Each ARG is JSON or, where it is not, a text; name=value is a keyword argument. With two calls: why their keys
-    differ, or what differs and does not count.
+    Each ARG is JSON, or else a text; name=value is a keyword argument. With two calls: why their keys differ, or what
+    differs and does not count.
     """
     with command.runtime_of(ctx, memory=True) as runtime:
         explanations = [_explained(ctx.obj.app, runtime, words) for words in _calls(call)]

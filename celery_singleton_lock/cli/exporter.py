@@ -17,9 +17,9 @@ from celery_singleton_lock.cli import command
     show_default=True,
     help="The port to listen on; 0 picks a free one.",
 )
-@command.option("--host", default="127.0.0.1", show_default=True, help="As well.")
+@command.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 def exporter(ctx: click.Context, port: int, host: str, **_: Any) -> None:
-    """Serve the counts of `stats` and what is held now to Prometheus, until Ctrl-C. Needs the extra "prometheus"."""
+    """Serve the counts of `stats`, and what is held now, to Prometheus, until Ctrl-C. Needs the extra "prometheus"."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 

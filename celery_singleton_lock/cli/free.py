@@ -1,7 +1,7 @@
 """Freeing locks that were left behind, and with `--force` those that were not.
 
-What the operator has seen is freed, and nothing else: it is freed by its owner, so that nothing happens to whoever has
-the lock by then.
+What the operator has seen is freed, and nothing else: it is freed by its owner, so that nothing happens to a holder
+that has the lock by then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _how(function: Callable[..., Any]) -> Callable[..., Any]:
 def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
     """Free one lock whose holder is gone: that of KEY, or of a call of TASK.
 
-    Refuses while the holder may be alive, which it may take a while to find out: see docs/operating.md.
+    Refuses while the holder may be alive; finding out may take a while.
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
@@ -62,7 +62,7 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
 )
 @_how
 def clear(ctx: click.Context, selection: Selection, orphaned: bool, **how: Any) -> None:
-    """Free the locks of a task or of a node whose holders are gone, and leave the others."""
+    """Free the locks of a task or a node whose holders are gone; leave all others."""
     if not (selection or orphaned):
         raise click.UsageError(
             "choose the locks: --task NAME, --node NAME ('*' for all nodes), --older-than SECONDS, or --orphaned"

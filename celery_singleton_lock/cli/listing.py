@@ -36,7 +36,7 @@ MIN_INTERVAL = 0.2
 )
 @command.as_json
 def list_(ctx: click.Context, selection: Selection, watch: bool, interval: float, as_json: bool, **_: Any) -> None:
-    """List the locks that are held, sorted by what they are of."""
+    """List the locks that are held, sorted by task and key."""
     with command.runtime_of(ctx) as runtime:
         if watch:
             _watch(runtime, selection, interval, as_json)

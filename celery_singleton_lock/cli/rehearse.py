@@ -49,13 +49,12 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
 @command.as_json
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]...")
 def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
-    """Run a call of TASK under faults, and say what held: overlaps, runs, recovery. For a staging set-up.
+    """Run a call of TASK under faults, and report what held: overlaps, runs, recovery. Use it on staging.
 
-    The task really runs, several times for each fault. It does so on workers that are started for it, with queues and
-    keys of their own; it is these that are killed and frozen, and nothing else. Each run is kept going under its lock
-    until its fault is over.
+    The task really runs, several times for each fault, on workers that are started for it, with queues and keys of
+    their own. Only these workers are killed and frozen. Each run lasts, under its lock, until its fault is over.
 
-    The exit status is 1 if a promise was not kept, else 0.
+    The exit status is 1 if a promise was not kept, otherwise 0.
     """
     faults = [fault for fault in FAULTS if fault.name in (given["names"] or [it.name for it in FAULTS])]
     with command.runtime_of(ctx) as runtime:

@@ -25,7 +25,7 @@ _FEW = 5
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Show all that is known about one lock: that of KEY, or of a call of TASK.
 
-    Each ARG is JSON or, where it is not valid JSON, a text; name=value gives a keyword argument.
+    Each ARG is JSON, or else a text; name=value is a keyword argument.
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
@@ -80,7 +80,8 @@ def _times(lock: HeldLock) -> str:
     if holder is None:
         return "this package did not write the value" + ("; it never expires" if lock.expires_in is None else "")
     over = "; that process is gone" if process_identity.is_over(holder.process) else ""
-    return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}"
+    stops = f"; was told to stop for task {holder.superseded_by}" if holder.superseded_by is not None else ""
+    return f"for {duration(lock.held_for or 0)}, {lock.end_in_words()}{over}{stops}"
 
 
 def _known(record: Record) -> str:

@@ -16,7 +16,7 @@ from celery_singleton_lock.keys.key import VERSION, is_key
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
-#: What stands behind the key of a lock in Redis; people copy it from there.
+#: What follows the key of a lock in Redis; people copy it from there.
 _RUN = re.compile(r":run(:[0-9]+)?$")
 
 

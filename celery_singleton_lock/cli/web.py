@@ -39,7 +39,7 @@ ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
     multiple=True,
     help="A name by which browsers may call the page, beside those of this machine. May be repeated.",
 )
-@command.option("--allow-release", is_flag=True, help="Whoever has the token may release locks and stop tasks.")
+@command.option("--allow-release", is_flag=True, help="Let anybody with the token release locks and stop tasks.")
 def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], allow_release: bool, **_: Any) -> None:
     """Show the locks on a page that moves, until Ctrl-C; /metrics is for Prometheus. Needs the extra "web".
 

@@ -1,6 +1,6 @@
 """The lock of an execution as attributes of the current span, which an instrumentation of Celery has begun.
 
-A worker imports this where `opentelemetry` is installed; nothing has to be switched on.
+A worker imports this if `opentelemetry` is installed; you need not switch anything on.
 """
 
 from __future__ import annotations

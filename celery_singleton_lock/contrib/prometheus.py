@@ -1,6 +1,6 @@
 """The journal's counts, and the locks that are held, in Prometheus' format.
 
-One exporter is enough for a cluster: what it shows is in Redis, whoever counted it. Two show the same.
+One exporter is enough for a cluster: everything that it shows is in Redis, whichever process counted it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class LockCollector:
     """A collector for `prometheus_client.REGISTRY.register`; asks Redis at each scrape.
 
     Args:
-        runtime: of the app.
+        runtime: the app's runtime.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: to register asks no server."""
+        """Nothing in advance, so registering asks no server."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics; `singleton_lock_up` is 0 where the lock server does not answer, and the only one."""
+        """The metrics. If the lock server does not answer, there is only `singleton_lock_up`, which is 0."""
         try:
             found = list(self._found())
             up = 1

@@ -46,7 +46,7 @@ class HeldLock:
 
     @property
     def holder(self) -> Holder:
-        """Who has it; a holder of which nothing is known where a stranger wrote the value."""
+        """The holder; an empty one if a stranger wrote the value."""
         return self.held.holder or Holder()
 
     @property
@@ -88,6 +88,7 @@ class HeldLock:
             "ttl": self.ttl,
             "waiters": self.held.waiters,
             "scope": self.scope,
+            "superseded_by": self.holder.superseded_by,
         }
 
     def lock_in_words(self) -> str:

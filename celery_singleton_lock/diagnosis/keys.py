@@ -1,4 +1,4 @@
-"""Rules for the keys of the locks: what lives for ever, what others wrote, what the dead have left."""
+"""Rules for the keys of the locks: those that never expire, that others wrote, or that dead processes left behind."""
 
 from __future__ import annotations
 

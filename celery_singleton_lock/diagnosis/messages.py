@@ -41,7 +41,7 @@ class Look:
 
 
 def name_in_message(text: str) -> bytes:
-    """The name by which a task's id, or an owner token, is looked for: as it stands in a message between quotes."""
+    """The name by which a task's id, or an owner token, is looked for: as it is in a message between quotes."""
     # A Redlock's tokens end with the number of an attempt.
     return text.encode("utf-8", "surrogatepass")[: STEM_LENGTH if len(text) == OWNER_LENGTH else None]
 

@@ -1,6 +1,6 @@
 """Locks of messages that are nowhere any more: the broker lost them, somebody purged their queue, or deleted them.
 
-Nothing says so of itself: it takes two looks, some seconds apart, in which nothing of the message is seen. In doubt it
+Nothing reports that: it takes two looks, some seconds apart, in which nothing of the message is seen. In doubt it
 is alive.
 """
 
@@ -161,7 +161,7 @@ def _at_first_sight(hold: QueuedHold) -> Standing | None:
 
 
 def _living_workers(runtime: Runtime) -> set[str]:
-    """The nodes of workers that hold a lease: whoever renews it is alive, also where it does not answer."""
+    """The nodes of workers that hold a lease: a worker that renews it is alive, even if it does not answer."""
     holders = (held.holder for _, held in runtime.store.all_held(runtime.settings.prefix))
     return {
         holder.node

@@ -1,6 +1,6 @@
 """How the workers of an app lock, as they say themselves by Celery's remote control.
 
-Imported by workers when they start, so that they know the command, and by who asks them.
+Imported by workers when they start, so that they know the command, and by the command that asks them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ask(app: Any, *, timeout: float) -> list[Peer]:
         connection.ensure_connection(max_retries=1)
         control = app.control.inspect(timeout=timeout, connection=connection)
         tasks = control.registered(_OURS) or {}
-        # Whoever reaches the broker can answer as well, with anything.
+        # Anybody on the broker can answer as well, with anything.
         peers = {str(node): _sorted_out(names) for node, names in tasks.items() if isinstance(names, list)}
         ours = [node for node, (exclusive, _) in peers.items() if exclusive]
         # Only those: a worker logs an error when it is asked for what it does not know.

@@ -134,7 +134,7 @@ def of(entry: Entry) -> list[tuple[Key, int]]:
 
 
 def read(counts: Mapping[str, int]) -> dict[Count, int]:
-    """The counts of a journal; what is none of ours is left out."""
+    """The counts of a journal; what this package did not write is left out."""
     found: Counted[Count] = Counted()
     for text, value in counts.items():
         parts = cleaned.array(text)

@@ -84,7 +84,7 @@ class JournalWriter:
 
         Args:
             entry: what happened.
-            at_once: write it now rather than in a thread, for a caller that may look for threads of ours afterwards.
+            at_once: write it now rather than in a thread, for a caller that may look for leftover threads afterwards.
         """
         if self._journal is None:
             return

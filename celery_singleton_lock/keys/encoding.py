@@ -51,7 +51,7 @@ def encode_named(task_name: str, name: str, value: object) -> bytes:
 
 
 def digest(content: bytes) -> str:
-    """As it stands in keys: 32 hex digits."""
+    """As it is in keys: 32 hex digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

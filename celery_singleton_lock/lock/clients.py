@@ -67,7 +67,7 @@ class _Connects(NamedTuple):
         own = self.pool()
         if own is None or own is not pool or self.by is not own.connection_class:
             return False
-        # Whoever shares the pool may have changed them: a password, say.
+        # Other users of the pool may have changed them: a password, for example.
         given = own.connection_kwargs
         return len(given) == self.size and self.options.items() <= given.items()
 
@@ -89,7 +89,7 @@ def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
     """What the locks of this client, and of others that connect in the same way, share.
 
     Raises:
-        TypeError: it is no client that can be used here.
+        TypeError: such a client cannot be used here.
     """
     if (latest := _latest([client], replicas)) is not None:
         return latest
@@ -136,7 +136,7 @@ def address_of(client: Redis) -> str:
     """The server of a client, whatever the database; for people as well.
 
     Raises:
-        TypeError: it is no client that can be used here.
+        TypeError: such a client cannot be used here.
     """
     pool = _pool_of(client)
     if isinstance(pool, SentinelConnectionPool):
@@ -184,7 +184,7 @@ def _keeper(of: object, config: object, open_store: Callable[[], Store]) -> Keep
         keeper = _keepers.get(config)
         if keeper is None:
             keeper = _keepers[config] = Keeper(open_store())
-        # Hangs on the pool itself: a weak dictionary of ours would keep alive what its values refer to.
+        # Hangs on the pool itself: a weak dictionary here would keep alive what its values refer to.
         vars(of).setdefault(_ATTRIBUTE, {})[config] = keeper
         return keeper
 

@@ -18,7 +18,7 @@ class NotHeld(_Plain, SingletonLockError, LockError):
 
 
 class NotOwned(_Plain, LockLost, LockNotOwnedError):
-    """The lock was held, and is no more: it was not renewed in time, taken over, or deleted."""
+    """The lock was held, and is held no longer: it was not renewed in time, taken over, or deleted."""
 
     def __init__(self, key: str, reason: str = "") -> None:
         super().__init__(key, reason)
@@ -30,7 +30,7 @@ class NoTimeout(_Plain, SingletonLockError, LockError):
 
 
 class NotAcquired(_Plain, LockConflict, LockError):
-    """Somebody else holds the lock, and has held it for as long as this one was willing to wait."""
+    """Somebody else holds the lock, and held it for as long as this caller was willing to wait."""
 
     def __init__(self, key: str, task_id: str | None = None, remaining: float | None = 0.0) -> None:
         super().__init__(key, task_id, remaining)

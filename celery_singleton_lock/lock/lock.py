@@ -4,9 +4,9 @@
     with Lock(client, "nightly-report", timeout=30) as lock:
         write_report(fence=lock.fence)
 
-Nobody has to know Celery for that. What is different to redis-py's: the lock is renewed while it is held, so `timeout`
-is how long it outlives a crash, not how long the work may take; waiters are woken instead of polling; a lost reply
-locks nobody out; there is a fencing token; and a release that failed can be repeated.
+They need no Celery. They differ from redis-py's lock: the lock is renewed while it is held, so `timeout` is how long it
+outlives a crash, not how long the work may take; waiters are woken instead of polling; a lost reply locks nobody out;
+there is a fencing token; and a release that failed can be repeated.
 """
 
 from __future__ import annotations
@@ -57,27 +57,28 @@ _UNDER_WAY = "its release was not answered, and is sent again"
 class Lock:
     """A lock in Redis; a drop-in for `redis.lock.Lock`: `client.lock(name, lock_class=Lock)`.
 
-    Not reentrant. At the same key as redis-py's, so that both exclude each other, but with a value of its own.
+    It is not reentrant. It uses the same key as redis-py's lock, so that the two exclude each other, but a value of its
+    own.
 
     Args:
-        redis: a client of one server, of a master that Sentinel knows, or of a Redis Cluster. The lock uses connections
-            of its own, made in the same way.
-        name: of the lock, and its key.
+        redis: a client of one server, of a master that Sentinel knows, or of a Redis Cluster. The lock opens
+            connections of its own in the same way.
+        name: the name of the lock, and its key.
         timeout: seconds that the lock outlives its holder's process; None: 30, and `extend` and `reacquire` fail as
-            redis-py's do. While it is held it is renewed.
-        sleep: seconds between two questions while a lock of redis-py's own holds the key, which wakes nobody; else
-            waiters are woken.
+            redis-py's do. While the lock is held it is renewed.
+        sleep: seconds between two looks while a lock of redis-py holds the key, which wakes nobody; otherwise waiters
+            are woken.
         blocking: whether `acquire` waits.
-        blocking_timeout: seconds that it waits at most; None: without bound.
+        blocking_timeout: seconds that it waits at most; None: without a limit.
         thread_local: whether only the thread that acquired the lock may release it.
-        raise_on_release_error: whether the end of a `with` block raises when the lock was lost. It never does where the
+        raise_on_release_error: whether the end of a `with` block raises if the lock was lost. It never does if the
             block itself raises.
-        renew: False: hold it for `timeout` seconds at most, as redis-py does.
-        on_lost: called with the lock, in a thread of its own, when it is lost while it is held.
+        renew: False: hold it for at most `timeout` seconds, as redis-py does.
+        on_lost: called with the lock, in a thread of its own, if the lock is lost while it is held.
         replicas: how many replicas must have the lock before it counts as taken (`WAIT`).
 
     Raises:
-        TypeError: the client is none of these, such as one of `redis.asyncio`.
+        TypeError: the client is of another kind, such as one of `redis.asyncio`.
         ValueError: the timeout is too short to be renewed, or too long.
     """
 
@@ -142,15 +143,15 @@ class Lock:
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Take the lock; True when it is ours, False when it could not be had in time.
+        """Take the lock; True if it is held now, False if it was not free in time.
 
         Args:
-            sleep: as the constructor says when None.
-            blocking: whether to wait for it; as the constructor says when None.
-            blocking_timeout: seconds to wait at most; as the constructor says when None.
-            token: the hold's `local.token`, random when None. Who knows it may release the lock, so it must be a
-                secret: give it to another object by `other.local.token = token`. It lets nobody in: whoever acquires
-                with a token under which the lock is held already is refused as everybody else.
+            sleep: None: that of the constructor.
+            blocking: whether to wait; None: as the constructor says.
+            blocking_timeout: seconds to wait at most; None: as the constructor says.
+            token: the hold's `local.token`, random if None. Anybody with the token may release the lock, so it must be
+                a secret. Give it to another object by `other.local.token = token`. It lets nobody in: an acquire with
+                the token of a lock that is held is refused like any other.
 
         Raises:
             Unavailable: the server does not answer.
@@ -171,7 +172,8 @@ class Lock:
         except Unavailable:
             raise  # The store has given up what it asked for.
         except BaseException:
-            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: it may be ours, and nobody knows.
+            # Interrupted (Ctrl-C, a time limit) between the answer and noting it: the lock may be held, and nobody
+            # knows.
             self._forget(owner)
             raise
 
@@ -182,7 +184,7 @@ class Lock:
             self._keeper.store.abandon(Hold(self._key, owner, ttl=self._ttl, limit=self._limit))
 
     def release(self) -> None:
-        """Give the lock back. After `Unavailable` this can be repeated; else the lock ends by itself.
+        """Give the lock back. You can repeat this after `Unavailable`; otherwise the lock expires by itself.
 
         Raises:
             NotHeld: this thread does not hold it.
@@ -210,14 +212,14 @@ class Lock:
             raise NotOwned(self.name, (lease and lease.reason) or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Have the lock outlive this process by `additional_time` seconds more, or (`replace_ttl`) by just that.
+        """Let the lock outlive this process by `additional_time` seconds more, or (`replace_ttl`) by exactly that.
 
-        An object that was only given the token of a hold can make its time longer, not shorter.
+        An object that was only given the token of a hold can extend the time, not shorten it.
 
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
             NoTimeout: the lock was made without one.
-            ValueError: that is no number, or what comes out of it is too short to be renewed, or too long.
+            ValueError: that is not a number, or the result is too short to be renewed, or too long.
         """
         self._reset("extend", additional_time, 0.0 if replace_ttl else 1.0)
         return True
@@ -233,7 +235,7 @@ class Lock:
         return True
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """Whether the lock is held, by this or any other holder."""
         return bool(self._held())
 
     def owned(self) -> bool:
@@ -249,12 +251,12 @@ class Lock:
 
     @property
     def lost(self) -> bool:
-        """Whether the lock was held by this thread, and cannot be believed to be any more. Costs no round trip."""
+        """Whether this thread held the lock and can no longer trust that it does. Costs no round trip."""
         held = self.local.held
         return held is not None and not held.lease.held
 
     def check(self) -> None:
-        """Say so if the lock is lost; costs no round trip while it is not. See `Lease.check`.
+        """Raise an error if the lock is lost; costs no round trip while it is not. See `Lease.check`.
 
         Raises:
             NotHeld: this thread does not hold it.
@@ -320,12 +322,12 @@ class Lock:
         found = next((found for found in self._held() if found.owner.startswith(owner)), None)
         if found is None:
             return None
-        # A key without an end is not as we left it: it is treated as one of ours.
+        # A key without an end is not as this package left it: it is treated as its own.
         ttl = self._ttl if math.isinf(found.remaining) else max(found.remaining, MIN_TIMEOUT)
         return Lease(self._key, found.owner, ttl=ttl, fence=0, sent_at=clock.now(), limit=self._limit, slot=found.slot)
 
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
-        """Renew the hold for so many seconds more than its remaining time, times `keeping`."""
+        """Renew the hold for that many seconds more than its remaining time, times `keeping`."""
         self._token(verb)
         if self.timeout is None:
             raise NoTimeout(
@@ -343,7 +345,7 @@ class Lock:
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
         if self.local.held is None:
-            # Whoever holds it trusts the time that it has.
+            # Its holder trusts the time that it has.
             ttl = max(ttl, lease.remaining)
         heartbeat = self._keeper.heartbeat
         if not _translated(lambda: heartbeat.renew(lease, ttl)):

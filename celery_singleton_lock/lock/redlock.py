@@ -15,11 +15,11 @@ class Redlock(Lock):
     """A lock on a majority of independent servers; see `Lock`.
 
     Args:
-        redis: clients of an odd number of servers, at least three, that are no replicas of each other.
-        restart_delay: False: believe nodes that came back without their data, at the risk of two holders.
+        redis: clients of an odd number of servers, at least three, that are not replicas of each other.
+        restart_delay: False: trust nodes that came back without their data, at the risk of two holders.
 
     Raises:
-        ValueError: the number of clients is even or too small, two of them are of one server, or see `Lock`.
+        ValueError: the number of clients is even or too small, or two of them are of one server; see also `Lock`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A lock outside of tasks that several may hold at once."""
+"""A lock outside of tasks that several can hold at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from celery_singleton_lock.lock.lock import Lock
 
 
 class Semaphore(Lock):
-    """A lock that up to `limit` may hold at once, each with an object of its own (or a thread of its own); see `Lock`.
+    """A lock that up to `limit` holders share, each with its own object (or thread); see `Lock`.
 
     Args:
-        limit: how many; the same for all who use the name.
+        limit: how many; the same for all users of the name.
 
     Raises:
         ValueError: the limit is less than one, or the timeout is too short.

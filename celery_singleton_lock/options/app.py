@@ -97,7 +97,7 @@ class Settings:
 
 
 def problems(app: Any) -> Iterator[InvalidOption]:
-    """The errors in an app's settings of ours, one by one; a worker that starts raises the first of them."""
+    """The errors in an app's settings for this package, one by one; a worker that starts raises the first of them."""
     app.conf.get("singleton_lock_backend")  # As in `Settings.from_app`.
     yield from _unknown_settings(app.conf)
     for name in SETTINGS:
@@ -113,7 +113,7 @@ def accepted(conf: Any) -> frozenset[str]:
     Raises:
         InvalidOption: the setting is not allowed.
     """
-    # By default whoever sends may say how an execution locks; not that it does not.
+    # By default a sender may choose how an execution locks; not that it does not.
     given = setting(conf, "singleton_lock_accept", CALL_KEYS)
     return frozenset({"all": ACCEPTABLE, "none": ()}[given] if isinstance(given, str) else given)
 
@@ -159,7 +159,7 @@ def _unknown_settings(conf: Any) -> Iterator[InvalidOption]:
 
 
 def _setting_names(conf: Any) -> Iterable[str]:
-    """Names of the settings that look like ours, whatever the namespace they were written in."""
+    """Names of the settings that look like this package's, whatever the namespace they were written in."""
     namespace = (getattr(conf, "prefix", None) or "").lower()
     for mapping in getattr(conf, "maps", ()):
         for key in list(mapping.keys()):

@@ -15,7 +15,7 @@ _VISIBILITY: Mapping[str, float] = {
 #: Seconds after which RabbitMQ closes the connection of a worker that has not acknowledged a message, by default.
 CONSUMER_TIMEOUT = 1800.0
 
-#: Seconds that a message of ours waits at most on RabbitMQ: far below any `consumer_timeout`.
+#: Seconds that a put-back message waits at most on RabbitMQ: far below any `consumer_timeout`.
 MAX_DELAY_AMQP = 256.0
 
 
@@ -28,7 +28,7 @@ def visibility_timeout(conf: Any) -> float | None:
 
 
 def longest_delay(conf: Any) -> float:
-    """Seconds that a message of ours may wait at most.
+    """Seconds that a put-back message may wait at most.
 
     One that a worker holds for longer than the visibility timeout is delivered again, and multiplies; for RabbitMQ's
     `consumer_timeout`, half an hour by default, the worker's connection is closed.

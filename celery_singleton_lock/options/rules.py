@@ -58,7 +58,7 @@ MAX_QUEUE_TTL = 2_592_000.0
 #: Entries that the journal keeps at most: some hundred bytes each.
 MAX_JOURNAL = 1_000_000
 
-#: More holders of one key than this are no lock: each acquire passes over all of them.
+#: With more holders of one key than this it is not a lock any more: each acquire passes over all of them.
 MAX_LIMIT = 1000
 
 
@@ -229,7 +229,7 @@ BEAT_SETTINGS: Mapping[str, Rule] = {
     "singleton_lock_beat_name": TEXT,
 }
 
-#: Every setting of ours.
+#: Every setting of this package.
 SETTINGS: Mapping[str, Rule] = {
     **LOCK_SETTINGS,
     **{option.setting: option.rule for option in OPTIONS.values()},

@@ -34,7 +34,7 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.words import FOREIGN, did_you_mean, is_slip
 
-#: Task attributes of ours without an app-wide default.
+#: Task attributes of this package without an app-wide default.
 KEY_ATTRIBUTES = ("lock_key", "lock_name")
 
 #: Seconds that a message may ask for at most, where the task and the settings do not say more themselves.
@@ -85,7 +85,7 @@ def options_for(task: Any, settings: Settings, call: Mapping[str, Any] | None = 
 
 
 #: Where a task's class has the options of its last execution, and what they were made of: somebody may set an attribute
-#: at any time. Not in a weak dictionary of ours: among them may be a method, which refers to the class.
+#: at any time. Not in a weak dictionary here: among them may be a method, which refers to the class.
 _LATEST = "_singleton_lock_latest"
 
 _attributes = attrgetter(*(option.attribute for option in OPTIONS.values()))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.options.rules import JOIN
+from celery_singleton_lock.options.rules import JOIN, REPLACE
 from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Run
 from celery_singleton_lock.rehearsal.proxy import can_be_rerouted
 from celery_singleton_lock.rehearsal.scene import Play, Scene, scene
@@ -88,6 +88,8 @@ def rehearse(play: Play, faults: Iterable[Fault]) -> Iterator[Outcome]:
 def _together(it: Scene) -> None:
     sent = [it.send(number % 2) for number in range(it.play.calls)]
     it.expect(it.until(lambda: it.runs), "none of the calls ran")
+    if it.play.options.on_conflict == REPLACE:
+        it.note("on_conflict is 'replace', and rehearsed as 'rerun': its calls wait for each other")
     it.until(lambda: all(map(it.met, sent)), GRACE)
     clock.sleep(GRACE)
     let = it.let_end()

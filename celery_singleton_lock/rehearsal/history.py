@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 #: has a value.
 What = Literal["ready", "met", "refused", "began", "ended", "failed", "succeeded"]
 
-#: How a body ended: by itself, by an exception of its own, by one of ours or of Celery's that stopped it.
+#: How a body ended: by itself, by an exception of its own, by one of this package's or of Celery's that stopped it.
 DONE, RAISED, RETRIED, STOPPED = "done", "raised", "retried", "stopped"
 
 

@@ -23,6 +23,8 @@ from celery.signals import task_failure, task_prerun, task_success, worker_init,
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.options.rules import REPLACE
+from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.rehearsal.history import DONE, RAISED, RETRIED, STOPPED, Line, What, append
 from celery_singleton_lock.signals import lock_conflict
 
@@ -69,6 +71,12 @@ class Orders:
         return json.dumps(asdict(self))
 
 
+def is_to_stop_others(task: Any) -> bool:
+    """Whether a call of it stops the one that runs. Those of a rehearsal do not: a run is to be seen to its end."""
+    policy = raw_attribute(task, "on_conflict") or task.app.conf.get("singleton_lock_on_conflict")
+    return isinstance(policy, str) and policy == REPLACE
+
+
 class Witness:
     """Notes what happens in this worker, from its start."""
 
@@ -91,6 +99,8 @@ class Witness:
         if self._orders.backend is not None:
             conf.singleton_lock_backend = self._orders.backend
         task = sender.app.tasks[self._orders.task]
+        if is_to_stop_others(task):
+            task.on_conflict = "rerun"
         task.run = self._watched(task, task.run)
 
     def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:

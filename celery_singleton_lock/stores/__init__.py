@@ -1,7 +1,7 @@
 """Where locks are kept.
 
 `LockStore` is what a store of locks promises, and what anybody can write: the names here are for that. Begin with
-`base.py`; `memory` is the shortest store, `redis` the one that is meant.
+`base.py`; `memory` is the shortest store, `redis` the one for production.
 """
 
 from __future__ import annotations

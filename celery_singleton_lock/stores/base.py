@@ -1,12 +1,12 @@
 """What a lock store does, whatever it keeps the locks in.
 
 acquire gives a `Lease`, `Held` when somebody else has the lock, or a `Record` when the message has been carried out;
-only a lease is trusted. A store never guesses: "not ours" is an answer, "no answer" is `LockUnavailable`. Every call
+only a lease is trusted. A store never guesses: "not held" is an answer, "no answer" is `LockUnavailable`. Every call
 may be repeated: acquiring twice with one owner gives the same hold, and a lock that is gone when it is freed *again*
 was freed.
 
-A missing answer is not a "no": what was asked for may be carried out later. Who does not ask again gives the owner up
-(`abandon`), and whoever comes in its place says so (`LockRequest.given_up`). From then on nothing that arrives of it
+A missing answer is not a "no": what was asked for may be carried out later. A caller that does not ask again gives the
+owner up (`abandon`), and its successor says so (`LockRequest.given_up`). From then on nothing that arrives of it
 takes the lock.
 
 Protocol: `docs/protocol.md`, sections 2 and 6.
@@ -39,7 +39,7 @@ class Arrival:
     """A message is one of those of its key of which only the newest is to run: the last one that came.
 
     Attributes:
-        number: that it was given when it came, as far as whoever asks knows; the higher, the newer. The store knows
+        number: that it was given when it came, as far as the caller knows; the higher, the newer. The store knows
             better, if it has not forgotten.
         seconds: for how long the store is to know the order, from the last question on.
         task: whose messages these are; those of another task under the same lock are other work, in another order.
@@ -59,13 +59,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class LockRequest:
-    """What is asked of a lock, whoever asks and however often.
+    """What is asked of a lock, by any caller and however often.
 
     Attributes:
         key: the lock.
         owner: see `holder.new_owner`; the same owner acquires again what it already holds.
         ttl: seconds.
-        holder: kept beside the owner, for whoever finds the lock held.
+        holder: kept beside the owner, for others that find the lock held.
         waiting: the caller will wait (see `LockStore.waiter`) if the lock is held: freeing it has to wake somebody.
         once: look first whether the holder's message has been carried out.
         limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what was
@@ -76,7 +76,7 @@ class LockRequest:
         arrival: the holder's message takes its place in an order, and does not get the lock when a newer one has come;
             None where the order does not matter. For stores that know the order (`knows_newest`).
         attempts: for a store on several servers, which of them will not carry out an attempt of this owner any more.
-            Whoever asks again for the owner, as a waiter too, passes this request or a `replace` of it.
+            To ask again for the owner, as a waiter too, pass this request or a `replace` of it.
     """
 
     key: str
@@ -124,7 +124,7 @@ class Held:
     arrived: int | None = None
 
     def hold(self, key: str, *, ttl: float, limit: int = 1) -> Hold:
-        """What whoever frees it in the holder's stead frees."""
+        """What is freed in the holder's stead."""
         return Hold(key, self.owner, ttl=ttl, limit=limit, slot=self.slot)
 
     def conflict(self, key: str) -> LockConflict:
@@ -151,7 +151,7 @@ class Record(NamedTuple):
 
     Attributes:
         message: see `Holder.message`.
-        content: for whoever finds it; a store does not look into it. `FORGOTTEN` where it only kept that the message
+        content: for its reader; a store does not look into it. `FORGOTTEN` where it only kept that the message
             is over.
         seconds: how long it is kept; of one that was found, how long still.
         content_for: seconds after which a store may forget the content, as long as it knows until the end that the
@@ -164,9 +164,9 @@ class Record(NamedTuple):
     content_for: float | None = None
 
     def after(self, seconds: float) -> Record | None:
-        """What is left to be said so many seconds later; None if that is over.
+        """What is left to be said that many seconds later; None if that is over.
 
-        The content stays as it is: whoever finds it sees by its remaining time how old it is.
+        The content stays as it is: its remaining time shows how old it is.
         """
         left = None if self.content_for is None else max(self.content_for - seconds, 0.0)
         return self._replace(seconds=self.seconds - seconds, content_for=left) if seconds < self.seconds else None
@@ -174,7 +174,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A hold kept for somebody who is to come: the next attempt of a task.
+    """A hold kept for the next attempt of a task.
 
     Attributes:
         holder: whose message it is.
@@ -185,7 +185,7 @@ class Reservation:
     seconds: float
 
     def after(self, seconds: float) -> Reservation | None:
-        """What is left to be said so many seconds later; None if that is over."""
+        """What is left to be said that many seconds later; None if that is over."""
         return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
 
 
@@ -211,8 +211,8 @@ class Waiter(Protocol):
     ) -> None: ...
 
     def ask(self) -> Lease | Held | Record:
-        """What `acquire` finds now. Who asks the store itself loses the answer to `__exit__`, which frees what it does
-        not know of.
+        """What `acquire` finds now. A caller that asks the store itself loses the answer to `__exit__`, which frees
+        what it does not know of.
 
         Raises:
             LockUnavailable: as for `wait`.
@@ -230,11 +230,11 @@ class Waiter(Protocol):
 
 
 class Freeing(IntEnum):
-    """What became of a hold that was to be freed; true where it is none any more, and was ours as far as is known."""
+    """What became of a hold that was to be freed; true if it is over, and was held as far as is known."""
 
-    #: It was not ours any more.
+    #: It was not held any more.
     NOT_OURS = 0
-    #: It was ours until now, whatever its holder believed.
+    #: It was held until now, whatever its holder believed.
     NOW = 1
     #: It was gone when this was said again, or nodes did not answer: it was freed before, unless it was lost before.
     UNCLEAR = 2
@@ -251,7 +251,7 @@ class LockStore(Protocol):
 
     @property
     def server(self) -> str:
-        """Where the locks are kept, for messages: without a password."""
+        """The place of the locks in messages, without a password."""
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         """Take the lock if it is free, or reserved for this holder's message, for `ttl` seconds.
@@ -262,8 +262,8 @@ class LockStore(Protocol):
         """
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
-        """Give each hold its whole ttl again, in one round trip; False for those that are no longer ours. A store that
-        knows the order of messages says to a lease for whom it is to stop (`Lease.superseded_by`).
+        """Give each hold its whole ttl again, in one round trip; False for those that are no longer held. A store that
+        knows the order of messages says for whom a holder is to stop (`Hold.superseded_by`).
 
         Args:
             holds: those to renew; those that are leases are trusted anew by this call.
@@ -277,11 +277,11 @@ class LockStore(Protocol):
     def free(
         self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None
     ) -> Freeing | bool:
-        """Free the lock if it is still ours, and wake a waiter.
+        """Free the lock if it is still held, and wake a waiter.
 
         Args:
             hold: what to end.
-            record: remembered in any case, also when the lock is no longer ours.
+            record: remembered in any case, even if the lock is no longer held.
             reservation: who gets the lock instead of everybody.
 
         Returns:
@@ -293,7 +293,7 @@ class LockStore(Protocol):
         """
 
     def abandon(self, hold: Hold) -> bool | None:
-        """Free the lock if it is still ours, for an owner that never asks again: what arrives of it takes nothing.
+        """Free the lock if it is still held, for an owner that never asks again: what arrives of it takes nothing.
 
         Never raises. What is not answered is said again in the background, as for `free`.
 

@@ -1,4 +1,4 @@
-"""Looking at the locks of others; for people, and for whoever finds a lock held."""
+"""Looking at the locks of others; for people, and for executions that find a lock held."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Inspector(Protocol):
     """
 
     def held(self, key: str, *, limit: int = 1) -> list[Held]:
-        """Who holds the key now, also beyond the limit."""
+        """The holders of the key now, also beyond the limit."""
 
     def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
         """The locks that are held, with their keys: those whose key begins with `prefix` and a colon."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a tick is not ours to send.
+    """Why a tick is not this beat's to send.
 
     Attributes:
         last: it was sent, and this is the entry's last run now; None if somebody else is about to send it.
@@ -63,7 +63,7 @@ class Ledger(Protocol):
         """
 
     def secret(self) -> str:
-        """A text that only those know who can read the lock server; made by whoever asks for it first.
+        """A text that is known only with access to the lock server; made when it is first asked for.
 
         It is the same for all who ask at different times, until the server loses it. Two that ask at the same time for
         one that is just being made may be told different ones by a Redlock, and are told the same when they ask again.

@@ -11,7 +11,7 @@ from celery_singleton_lock.stores.base import Held, LockRequest
 
 @dataclass(slots=True)
 class Occupant:
-    """Who has a slot.
+    """The holder of a slot.
 
     Attributes:
         owner, holder: as they acquired it, or as it is reserved for them.
@@ -25,7 +25,7 @@ class Occupant:
     ends_at: float
 
     def held(self, now: float, slot: int | None = None, waiters: int = 0) -> Held:
-        """What one finds who comes now."""
+        """What a newcomer finds."""
         return Held(self.holder, self.owner, self.ends_at - now, slot, waiters)
 
 
@@ -41,27 +41,27 @@ def slot_of(owner: str, occupants: Occupants) -> int | None:
 def free_slot(request: LockRequest, occupants: Occupants) -> int | None:
     """The slot that is free for this request, or reserved for its message; None if it has to wait.
 
-    Who takes another one than the one that is reserved for its message frees that.
+    Taking another slot than the one that is reserved for the message frees that.
     """
     reserved = slot_of(request.holder.reserved_as, occupants)
     if any(it.holder.is_copy_of(request.holder) for slot, it in occupants.items() if slot != reserved):
         return None
     if reserved is not None and reserved < request.limit:
         return reserved
-    # What is held counts, whoever's limit it was taken under; what is reserved there moves to within this one.
+    # What is held counts, whatever limit it was taken under; what is reserved there moves to within this one.
     free = next((slot for slot in range(request.limit) if slot not in occupants), None)
     return free if reserved is not None or len(occupants) < request.limit else None
 
 
 def in_the_way(request: LockRequest, occupants: Occupants) -> Occupant:
-    """Who keeps this request from the lock: a copy of its message, or whoever's lease ends first."""
+    """What keeps this request from the lock: a copy of its message, or the lease that ends first."""
     others = [it for it in occupants.values() if it.owner != request.holder.reserved_as]
     copies = [it for it in others if it.holder.is_copy_of(request.holder)]
     return min(copies or others, key=lambda it: it.ends_at)
 
 
 def copy_of(holder: Holder, occupants: Occupants) -> Occupant | None:
-    """Who carries out the same message, or has a slot reserved for it."""
+    """The holder that carries out the same message, or has a slot reserved for it."""
     for it in occupants.values():
         if it.owner == holder.reserved_as or (it.holder.is_copy_of(holder) and it.holder.attempt == holder.attempt):
             return it

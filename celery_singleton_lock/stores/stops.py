@@ -1,6 +1,6 @@
 """How a process hears at once that a run of its own is to stop for a newer task.
 
-It is a hint: a renewal says the same (`Lease.superseded_by`), if later. Protocol: `docs/protocol.md`, section 14.
+It is a hint: a renewal says the same (`Hold.superseded_by`), if later. Protocol: `docs/protocol.md`, section 14.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class Stop(NamedTuple):
-    """Whoever runs under a hold is to stop.
+    """The execution under a hold is to stop.
 
     Attributes:
         owner: of the hold.

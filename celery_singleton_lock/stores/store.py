@@ -16,15 +16,15 @@ class Store(LockStore, Inspector, Protocol):
     """Keeps locks, shows them, and keeps what beat and the journal write."""
 
     def recorded(self, key: str, message: str) -> Record | None:
-        """What is remembered of a message (see `Holder.message`), whoever asks; None for nothing.
+        """What is remembered of a message (see `Holder.message`); None for nothing.
 
         Raises:
             LockUnavailable: no answer, or an error.
         """
 
     def wake(self, key: str) -> None:
-        """Wake one that waits for the lock, as if it was freed, whether it is or not. Never raises: who is not woken
-        looks by itself.
+        """Wake one that waits for the lock, as if it was freed, whether it is or not. Never raises: a waiter that is
+        not woken looks by itself.
         """
 
     def ledger(self, key: str) -> Ledger:
@@ -42,7 +42,7 @@ class Store(LockStore, Inspector, Protocol):
         """
 
     def tell(self, prefix: str, process: str, stop: Stop) -> None:
-        """Tell it, if it listens. Never raises an error: who does not hear of it learns it as it renews."""
+        """Tell it, if it listens. Never raises an error: a holder that does not hear of it learns it as it renews."""
 
     def journal(self, prefix: str, *, size: int) -> Journal:
         """The journal of all locks whose key begins with `prefix`; `size`: entries that are kept."""

@@ -67,7 +67,7 @@ class AskingWaiter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None or self._may_be_given_more():
-            # Interrupted between reading and returning, the lock may be ours, and nobody knows.
+            # Interrupted between reading and returning, the lock may be held, and nobody knows.
             self._leave(error is not None or not isinstance(self._found, Lease))
         if self._rang:
             self._wake_up.pass_on()
@@ -80,7 +80,7 @@ class AskingWaiter:
             self._found = self._woken(timeout)
             self._pause = PAUSE
         except LockUnavailable:
-            # That says little about the server: who does not reach it hears so by asking.
+            # That says little about the server: a waiter that does not reach it hears so by asking.
             self._was_cut = True
             clock.sleep(min(timeout, chance.spread(self._pause)))
             self._pause = min(3 * self._pause, MAX_PAUSE)
@@ -91,11 +91,11 @@ class AskingWaiter:
         self._found = None
         self._found = self._ask()
         if not isinstance(self._found, Record):
-            self._rang = False  # It has the lock, or whoever has it wakes the next one.
+            self._rang = False  # It has the lock, or its holder wakes the next one.
         return self._found
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
-        """What was brought along by who woke it; None if that is nothing."""
+        """What the wake-up brought along; None if that is nothing."""
         self._rang |= bool(self._wake_up.wait(timeout))
         return None
 
@@ -119,7 +119,7 @@ class PollingWaiter(AskingWaiter):
 
 
 class _Clock:
-    """A wake-up every so many seconds."""
+    """A wake-up at intervals."""
 
     def __init__(self, every: float) -> None:
         self._every = every

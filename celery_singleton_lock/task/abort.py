@@ -45,7 +45,7 @@ class Body:
     """The body of one execution while it runs: `with Body(lease): ...`.
 
     `strike` is called by the heartbeat's thread, everything else by the one that runs the body. The mutex decides
-    between them who comes first: nothing is raised in a thread whose body has ended.
+    between them which comes first: nothing is raised in a thread whose body has ended.
 
     Attributes:
         struck: whether it was to end.

@@ -37,6 +37,7 @@ class Acquisition:
         self._store = execution.runtime.store
         self._delivered_as = delivery.owner_of(execution.request)
         self._owner = self._delivered_as or new_owner()
+        self._outage = execution.runtime.heartbeat.outage
         self._arrival = newest.arrival_of(execution)
         self._holder = newest.as_holder(execution)
         self.given_up = requeue.given_up(execution.request)
@@ -56,19 +57,21 @@ class Acquisition:
         it, failures = self.execution, 0
         while True:
             try:
-                return self._ask_until_free()
+                found = self._ask_until_free()
+                self._outage.answered(self._store.server)
+                return found
             except LockUnavailable as error:
                 self.abandon()
+                self._outage.failed(error)
                 policy = it.options.on_unavailable
                 if policy == "run":
                     logger.warning("%s runs without a lock: %s", it, error)
                     return None
                 if policy == "wait":
-                    logger.warning("%s waits: %s", it, error)
+                    logger.info("%s waits: %s", it, error)
                 elif policy == "raise" or it.request.is_eager:
                     raise
                 else:
-                    logger.warning("%s is put back: %s", it, error)
                     it.progress.gives_up = self._owner
                     requeue.try_to_put_back(it.task, reason="unavailable")
             # No message is to be put back; or the broker does not answer either, and it waits here, where it is not
@@ -89,7 +92,7 @@ class Acquisition:
         Raises:
             Ignore: it was put back.
         """
-        logger.warning("%s is put back: %s", self.execution, error)
+        self._outage.failed(error)
         self.execution.progress.gives_up = self._owner
         requeue.put_back(self.execution.task, reason=reason)
 

@@ -24,7 +24,7 @@ class Asking:
 
     Attributes:
         refusal: why it is not had; None before the answer, and where it is had.
-        found: who has it, where that is another message.
+        found: its holder, if that is another message.
     """
 
     def __init__(self, store: Store, request: LockRequest) -> None:
@@ -58,7 +58,7 @@ class Asking:
 
         Raises:
             DuplicateTask: another message has it.
-            LockUnavailable: no answer, or a value that is none of ours.
+            LockUnavailable: no answer, or a foreign value.
         """
         self._is_answered = True
         try:

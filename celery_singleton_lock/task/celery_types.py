@@ -12,7 +12,7 @@ from celery_singleton_lock.task.task_lock import TaskLock
 class RequestLike(Protocol):
     """A message on its way through a worker, or a call by `apply`: Celery's `Context`.
 
-    Whatever a message says of itself may be anything: such parts are `Any`, and are cleaned where they are read.
+    What a message contains may be anything: such parts are `Any`, and are cleaned where they are read.
     """
 
     id: Any

@@ -1,6 +1,6 @@
 """Given by the worker's main process to the process that runs a task, along with its request.
 
-The owner token stands in what the transport says of the delivery, and the message as it came among the properties:
+The owner token is in what the transport says of the delivery, and the message as it came among the properties:
 places that no sender can write, and that no retry takes along. They are written and read here only.
 """
 
@@ -44,7 +44,7 @@ def give(message: Any, request: dict[str, Any], owner: str) -> None:
 
 
 def owner_of(request: RequestLike) -> str | None:
-    """The owner that our main process gave the delivery; None where there is no such process."""
+    """The owner that the main process gave the delivery; None where there is no such process."""
     owner = (request.delivery_info or {}).get(OWNER)
     return owner if is_owner(owner) else None
 

@@ -31,7 +31,7 @@ class Execution:
         runtime: of the task's app.
         options: how it locks.
         key: of its lock.
-        holder: who has the lock, if it gets that.
+        holder: itself, as the lock's holder.
         progress: how far this process has got with the request.
         is_remembered: whether this is a message of which other copies may come.
         began: when it came here, on `clock.now()`.
@@ -65,7 +65,7 @@ class Execution:
         )
 
     def __str__(self) -> str:
-        return with_label(named(self.task), self.holder.label)
+        return with_label(f"task {self.task.name}[{cleaned.text(self.request.id)}]", self.holder.label)
 
     def is_copy_of(self, found: Held) -> bool:
         """Whether another copy of this message, or another attempt, has the lock."""

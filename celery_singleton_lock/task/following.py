@@ -226,7 +226,7 @@ class Following:
         return None if stored is None else as_end(stored) or _Gone()
 
     def _heir(self) -> Leader | None:
-        """Who is followed in the place of a leader that is gone; None if that is nobody, or this one."""
+        """The message to follow in place of a leader that is gone; None if there is none, or it is this one."""
         return self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
 
     def _lead(self) -> Leader | None:
@@ -246,7 +246,7 @@ class Following:
         return None
 
     def _give_back(self, other: Leader) -> Leader:
-        """Follow this one after all; and so does whoever has met this message's hold, and follows that."""
+        """Follow this one after all; and so does a follower that has met this message's hold."""
         self._store.remember(self._lock.key, self._names_heir(self._own, other))
         self._brought.give_back()
         return other

@@ -16,7 +16,7 @@ class Joined(NamedTuple):
         task_id: its id.
         sending: the name of its sending.
         replaced, retries: which of the messages of that sending.
-        since: when it got the lock, which tells its deliveries apart; 0 where that is not known.
+        since: when it got the lock, which distinguishes its deliveries; 0 where that is not known.
         goes_on: whether it follows on one that has ended: it may run later, while others have the lock.
     """
 
@@ -36,7 +36,7 @@ class Joined(NamedTuple):
 
     @classmethod
     def read(cls, value: object) -> Joined | None:
-        """As it stands in a header; None for what others wrote."""
+        """As it is in a header; None for what others wrote."""
         if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
             return None
         task_id, sending, replaced, retries, since, goes_on = value[: len(cls._fields)]

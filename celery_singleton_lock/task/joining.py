@@ -5,7 +5,7 @@ lock says so, which is there as soon as the lock is free; the value is in it, or
 died has left nothing: then this copy runs itself, as soon as it has the lock, and the others that waited end as it
 does. They find it by a record of its own, the *heir* of that task.
 
-Nobody waits in a circle: who waits holds no lock, and whoever is joined held it then. A task that sent this one may
+Nobody waits in a circle: a waiting copy holds no lock, and a joined task held it then. A task that sent this one may
 wait for it, and is not joined.
 
 Protocol: `docs/protocol.md`, section 13.
@@ -48,7 +48,7 @@ MOST_HEIRS = 20
 #: In the place of a state, in the record that names an heir.
 HEIR = "JOINED"
 
-#: Ends that are none of the work: whoever has joined runs.
+#: Ends without a result of the work: a copy that has joined runs.
 _DIED = (WorkerLostError, LockLost)
 
 
@@ -251,7 +251,7 @@ class Joining:
         return max(self._execution.runtime.settings.done_ttl - record.seconds, age)
 
     def _heir(self) -> Joined | None:
-        """Whoever ran in the place of the task; None if that was nobody, or this copy."""
+        """The copy that ran in place of the task; None if there was none, or it was this one."""
         record = self._execution.runtime.store.recorded(self._key, self._heirs_name)
         fields = cleaned.array(record.content.partition(b"\n")[2]) if record is not None else None
         heir = Joined.read(fields)

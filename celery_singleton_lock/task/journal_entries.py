@@ -23,7 +23,7 @@ def ran(execution: Execution, lease: Lease, outcome: Outcome | None, *, began: f
 
 
 def did_not_run(execution: Execution, kind: Kind, holder: Holder | None) -> None:
-    """Its body did not run; `holder`: who has the lock."""
+    """Its body did not run; `holder` has the lock."""
     scheduled, now = cleaned.headers(execution.request).get(SCHEDULED_HEADER), clock.now()
     of_copy: dict[str, Any] = {"scheduled": cleaned.text(scheduled) if scheduled else ""}
     if holder is not None:

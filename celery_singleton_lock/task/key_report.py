@@ -26,7 +26,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.mutex import Mutex
 from celery_singleton_lock.options.rules import MAX_LIMIT, TTL, is_whole
 
-#: Bytes of a report at most: so many are written whole or not at all (POSIX asks for that of 512, Linux does 4096).
+#: Bytes of a report at most: no more are written whole or not at all (POSIX asks for that of 512, Linux does 4096).
 MAX_SIZE = min(select.PIPE_BUF, 4096)
 
 #: Bytes that are read at once.
@@ -96,7 +96,7 @@ class _Channel:
         self._deliveries = count(1)
 
     def fills(self) -> bool:
-        """As another delivery begins: whether so many have begun that it is to be emptied."""
+        """When another delivery begins: whether it is to be emptied by now."""
         return next(self._deliveries) % _SELDOM == 0
 
     def write(self, report: Report) -> None:

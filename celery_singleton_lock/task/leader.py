@@ -66,7 +66,7 @@ class Leader(NamedTuple):
 
     @classmethod
     def read(cls, value: object) -> Leader | None:
-        """As it stands in a header, or a record; None for what others wrote."""
+        """As it is in a header, or a record; None for what others wrote."""
         if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
             return None
         hidden, token, since, run = value[: len(cls._fields)]
@@ -78,9 +78,9 @@ class Leader(NamedTuple):
         return None
 
     def header(self) -> list[Any]:
-        """As it stands in a header.
+        """As it is in a header.
 
-        Not as it stands in its own message: whoever looks for that, whether it is still there, must not find it here.
+        Not as it is in its own message: a search for that message must not find it here.
         """
         run = None if self.run is None else [self.run.task, self.run.key, list(self.run.joined)]
         return [self.task_id.encode().hex(), self.token, self.since, run]
@@ -92,7 +92,7 @@ class Leader(NamedTuple):
 
     @property
     def heirs_name(self) -> Holder:
-        """Under which name it is recorded who is followed in its place."""
+        """Under which name the message is recorded that is followed in its place."""
         return Holder(record=f"heir:{self.token}")
 
 

@@ -2,12 +2,12 @@
 
 A task id is no name for that. Users freeze signatures and send them again, a chain object that is sent twice has the
 same id in its last step (Celery 5.7), and tasks of one lock may be given one id. A sending is named by the id, by where
-it stands in its canvas (root and parent), and by a random header that is new for each send, and the same in whatever
+its place in its canvas (root and parent), and by a random header that is new for each send, and the same in whatever
 follows from it: a redelivered, put-back or retried copy, a replacement, and the next steps that a worker sends when a
 task has ended. So the step that two copies of one message send is one, and a step of a chain that is sent again is not.
 
 A message without the header, from a program that does not have this package, is named by the rest; to that belong the
-ids of the tasks that wait for it: those of a canvas that is sent again are new, and must not wait for ever.
+ids of the tasks that wait for it: those of a canvas that is sent again are new, and must not wait forever.
 """
 
 from __future__ import annotations

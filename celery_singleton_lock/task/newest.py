@@ -29,7 +29,7 @@ KNOWN_FOR = 3600.0
 
 
 def arrival_of(execution: Execution) -> Arrival | None:
-    """What its acquire says of the order; None for one that is not in it: another policy, or no message.
+    """What its acquire says of the order; None if it is not in it: another policy, or not a message.
 
     Raises:
         InvalidOption: the locks are kept where the order is not known.
@@ -50,7 +50,7 @@ def arrival_of(execution: Execution) -> Arrival | None:
 
 
 def as_holder(execution: Execution) -> Holder:
-    """Who has the lock, if the execution gets that: where newer messages stop it, in which order."""
+    """The execution as the lock's holder; with its order, if newer messages may stop it."""
     holder = execution.holder
     return replace(holder, order=order_of(execution.task.name)) if is_stopped_by_newer(execution) else holder
 

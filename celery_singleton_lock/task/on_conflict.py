@@ -1,6 +1,6 @@
 """The end of an execution that meets a held lock, as `on_conflict` says.
 
-Everything here ends the execution by raising what Celery understands. Nobody waits for ever afterwards: a refused
+Everything here ends the execution by raising what Celery understands. Nobody waits forever afterwards: a refused
 execution gets a final state, its chain's later steps and its chord too, or its message goes back to the queue under
 the same id. A conflict never spends the task's own retries.
 """
@@ -40,7 +40,7 @@ class Skipped(Ignore):
 
 
 class Expired(Skipped):
-    """Ends one that came too late, as the worker would have done."""
+    """Ends a message that came too late, as the worker would have done."""
 
 
 def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
@@ -77,7 +77,7 @@ def end(
     )
     signals.lock_conflict.send(sender=task, task_id=task.request.id, key=conflict.key, conflict=conflict, policy=policy)
     if policy in WAITING_POLICIES:
-        # Who waits in line is held for long, and is asked less often than a bound on the number of tries is meant for.
+        # A copy in line is held for long, and asks less often than a limit on the number of tries is meant for.
         is_bounded = policy == "retry" and options.conflict_retries is not None
         waits = None if is_bounded else requeue.Waits(conflict.key, options.limit)
         requeue.put_back(task, reason="conflict", carried=carried._replace(waits=waits))
@@ -106,7 +106,7 @@ def supersede(task: TaskLike, error: LockSuperseded, met: LockConflict | None) -
 
 def revoke(task: TaskLike, why: Ignore) -> NoReturn:
     if not task.request.is_eager:
-        # A bare Ignore would leave chains and chords waiting for ever.
+        # A bare Ignore would leave chains and chords waiting forever.
         _record(task, TaskRevokedError(str(why)), states.REVOKED)
     raise why
 

@@ -8,7 +8,7 @@ copy is the same message, as it was, but for what says where and when. It carrie
 - all headers: of either protocol of Celery, of stamps, of other libraries;
 - all properties: priority, delivery mode, reply_to, correlation id, message id, app id, type, timestamp.
 
-Left out, or new, is what would be wrong of a copy: what RabbitMQ writes down of the message's way (a delay of ours in
+Left out, or new, is what would be wrong of a copy: what RabbitMQ writes down of the message's way (a delay in
 `x-death`; RabbitMQ would drop the copy as one that goes round), `CC` (which would multiply it), an id by which SQS
 would drop it as sent twice, and the property `expiration` beside `expires`: a message that RabbitMQ drops for its age
 leaves its callers waiting, one that a worker finds expired does not.

@@ -35,7 +35,7 @@ OLD = 10.0
 #: silence whatever it was.
 OF_USE = 60.0
 
-#: Parts of a record's first line; a mark stands behind them, where there is one.
+#: Parts of a record's first line; a mark follows them, if there is one.
 _FIELDS = 4
 
 #: In the place of a content, where a body ended with `Ignore`: another task has its id now, and will end.
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
         state: Celery's.
         content: the return value or exception (see `value_codec`); None when that is not kept.
         settled: whether all was sent: callbacks, chain, result.
-        mark: tells records of one message apart that are otherwise the same; '' where that does not matter.
+        mark: distinguishes records of one message that are otherwise the same; '' where that does not matter.
     """
 
     state: str
@@ -99,7 +99,7 @@ def read(record: Record) -> tuple[Outcome, float]:
     fields = cleaned.array(head)
     if fields is None or len(fields) < _FIELDS:
         return Outcome(states.SUCCESS), OLD
-    # What a later version may add stands behind.
+    # A later version may add more behind.
     state, seconds, has_content, settled = fields[:_FIELDS]
     mark = cleaned.text(fields[_FIELDS]) if len(fields) > _FIELDS else ""
     outcome = Outcome(cleaned.text(state), content if has_content else None, settled is True, mark)
@@ -145,7 +145,7 @@ def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outc
         return Outcome(states.RETRY)
     if isinstance(error, Exception) and not isinstance(error, Reject) and not _rejects_failed(task):
         return failed(task, request, error)
-    return None  # The process is being stopped; whoever does that knows what becomes of the message.
+    return None  # The process is being stopped; whatever stops it decides what becomes of the message.
 
 
 def is_awaited(task: TaskLike, request: RequestLike) -> bool:

@@ -58,7 +58,7 @@ class Publisher:
     def send(
         self, original: Original, header: dict[str, Any], *, expires: bool, delay: float, held: bool = False
     ) -> None:
-        """Send a copy of `original`, with a header of ours, to its queue, due in `delay` seconds.
+        """Send a copy of `original`, with its header, to its queue, due in `delay` seconds.
 
         Args:
             original: as it came.

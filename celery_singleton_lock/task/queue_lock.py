@@ -36,7 +36,7 @@ from celery_singleton_lock.task.leader import Leader
 #: the message that it follows, as far as there are such.
 QUEUED_HEADER = "singleton_lock_queued"
 
-#: Parts of the header. What a later version may add stands behind them.
+#: Parts of the header. A later version may add more behind them.
 _FIELDS = 7
 
 #: Seconds for which it is said again that one has ended, where the lock server does not answer.

@@ -37,7 +37,7 @@ from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
 
-#: Seconds until the lock of a message that was acknowledged becomes a lease: who sent it, and the main process that got
+#: Seconds until the lock of a message that was acknowledged becomes a lease: its sender, and the main process that got
 #: it, have confirmed it by then, for longer.
 SOON = 0.2
 
@@ -65,7 +65,7 @@ class Queued:
         self._is_own = lock.follows is None
 
     def __enter__(self) -> Queued:
-        if self.lock.replaced:  # Who sent it may have died before it said so.
+        if self.lock.replaced:  # The sender may have died before it said so.
             replacing.supersede(self._runtime.store, self.lock, self._task.request.id, self.lock.replaced)
         if self._is_own:
             self._keep_early()
@@ -77,7 +77,7 @@ class Queued:
         self._keep_early()
 
     def lead(self, label: str) -> Held | None:
-        """Take the lock that the message did not have as it was sent; who has it, if another one has.
+        """Take the lock that the message did not have as it was sent; the holder, if that is another one.
 
         Raises:
             LockUnavailable: no answer; what it may have got it finds when it comes again, or that ends.
@@ -111,7 +111,7 @@ class Queued:
         if not self._is_own:
             return
         if self._progress.is_begun or not (error is None or isinstance(error, Exception)):
-            return  # It has ended; or whoever stops this process knows what becomes of the message.
+            return  # It has ended; or whatever stops this process decides what becomes of the message.
         if (hold := self._going_on(error)) is not None:
             if self._lease is not None:  # What was renewed is shorter.
                 self._runtime.confirmations.add(hold)

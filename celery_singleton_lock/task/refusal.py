@@ -212,7 +212,7 @@ def _may_have_copies(execution: Execution) -> bool:
 
 
 def _outcome_of(execution: Execution, ended: End) -> Outcome | None:
-    """To be recorded by one copy alone: what follows on a value is sent by whoever could record it."""
+    """To be recorded by one copy alone: what follows on a value is sent by the copy that could record it."""
     task, request, error = execution.task, execution.request, ended.error
     found = outcome.succeeded(task, request, ended.value) if error is None else outcome.ended_by(task, request, error)
     return None if found is None else found._replace(mark=new_owner())

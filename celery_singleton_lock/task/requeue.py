@@ -8,6 +8,7 @@ sent it. Its header says how often it was put back, and which owners earlier del
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -34,7 +35,7 @@ from celery_singleton_lock.task.running import progress_of
 logger = get_logger(__name__)
 
 #: Why a message is sent again: another task holds its lock; the lock server does not answer; it runs elsewhere, and the
-#: copy stands by in case that worker dies; its run was stopped for a lost lock, and that could not be recorded; it has
+#: copy waits in case that worker dies; its run was stopped for a lost lock, and that could not be recorded; it has
 #: ended, and what follows could not be sent; it ends as another message, which has not ended yet.
 Reason = Literal["conflict", "unavailable", "copy", "lost", "untold", "follows"]
 
@@ -67,6 +68,12 @@ MAX_GIVEN_UP = 16
 
 class GoesOn(Ignore):
     """Ends an execution, and not its message: another copy of that is carried out, or will be."""
+
+    @classmethod
+    def read(cls, text: str) -> str | None:
+        """Why, of the repr of such an exception; None for other texts."""
+        found = re.fullmatch(rf"{cls.__name__}\('([^'\\]*)'\)", text)
+        return found and found[1]
 
 
 class Waits(NamedTuple):

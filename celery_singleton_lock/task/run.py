@@ -5,6 +5,7 @@ Protocol: `docs/protocol.md`, section 6.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class Run:
             self.superseded = None if self.was_lost else self._superseded(error)
             if self.superseded is not None:
                 ended = Outcome(states.REVOKED)
-            elif not self.was_lost:  # What that left undone, a copy that stands by may do.
+            elif not self.was_lost:  # What that left undone, a copy that waits may do.
                 ended, reservation = outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
             raise
         finally:
@@ -87,7 +88,7 @@ class Run:
     def _run_body(self, body: Callable[[], Any]) -> Any:
         it, lease = self._execution, self._lease
         try:
-            # In a worker one task follows the other; whoever calls one may look for threads when that is over.
+            # In a worker one task follows the other; a direct caller may look for threads when it is over.
             in_worker = not (it.request.is_eager or it.request.called_directly)
             it.runtime.heartbeat.start(lease, self._when_to_stop, linger=in_worker)
             waited = self._began - it.began
@@ -130,7 +131,9 @@ class Run:
 
     def _say_loss(self) -> None:
         it, lease = self._execution, self._lease
-        logger.error("%s lost %s (%s): %s", it, lease.key, it.options.on_lock_lost, lease.reason)
+        what = "is stopped" if it.options.on_lock_lost == "abort" else "goes on"
+        held = clock.now() - self._began
+        logger.error("%s has lost its lock %s after %.1f s, and %s: %s", it, lease.key, held, what, lease.reason)
         self._send(signals.lock_lost, lease=lease, reason=lease.reason)
 
     def _free(self, ended: Outcome | None, reservation: Reservation | None) -> None:
@@ -142,7 +145,8 @@ class Run:
             kept = reservation or _for_nobody(it, ended, held)
             freed = it.runtime.store.free(lease, record=it.record(ended), reservation=kept)
         except LockUnavailable as error:
-            logger.warning("%s could not free %s, which expires by itself: %s", it, lease.key, error)
+            level = logging.WARNING if lease.held else logging.DEBUG  # That it is lost was said.
+            logger.log(level, "%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
             if ended is not None:
                 settling.settle_after(it, ended)

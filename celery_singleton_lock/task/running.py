@@ -18,7 +18,7 @@ from celery_singleton_lock.task.celery_types import RequestLike
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """How far this process has got with a request. Nothing in here refers to the request, which would stay for ever.
+    """How far this process has got with a request. Nothing in here refers to the request, which would stay forever.
 
     Attributes:
         lease: under which the body runs, or ran; None without a lock.
@@ -55,7 +55,7 @@ class _ThisThread(threading.local):
     """This thread.
 
     Attributes:
-        owners: under which it runs bodies, one inside the other: to wait for them would be to wait for ever.
+        owners: under which it runs bodies, one inside the other: waiting for them would never end.
     """
 
     def __init__(self) -> None:

@@ -51,17 +51,17 @@ logger = get_logger(__name__)
 #: Seconds that a message may wait where nothing says how long, and those that are added to what is said.
 A_DAY, MARGIN = 86_400.0, 60.0
 
-#: What a call has where something follows on its message: that must not be lost, whoever has the lock. Also what
-#: Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has the last alone.
+#: What a call has where something follows on its message: that must not be lost, whatever message has the lock. Also
+#: what Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has the last alone.
 _OF_CANVAS = ("chain", "chord", "link", "link_error", "group_id", "root_id", "parent_id", "reply_to")
 
 
 class DuplicateResult(AsyncResult):  # type: ignore[type-arg]
-    """The result of a call that was not sent: of the one whose message waits, or runs.
+    """The result of a call that was not sent: that of the message that waits or runs.
 
     Attributes:
-        lock_key: of the lock that this one has.
-        since: when it was sent, seconds since the epoch.
+        lock_key: the key of the lock that the other message has.
+        since: when that was sent, seconds since the epoch.
     """
 
     lock_key: str
@@ -193,7 +193,7 @@ class _Duplicate(NamedTuple):
         task: what is called.
         options: how it locks.
         lock: as its message would have it.
-        found: who has it.
+        found: its holder.
         error: which says so.
     """
 
@@ -235,7 +235,7 @@ class _Duplicate(NamedTuple):
     def _send_following(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
         """Send a part of a canvas, which is to end as the message does that has the lock.
 
-        An answer to whoever sends it would not reach those that wait for it, nor have anything go on that follows.
+        An answer to its sender would not reach those that wait for it, nor have anything go on that follows.
         """
         task, leader = self.task, Leader.of(self.found)
         is_able = may_be_followed(task, Runtime.of(task.app).settings, self.lock.scope)

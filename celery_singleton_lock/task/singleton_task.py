@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from celery import Task
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.errors import InvalidOption, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
@@ -51,61 +51,62 @@ _BY_PLACE = ("task_id", "producer", "link", "link_error", "shadow")
 class SingletonTask(Task):  # type: ignore[type-arg]
     """A task of which only one execution at a time runs for the same key, on all workers together.
 
-    Each option is a class attribute: set it in `@app.task(...)` or in a subclass. None means the app's setting of the
-    same meaning (`singleton_lock_ttl` for `lock_ttl`), and where that is not set either, what is said here.
-    Called directly, `task(...)`, it is a plain function and takes no lock.
+    Each option is a class attribute: set it in `@app.task(...)` or in a subclass. None means the app's setting
+    (`singleton_lock_ttl` for `lock_ttl`), or else the default below. Called directly, `task(...)`, it is a plain
+    function and takes no lock.
     """
 
     abstract = True
 
-    #: What makes two calls the same: None all arguments, defaults applied; a list of argument names ([]: the task's
-    #: name alone); a template such as "tenant:{tenant_id}"; or a callable of the dictionary of arguments.
+    #: What makes two calls the same. None: all arguments, with defaults applied; a list of argument names ([]: the
+    #: task's name alone); a template such as "tenant:{tenant_id}"; or a callable of the dictionary of arguments.
     lock_key: ClassVar[Any] = None
 
-    #: The name that goes into the key; by default the task's. Tasks with one name exclude each other.
+    #: The name that goes into the key; by default the task's. Tasks with the same name exclude each other.
     lock_name: ClassVar[str | None] = None
 
-    #: When the lock is held. "while_executing" (default): as the task runs. The others take it as a message is sent, so
-    #: that no second one waits: "until_executing" until the first one starts, "until_executed" until it has ended,
-    #: "until_and_while_executing" until it starts and then as it runs, "until_expired" for `lock_queue_ttl` seconds.
+    #: When the lock is held. "while_executing" (default): while the task runs. Otherwise the message takes it when it
+    #: is sent, so that no second one waits: "until_executing" until the task starts, "until_executed" until it has
+    #: ended, "until_and_while_executing" until it starts, and then while it runs, "until_expired" for `lock_queue_ttl`
+    #: seconds.
     lock_scope: ClassVar[str | None] = None
 
-    #: What becomes of a call whose lock another message has. "existing" (default): the caller gets that one's result, a
-    #: `DuplicateResult`; "raise": `DuplicateTask`; "skip": a result that is REVOKED; "replace" (with "until_executing"
-    #: and "until_and_while_executing"): it is sent, and the one that waits ends REVOKED, with `LockSuperseded`, and
-    #: never runs; or a callable of (task, duplicate) that returns one of them. A part of a canvas, or a call with
-    #: callbacks, follows: it is sent, and ends as the other message does; with "replace" it runs by itself.
+    #: What happens to a call if another message has its lock. "existing" (default): the caller gets that message's
+    #: result, a `DuplicateResult`; "raise": `DuplicateTask`; "skip": a result that is REVOKED; "replace" (with
+    #: "until_executing" and "until_and_while_executing"): it is sent, and the message that waits ends as REVOKED, with
+    #: `LockSuperseded`, and never runs; or a callable of (task, duplicate) that returns one of these. A part of a
+    #: canvas, or a call with callbacks, is sent and ends as the other message does; with "replace" it runs by itself.
     on_duplicate: ClassVar[DuplicatePolicy | Callable[..., Any] | None] = None
 
-    #: Seconds (1 to 2592000) for which a message that waits keeps others from being sent at most, beyond its countdown;
-    #: None (default): until it expires, or for a day. With "until_expired": for which no second one is sent.
+    #: Seconds (1 to 2592000) for which a message that waits can keep others from being sent, beyond its countdown; None
+    #: (default): until it expires, or for a day. With "until_expired": for which no second message is sent.
     lock_queue_ttl: ClassVar[float | None] = None
 
-    #: What to do when the lock server does not answer as a message is sent. "send" (default): send it without a lock;
+    #: What to do if the lock server does not answer when a message is sent. "send" (default): send it without a lock;
     #: "raise": raise `LockUnavailable`.
     on_send_unavailable: ClassVar[Literal["send", "raise"] | None] = None
 
-    #: Seconds (1 to 86400; default 30) that a lease is good for unless the heartbeat renews it, and so how long a lock
-    #: outlives its worker. It does not limit how long a task may run.
+    #: Seconds (1 to 86400; default 30) that a lease lasts without renewal, and so how long a lock outlives its host.
+    #: The heartbeat renews it, so it does not limit how long a task may run.
     lock_ttl: ClassVar[float | None] = None
 
     #: Seconds (default 0) to wait for a held lock, in the worker's slot, before it counts as a conflict.
     lock_wait: ClassVar[float | None] = None
 
-    #: What to do when another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
+    #: What to do if another execution holds the lock. "skip" (default): end as REVOKED; "raise": fail with
     #: `LockConflict`; "retry": try again later, without spending `max_retries`; "reject": reject the message, which a
     #: dead-letter queue may take if it is acknowledged late; "join": wait, and end as that execution ends, without
     #: a run; "rerun": wait as "retry" does, while of all that wait only the newest runs; "replace": the same, and stop
     #: the older one that runs; or a callable of (task, conflict) that returns one of the first five.
     on_conflict: ClassVar[ConflictPolicy | Callable[..., Any] | None] = None
 
-    #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without bound.
+    #: How often "retry" puts an execution back before it fails with `LockConflict`; None: without a limit.
     lock_conflict_retries: ClassVar[int | None] = None
 
-    #: "abort" (default): stop the task before its lease can end for others; "warn": only say so.
+    #: "abort" (default): stop the task before its lease can end for others; "warn": log a warning, and let it go on.
     on_lock_lost: ClassVar[Literal["abort", "warn"] | None] = None
 
-    #: What to do when the lock server does not answer. "retry" (default): put the message back with a delay; "raise":
+    #: What to do if the lock server does not answer. "retry" (default): put the message back with a delay; "raise":
     #: fail with `LockUnavailable`; "run": run without a lock.
     on_unavailable: ClassVar[Literal["retry", "raise", "run"] | None] = None
 
@@ -113,12 +114,16 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: False (default): each attempt takes it anew.
     lock_retain_on_retry: ClassVar[bool | None] = None
 
-    #: Seconds (default 0) that the lock is held at least, also when the task ends sooner: what was sent twice by beats
-    #: whose clocks differ by less than this runs once. A retry, or a worker that dies, does not wait for it.
+    #: Seconds (default 0) that the lock is held at least, even if the task ends sooner: if two beats send a job twice,
+    #: and their clocks differ by less than this, it runs once. Neither a retry nor the run after a crash waits for it.
     lock_at_least_for: ClassVar[float | None] = None
 
     #: How many executions may hold the lock at once (1 to 1000; default 1).
     lock_limit: ClassVar[int | None] = None
+
+    #: Failures that Celery logs without a traceback; that of a lost lock would be one of this package. The loss is an
+    #: error in the log anyway.
+    throws: tuple[type[Exception], ...] = (LockLost,)
 
     #: What stands for a message in the worker's main process: it looks after the locks of its children.
     Request = "celery_singleton_lock.worker.request:SingletonRequest"
@@ -145,7 +150,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
     @property
     def lock(self) -> Lease:
-        """The lease of the execution that asks; one that is not `held`, with fence 0, where there is no lock."""
+        """The lease of the current execution; one that is not `held`, with fence 0, if there is no lock."""
         return progress_of(self.request).lease or unheld()
 
     def lock_key_of(self, *args: Any, **kwargs: Any) -> str:
@@ -157,18 +162,19 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return self._key(Runtime.of(self.app).settings, None, args, kwargs).key
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's, with options of the lock for this call.
+        """Like Celery's, with options of the lock for this call.
 
         Args:
             args, kwargs, rest, options: as Celery's.
-            singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that is used instead of
-                the arguments), `ttl`, `wait`, `at_least_for` (seconds), `on_conflict`, `conflict_retries`,
-                `on_lock_lost`, `on_unavailable`. It travels in the message's headers, from which workers take what the
-                setting `singleton_lock_accept` says.
+            singleton_lock: False to run without a lock, or a dictionary of any of `key` (a text that replaces the
+                arguments), `ttl`, `wait`, `at_least_for` (seconds), `on_conflict`, `conflict_retries`, `on_lock_lost`,
+                `on_unavailable`. It travels in the message's headers; the setting `singleton_lock_accept` decides what
+                workers accept.
 
         Raises:
             InvalidOption: `singleton_lock` is not allowed; nothing was sent.
-            DuplicateTask: another message has the lock that this one takes as it is sent, with `on_duplicate="raise"`.
+            DuplicateTask: another message has the lock that this one takes when it is sent, with
+                `on_duplicate="raise"`.
             LockUnavailable: the lock server does not answer, with `on_send_unavailable="raise"`.
         """
         options = self._with_call_header(options)
@@ -183,7 +189,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return sending.send(self, call, args or (), kwargs or {}, named, publish)
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's, under the lock; `singleton_lock` as for `apply_async`."""
+        """Like Celery's, under the lock; `singleton_lock` as for `apply_async`."""
         return super().apply(args, kwargs, *rest, **self._with_call_header(options, applied=True))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +199,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return super().retry(*args, **kwargs)
 
     def on_replace(self, sig: Any) -> Any:
-        """As Celery's: who has joined this task waits for what replaces it."""
+        """Like Celery's: copies that have joined this task wait for what replaces it."""
         progress_of(self.request).is_replaced = True
         return super().on_replace(sig)
 
@@ -247,7 +253,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         return check_call(headers.get(CALL_HEADER) if isinstance(headers, Mapping) else None, self.name)
 
     def _body(self) -> Callable[..., Any]:
-        """`run`, or the `__call__` of a class that stands behind this one."""
+        """`run`, or the `__call__` of a class behind this one."""
         following = super().__call__
         # Celery's own __call__ would push a second, empty request.
         return self.run if getattr(following, "__func__", None) is Task.__call__ else following

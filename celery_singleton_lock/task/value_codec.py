@@ -25,7 +25,7 @@ from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
 
-#: What the bytes begin with: those of another form are not taken for ours.
+#: What the bytes begin with: those of another form are not read.
 MARK = b"1:"
 
 #: How deep values may lie one inside the other; also what ends a list that contains itself.

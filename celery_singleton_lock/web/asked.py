@@ -42,7 +42,7 @@ class Asked:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Asked:
-        """What is wrong is taken for what is not said."""
+        """Values that make no sense are ignored."""
         sort = query.get("sort", "")
         return cls(
             search=cleaned.text(query.get("q", "").strip()),
@@ -55,7 +55,7 @@ class Asked:
         )
 
     def query(self, **changed: object) -> dict[str, object]:
-        """As it stands in an address; what is the default is left out."""
+        """For an address; defaults are left out."""
         found = {
             "q": self.search,
             "key": self.key,

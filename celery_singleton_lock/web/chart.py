@@ -127,7 +127,7 @@ def lane_of(what: Happened, snapshot: Snapshot, minutes: float) -> Lane:
 
 
 def short(key: str) -> str:
-    """The beginning of a key's digest, where there is no label."""
+    """The beginning of a key's digest, for keys without a label."""
     return key.rpartition(":")[2].rstrip("}")[:12] or key[:12]
 
 
@@ -154,7 +154,7 @@ def _bars(run: Entry, row: int, origin: float) -> Iterator[Bar]:
     title = in_words(run)
     if run.waited >= 0.05:
         yield Bar("wait", round(x - run.waited, 2), round(run.waited, 2), row, title)
-    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost", "SUPERSEDED": "again"}.get(
+    kind = {"SUCCESS": "ran", "RETRY": "again", "LOST": "lost", "STOPPED": "lost", "SUPERSEDED": "lost"}.get(
         run.outcome, "failed"
     )
     yield Bar(kind, x, round(run.ended - run.began, 2), row, title)
@@ -167,7 +167,7 @@ def _kind(entry: Entry) -> str:
 
 
 def _summary(runs: Iterable[Entry], others: Iterable[Entry]) -> str:
-    """For people who do not see the picture."""
+    """The same in words, for screen readers."""
     runs, kinds = [*runs], [_kind(it) for it in others]
     now = sum(run.outcome == RUNNING for run in runs)
     counts = (

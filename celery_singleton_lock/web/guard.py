@@ -1,4 +1,4 @@
-"""Stands in front of the ASGI app: refuses what is not from here, and adds headers to each answer."""
+"""Guards the ASGI app: refuses requests from elsewhere, and adds headers to each answer."""
 
 from __future__ import annotations
 

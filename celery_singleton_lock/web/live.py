@@ -1,7 +1,7 @@
 """Pages that move: server-sent events with the rows that have changed.
 
-One poller looks at the locks for all listeners, and only while there is one. Each listener is sent what has changed of
-its own page; one that reads slowly misses states between, and never has a queue.
+One poller looks at the locks for all listeners, and only while there is one. Each listener gets the
+changes of its own page. A slow listener misses states in between; there are no queues.
 """
 
 from __future__ import annotations

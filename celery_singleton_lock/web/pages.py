@@ -80,7 +80,7 @@ def locks(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
 
 
 def lock(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """One key: who holds it, and its history."""
+    """One key: its holders and its history."""
     key = without_queue(asked.key.removesuffix(":run"))
     held = [it for it in snapshot.locks if without_queue(it.key) == key]
     entries = [entry for entry in snapshot.entries if without_queue(entry.key) == key]
@@ -156,7 +156,7 @@ def message(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> Vie
 
 
 def timeline(_: Watch, snapshot: Snapshot, asked: Asked, render: Renderer) -> View:
-    """Who held what when."""
+    """The runs, waits and refusals of the last minutes."""
     axis = chart.axis(snapshot.now, asked.minutes)
     found = [it for it in chart.happened(snapshot, asked.minutes) if _matches(asked.search, it.key, it.label)]
     shown, pages = _part(found, asked.number, LANES)
@@ -194,7 +194,7 @@ def search(asked: Asked) -> str | None:
 
 
 def unknown(what: str, text: str) -> View:
-    """There is no such thing."""
+    """The page for what is not there."""
     return View("unknown.html", "Not found", context={"what": what, "text": text}, status=404)
 
 
@@ -211,7 +211,7 @@ PAGES: Mapping[str, Maker] = {
     "beat": beat,
 }
 
-#: What stands in the bar on top: addresses and names.
+#: The menu: addresses and names.
 MENU = (
     ("", "Overview"),
     ("locks", "Locks"),
@@ -282,7 +282,7 @@ def _lanes(drawn: Iterable[chart.Happened], snapshot: Snapshot, asked: Asked, re
 
 
 def _region(region: str, kind: str, rows: Iterable[tuple[str, Mapping[str, Any]]], render: Renderer) -> Region:
-    """Rows of one kind, by their ids; one that says so where there is none."""
+    """Rows of one kind, by their ids; where there are none, a row that says so."""
     found = {}
     for name, values in rows:
         row_id = id_of(region, name)

@@ -43,7 +43,7 @@ def ending(entry: Entry) -> str:
 def tone(entry: Entry) -> str:
     """Its class in the style sheet."""
     if entry.kind == "run":
-        return {"SUCCESS": "good", "RETRY": "again", LOST: "lost", STOPPED: "lost", SUPERSEDED: "again"}.get(
+        return {"SUCCESS": "good", "RETRY": "again", LOST: "lost", STOPPED: "lost", SUPERSEDED: "lost"}.get(
             entry.outcome, "bad"
         )
     return {"skip": "bad", "raise": "bad", "reject": "bad", "free": "lost"}.get(entry.kind, "again")

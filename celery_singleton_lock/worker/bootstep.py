@@ -19,13 +19,21 @@ from celery.utils.log import get_logger
 import celery_singleton_lock.worker.remote_control
 import celery_singleton_lock.worker.unread  # noqa: F401 - connects itself
 from celery_singleton_lock import process_identity
-from celery_singleton_lock._celery import begin_now, extend_every_app, has_free_slot, is_prefork, let_pauses_switch
+from celery_singleton_lock._celery import (
+    begin_now,
+    extend_every_app,
+    has_free_slot,
+    is_prefork,
+    let_pauses_switch,
+    reword_ignored,
+)
 from celery_singleton_lock.diagnosis import audit
+from celery_singleton_lock.diagnosis.servers import unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.runtime import Runtime, write_all
-from celery_singleton_lock.task import key_report
+from celery_singleton_lock.task import key_report, requeue
 from celery_singleton_lock.task.publisher import Publisher
 from celery_singleton_lock.worker.children import Children, free
 from celery_singleton_lock.worker.line import Line, line_of
@@ -67,7 +75,7 @@ def observe() -> None:
 
 
 def install(app: Celery) -> None:
-    """Give the app's workers our options and our step; a second call changes nothing."""
+    """Give the app's workers the options of this package, and its bootstep; a second call changes nothing."""
     app.user_options["worker"].update((_BACKEND, _TTL, _DISABLE))
     app.steps["worker"].add(LockStep)
 
@@ -79,7 +87,7 @@ class LockStep(bootsteps.StartStopStep):
     """
 
     name = "singleton-lock"
-    # After all that forks: the child of a fork waits for ever for what a thread of ours was just importing.
+    # After all that forks: the child of a fork waits forever for what a thread here was just importing.
     requires = ("celery.worker.components:Pool", "celery.worker.components:Beat")
 
     def __init__(
@@ -98,7 +106,7 @@ class LockStep(bootsteps.StartStopStep):
             conf.singleton_lock_ttl = singleton_lock_ttl
         if singleton_lock_disable:
             conf.singleton_lock_enabled = False
-        # With -E only this worker knows; the processes of its pool send events of ours.
+        # With -E only this worker knows; the processes of its pool send this package's events.
         conf.worker_send_task_events = bool(parent.task_events)
 
     def include_if(self, parent: Any) -> bool:
@@ -123,6 +131,7 @@ class LockStep(bootsteps.StartStopStep):
             _look_after_processes(parent, runtime)
         _have_copies_wait(parent, runtime)
         observe()
+        reword_ignored(requeue.GoesOn.read)
         logger.info(
             "singleton lock: %s, ttl %g s, on_conflict %s",
             settings.backend.masked,
@@ -200,7 +209,9 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
                 free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.journal)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
-        logger.warning("singleton lock: what an earlier %s may have left behind expires by itself: %s", node, error)
+        # The worker starts all the same: who starts servers and workers together need not do so in order.
+        finding = unusable(error.server, error.reason or "no answer")
+        logger.error("singleton lock: exclusive tasks cannot run now: %s", finding)  # noqa: TRY400
 
 
 @worker_process_shutdown.connect

@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 import os
 import select
+import signal
 import threading
 import weakref
+from contextlib import suppress
 from typing import Protocol
 
 from celery.utils.log import get_logger
@@ -42,6 +44,10 @@ FIRST_CHECK = MIN_TTL * trust.RENEW_AFTER
 #: Seconds between two such questions at most: it may never take a lock.
 MAX_CHECK = 1.0
 
+#: Renewals that a child gets to stop in when its run is superseded: up to the first of them it may not know that, and
+#: then it has a tenth of the ttl before it kills itself.
+PATIENCE = 2
+
 #: Seconds until the next try when the store did not answer, or something went wrong.
 RETRY_AFTER = 0.5
 
@@ -68,11 +74,13 @@ class _Child:
         self._hold: Hold | None = None
         self._renewed_at = 0.0
         self.interval = 0.0
+        #: Renewals since its run is to stop for a newer task.
+        self._waited = 0
 
     def carry_out(self, delivery: Delivery) -> None:
         # Weak: its arguments may be large, and a child may be idle for days.
         self._delivery, self._hold = weakref.ref(delivery), None
-        self._renewed_at, self.interval = clock.now(), FIRST_CHECK
+        self._renewed_at, self.interval, self._waited = clock.now(), FIRST_CHECK, 0
 
     @property
     def is_over(self) -> bool:
@@ -121,6 +129,18 @@ class _Child:
 
     def renew_after(self, seconds: float) -> None:
         self._renewed_at = clock.now() + seconds - self.interval
+
+    def stop_at_last(self, hold: Hold) -> None:
+        """Its hold was renewed: kill it if it was to stop long ago, and has neither done so nor killed itself, as it is
+        frozen, or in C code that lets no other thread run.
+        """
+        if hold.superseded_by is None or self.hold() is not hold:
+            return
+        self._waited += 1
+        if self._waited > PATIENCE and self.pidfd is not None and not self.is_over:
+            logger.critical("%s: child %d does not end although it is superseded; killing it", hold.key, self.pid)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         if self.pidfd is not None:
@@ -260,10 +280,15 @@ class Children:
             logger.debug("children: %d holds not renewed, trying again: %s", len(holds), error)
             for child, hold in pairs:
                 child.renew_after(min(RETRY_AFTER, hold.ttl * trust.RETRY_SHARE))
+            return
+        with self._mutex.lock:
+            for child, hold in pairs:
+                if self._children.get(child.pid) is child:
+                    child.stop_at_last(hold)
 
 
 def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
-    """Free the lock of somebody who is gone, if that is still who has it.
+    """Free the lock of a process that is gone, if that still has it.
 
     It is abandoned rather than freed: what the process sent with its last breath may arrive after this.
     """
@@ -292,9 +317,9 @@ def _open(pid: int) -> int | None:
 
 
 def _poll(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Those that are readable, or become so within so many seconds."""
-    # Rounded up: a thread that wakes just before something is due would look again and again. Who only looks waits for
-    # nothing.
+    """Those that are readable, or become so within that many seconds."""
+    # Rounded up: a thread that wakes just before something is due would look again and again. A caller that only looks
+    # waits for nothing.
     ready = _poller(descriptors).poll(None if seconds is None else math.ceil(seconds * 1000))
     return [descriptor for descriptor, _ in ready]
 

@@ -1,4 +1,4 @@
-"""Conflicts and losses as Celery events, for `celery events`, Flower, and whoever else listens to a cluster.
+"""Conflicts and losses as Celery events, for `celery events`, Flower, and other listeners in a cluster.
 
 Sent where the worker sends task events (`-E`, or `worker_send_task_events`): `lock-conflict` and `lock-lost`, each
 with the task's `uuid`, `name` and `key`. They are no `task-…` events: of those, watchers make the task's state, and

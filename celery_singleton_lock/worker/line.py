@@ -189,7 +189,7 @@ class Line:
         return self._begin(request)
 
     def _is_left_to_another(self, key: str, *, has_room: bool) -> bool:
-        """Whether a copy that was called has no slot yet, and will do: it finds the lock free, or whoever took it wakes
+        """Whether a copy that was called has no slot yet, and will do: it finds the lock free, or its holder wakes
         the next one.
         """
         with self._mutex.lock:

@@ -44,7 +44,7 @@ def locks(state: Any, **_: Any) -> Any:
         return []
     holds = [hold for _, hold in running]
     try:
-        # Who has got as far as to hold its lock: a renewal says it, in one round trip, and does no harm.
+        # Those that hold their lock by now: a renewal shows it, in one round trip, and does no harm.
         ours = Runtime.of(state.app).store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
     except LockUnavailable as error:
         return _error(str(error))

@@ -62,7 +62,7 @@ def abandon(app: Any, hold: Hold) -> None:
 
 
 class SingletonRequest(WorkerRequest):
-    """Celery's request for an exclusive task. A task with a request class of its own derives that from this one."""
+    """Celery's request for an exclusive task. If a task has a request class of its own, derive that from this one."""
 
     #: What `audit` looks for in a request class of the user's.
     looks_after_its_lock: ClassVar[bool] = True
@@ -225,7 +225,7 @@ class SingletonRequest(WorkerRequest):
             self._held_until = self.expires + EXPIRED
 
     def _confirmed(self) -> QueueLock | None:
-        """What the message brought with it; who sent it may have died before it said that the broker has it."""
+        """What the message brought with it; its sender may have died before it said that the broker has it."""
         request = self.request_dict
         if QUEUED_HEADER not in request and QUEUED_HEADER not in request.get("headers", ()):
             return None  # As most. To make the context takes as long as all else here.
@@ -335,7 +335,7 @@ class SingletonRequest(WorkerRequest):
         self._free(hold)
         if seconds := runtime.settings.done_ttl:
             record = Outcome(states.REVOKED, settled=True).record_of(holder, seconds)
-            with suppress(LockUnavailable):  # Who waits asks the result backend as well.
+            with suppress(LockUnavailable):  # Waiting callers ask the result backend as well.
                 runtime.store.refuse(hold.key, holder, record, limit=hold.limit)
 
     def _outcome(self, error: BaseException) -> Outcome | None:

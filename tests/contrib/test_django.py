@@ -159,7 +159,7 @@ class TestProduction:
         assert found.id == "celery_singleton_lock.W004"
         assert found.msg == (
             "CELERY_BEAT_SCHEDULER: it is celery.beat.PersistentScheduler, which is not exclusive: started on two "
-            "hosts it sends x (shop.x) twice, and the second run follows the first"
+            "hosts, it sends x (shop.x) twice, and the second run follows the first"
         )
         assert "CELERY_SINGLETON_LOCK_BEAT_SCHEDULER to 'celery.beat.PersistentScheduler'" in found.hint
 
@@ -173,7 +173,7 @@ class TestProduction:
         options = {"visibility_timeout": 7200}
         app = app_of(**REDIS, CELERY_BROKER_TRANSPORT_OPTIONS=options, CELERY_SINGLETON_LOCK_DONE_TTL=3600)
         assert "set it to 7200 or more" in told_in_production(app)["W005"]
-        assert "after 7200 s (its visibility timeout)" in "".join(found.msg for found in checks.of_production(app))
+        assert "within 7200 s (its visibility timeout)" in "".join(found.msg for found in checks.of_production(app))
         assert told_in_production(app_of(**REDIS, CELERY_BROKER_TRANSPORT_OPTIONS=options)) == {}
         assert "W005" in told_in_production(app_of(**REDIS, CELERY_SINGLETON_LOCK_DONE_TTL=60))
         assert "W005" in told_in_production(app_of(**REDIS, CELERY_SINGLETON_LOCK_DONE_TTL=0))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from billiard.exceptions import WorkerLostError
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockSuperseded
+from celery_singleton_lock import LockSuperseded, clock
 from tests.conftest import LASTING
-from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, redelivering, until
+from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, kill_child, redelivering, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -107,6 +110,30 @@ class TestAtOnce:
         assert (ended, outcome) == (last.id, "done")
         assert {outcome for _, outcome in stopped} == {"aborted"}
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("task", ["replacing", "replacing_late"])
+    def test_flood_of_runs_of_all_lengths(self, brief: Shop, task: str) -> None:
+        """Stopped as they begin, run and end; some die."""
+        brief.start("one", "two", concurrency=4)
+        chance = random.Random(task)
+        results = []
+        for _ in range(150):
+            results.append(send(brief, task, chance.choice([0.0, 0.01, 0.05, 0.2, LONG])))
+            clock.sleep(chance.choice([0.0, 0.0, 0.02, 0.1]))
+            if chance.random() < 0.05 and (runs := [run for run in brief.record.runs() if run.outcome == "open"]):
+                with suppress(ProcessLookupError):
+                    kill_child(runs[-1])
+        # The newest is the one that a worker began last, whichever that is.
+        brief.record.let_end("report")
+        until(lambda: all(result.ready() for result in results))
+        killed = {result.id for result in results if result.state == "FAILURE"}
+        states = {result.id: result.state for result in results if result.id not in killed}
+        assert {*states.values()} <= {"REVOKED", "SUCCESS"}
+        runs = [run for run in brief.record.runs("report") if run.outcome != "open"]
+        assert overlaps(runs) == []
+        done = {run.task_id for run in runs if run.outcome == "done"}
+        assert {id for id, state in states.items() if state == "SUCCESS"} <= done
+
     def test_one_that_waits_in_its_slot(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = running(shop)
@@ -179,18 +206,36 @@ class TestAtARenewal:
         assert (first.task_id, second.task_id) == (holder.id, newest.id)
         assert "does not end although it is superseded" in brief.log
 
-    def test_child_that_is_frozen_keeps_its_lock_until_it_goes_on(self, brief: Shop) -> None:
-        brief.start("one", "two")
-        holder = running(brief)
-        (run,) = brief.record.runs("report")
+    def test_child_that_is_frozen_for_a_moment(self, shop: Shop) -> None:
+        shop.start("one", "two")
+        holder = running(shop)
+        (run,) = shop.record.runs("report")
         os.kill(run.pid, signal.SIGSTOP)
-        newest = send(brief, "replacing")
-        until(lambda: newest.id in brief.refused("replace"))
-        assert brief.held() != []
+        newest = send(shop, "replacing")
+        until(lambda: newest.id in shop.refused("replace"))
+        assert shop.held() != []
         os.kill(run.pid, signal.SIGCONT)
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(holder, newest)
-        assert ran(brief) == [(holder.id, "aborted"), (newest.id, "done")]
+        assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done")]
+
+    @pytest.mark.parametrize("task", ["replacing_late", "holding_gil"])
+    def test_child_that_cannot_stop_is_killed(self, brief: Shop, task: str) -> None:
+        """It is frozen, or in C code that lets no other thread of its process run."""
+        brief.start("one", "two")
+        holder = send(brief, task, int(LONG))
+        (run,) = brief.record.wait_for(starts=1)
+        if task == "replacing_late":
+            os.kill(run.pid, signal.SIGSTOP)
+        newest = send(brief, task, 0)
+        assert newest.get(timeout=LIMIT) == "report"
+        assert "does not end although it is superseded; killing it" in brief.log
+        if task == "replacing_late":
+            assert is_superseded_by(holder, newest)
+        else:
+            with pytest.raises(WorkerLostError):
+                holder.get(timeout=LIMIT)
+        assert [run.task_id for run in brief.record.runs("report")] == [holder.id, newest.id]
 
     def test_worker_that_is_killed_as_it_is_to_stop(self, redis_server: RedisServer, shop_on: Any) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=12.0, broker_transport_options=FORGETFUL, test_deaf=True)

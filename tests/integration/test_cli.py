@@ -198,7 +198,7 @@ class TestShow:
             client.expire(f"{key}:run", 60)
         shown = ask(shop, "show", key)
         assert shown.exit_code == 1
-        assert f"the value at {key}:run is no lock: WRONGTYPE" in shown.stderr
+        assert f"the value at {key}:run is not a lock: WRONGTYPE" in shown.stderr
 
 
 def test_what_cannot_be_looked_at_is_said(shop: Shop) -> None:

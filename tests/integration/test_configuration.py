@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,8 +118,11 @@ def test_wrong_password_is_said_and_nothing_is_lost(
     shop = shop_on(redis_server, singleton_lock_backend=f"redis://:wrong@127.0.0.1:{locked_redis.port}/2")
     (worker,) = shop.start("one")
     result = shop.send("exclusive", "report")
-    _wait_for_log(worker, "is put back")
-    assert "AuthenticationError" in worker.log
+    _wait_for_log(worker, "put back, due in")
+    _wait_for_log(worker, "correct the user and the password in singleton_lock_backend")
+    assert re.search(
+        r"ERROR/MainProcess\] singleton lock: exclusive tasks cannot run now: .* it answered: Auth", worker.log
+    )
     assert result.state == "PENDING"
     assert shop.record.runs() == []
 

@@ -121,7 +121,7 @@ def test_message_goes_back_while_redis_is_down_and_runs_when_it_is_up(split: Sho
     (worker,) = split.start("one")
     own_redis.kill()
     results = [split.send("exclusive", f"job-{n}") for n in range(5)]
-    _wait_for_log(worker, "is put back", 5)
+    _wait_for_log(worker, "put back, due in", 5)
     assert split.record.runs() == []
     assert {result.state for result in results} == {"PENDING"}
     own_redis.start()

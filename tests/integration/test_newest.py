@@ -85,7 +85,7 @@ class TestManyCome:
         holder = shop.send("rerunning", "report", LONG)
         shop.record.wait_for(starts=1)
         results = [shop.send("rerunning", "report") for _ in range(40)]
-        until(lambda: all(f"[{result.id}] ignored" in shop.log for result in results))
+        until(lambda: all(f"[{result.id}] put back" in shop.log for result in results))
         shop.record.let_end("report")
         until(lambda: all(result.ready() for result in results))
         *_, last = ran(shop)

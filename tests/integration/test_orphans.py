@@ -146,7 +146,7 @@ def test_nothing_is_freed_by_a_dry_run_nor_without_a_yes(shop: Shop, tasks: Simp
     assert (said["freed"], said["why"]) == (False, "would be freed: its message is nowhere any more")
     asked = ask(shop, "clear", "--orphaned", answer="n\n")
     assert asked.exit_code == 1
-    assert "1 are nowhere any more" in asked.stderr
+    assert "1 of 1 messages that have a lock are nowhere any more" in asked.stderr
     assert queued(shop) == {key}
 
 
@@ -218,7 +218,7 @@ def test_doctor_finds_them(shop: Shop, tasks: SimpleNamespace) -> None:
     lose(shop)
     send(tasks.until_executed, "other", queue="elsewhere")
     diagnosis = diagnose(shop.app, timeout=1.0)
-    (found,) = [finding for finding in diagnosis.findings if "no message stands for" in finding.text]
+    (found,) = [finding for finding in diagnosis.findings if "nowhere any more" in finding.text]
     assert (found.severity, found.subject) == ("warning", orphan)
     assert len(queued(shop)) == 2, "it looks only"
 

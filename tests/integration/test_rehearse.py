@@ -91,6 +91,11 @@ class TestFaults:
         kept = {name: outcome["kept"] for name, outcome in outcomes.items()}
         assert kept == {"killed": None, "frozen": True, "unreachable": True}
 
+    def test_task_whose_calls_stop_each_other(self, shop: Shop) -> None:
+        outcomes = rehearsed(shop, "replacing_late", "--fault", "together", "--fault", "shutdown")
+        assert [outcome["broken"] for outcome in outcomes.values()] == [[], []]
+        assert "rehearsed as 'rerun'" in outcomes["together"]["notes"][0]
+
     def test_waiters_and_semaphores(self, shop: Shop) -> None:
         outcome = rehearsed(shop, "paired", "--fault", "together")["together"]
         assert (outcome["kept"], outcome["runs"], outcome["overlaps"]) == (True, 3, 0)

@@ -34,7 +34,7 @@ def server(own_redis: RedisServer) -> Iterator[Redis]:
 def assert_waits_and_runs(shop: Shop, heal: Callable[[], object]) -> None:
     """A message that comes while there are no locks is put back, and runs when there are again."""
     result = shop.send("exclusive", "later")
-    until(lambda: any("is put back" in worker.log for worker in shop.workers))
+    until(lambda: any("put back, due in" in worker.log for worker in shop.workers))
     assert shop.record.runs("later") == []
     heal()
     assert result.get(timeout=LIMIT) == "later"

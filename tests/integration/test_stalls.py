@@ -138,7 +138,7 @@ def test_nothing_is_lost_where_each_answer_takes_long(
     proxy.delay(0.75)
     results = {f"job-{number}": slow.send(task, f"job-{number}") for number in range(10)}
     # Each is put back again and again: their copies meet what was granted too late.
-    until(lambda: sum(worker.log.count("is put back") for worker in slow.workers) >= 2 * len(results))
+    until(lambda: sum(worker.log.count("put back, due in") for worker in slow.workers) >= 2 * len(results))
     proxy.delay(0)
     assert not_as_promised(slow, results, clock.now()) == []
     assert run_twice(slow) == []

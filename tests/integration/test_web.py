@@ -9,15 +9,24 @@ from html import unescape
 
 import httpx
 import pytest
+from celery import Celery
 
 from celery_singleton_lock import LockLost
+from celery_singleton_lock.cli import command
+from celery_singleton_lock.diagnosis.verdict import Verdict
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RedisServer
+from celery_singleton_lock.web.watch import Watch
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import environment_of, locks
 from tests.integration.pages import site
 from tests.patience import LIMIT
+from tests.web.scenes import entry, hold, with_task, write
 
 TOKEN = "a-token-of-these-tests"
+
+#: What is said of a lock whose holder is alive; what follows is about the command line.
+NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
 def test_page_shows_what_is_held_and_what_was_refused(shop: Shop) -> None:
@@ -50,6 +59,22 @@ def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
         until(lambda: page.read()[0] == 200)
 
 
+def test_user_of_the_lock_server_who_may_only_read_is_enough(own_redis: RedisServer) -> None:
+    writing = with_task(Celery("shop", broker=own_redis.url, set_as_current=False))
+    lease = hold(writing, "acme")
+    write(writing, entry(writing, "acme", "skip"))
+    Runtime.of(writing).store.ledger(Watch(writing).beat_key).align({"nightly": 10}, ceiling=20)
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", "~singleton_lock:*", "+@read")
+    url = own_redis.url.replace("redis://", "redis://watcher:secret@")
+    reading = with_task(Celery("shop", broker=url, set_as_current=False))
+    snapshot = Watch(reading).look()
+    assert snapshot.error == ""
+    assert [it.key for it in snapshot.locks] == [lease.key]
+    assert [it.kind for it in snapshot.entries] == ["skip"]
+    assert snapshot.lasts == {"nightly": 10}
+
+
 def test_program_ends_at_once_while_somebody_looks(shop: Shop) -> None:
     with httpx.Client(timeout=LIMIT) as client, ExitStack() as exits:
         with site(shop) as page:
@@ -70,7 +95,7 @@ def test_address_in_use_is_an_error_that_says_so(shop: Shop) -> None:
 def test_locks_in_memory_cannot_be_shown_by_another_process(shop: Shop) -> None:
     told = locks("web", env=environment_of(shop, singleton_lock_backend="memory://"))
     assert told.returncode == 1
-    assert "memory:// locks are in each process of its own" in told.stderr
+    assert command.IN_MEMORY in told.stderr
 
 
 @contextmanager
@@ -101,7 +126,7 @@ def test_task_of_a_live_worker_is_not_released_but_stopped(shop: Shop) -> None:
     running = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
     with signed_in(shop) as press:
-        assert press("release") == "Not released: its holder is alive and renews it."
+        assert press("release") == NOT_RELEASED
         assert f"task {running.id} notices within" in press("stop")
         with pytest.raises(LockLost):
             running.get(timeout=LIMIT)
@@ -115,7 +140,7 @@ def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer,
     shop.record.wait_for(starts=1)
     worker.kill()
     with signed_in(shop) as press:
-        assert press("release") == "Released: the process that held it is over."
+        assert press("release") == f"Released: {Verdict.OVER.value}."
 
 
 def test_new_token_is_printed_and_others_need_it_from_elsewhere(shop: Shop) -> None:

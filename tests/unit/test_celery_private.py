@@ -25,11 +25,12 @@ import celery
 import pytest
 from billiard.process import current_process
 from celery import Celery, _state, bootsteps
+from celery.app import trace
 from celery.app.control import Inspect
 from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from celery.utils import timer2
 from celery.worker import state, strategy
 from celery.worker.request import Request
@@ -428,6 +429,31 @@ class TestTask:
 
         outer.apply()
         assert found == [(task.name, "inside.outer")]
+
+
+class TestLog:
+    def test_execution_that_is_ignored_says_why(self, task: Any, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO", "celery.app.trace")
+        for _ in range(2):
+            _celery.reword_ignored({"Ignore('for this')": "for that"}.get)
+        try:
+            for error in (Ignore("for this"), Ignore("else")):
+                task.run = fails_with(error)
+                tracer = trace.build_tracer(task.name, task, app=task.app, eager=False)
+                tracer("an-id", (), {}, request={"id": "an-id"})
+        finally:
+            trace.logger.filters.clear()
+        assert [record.getMessage() for record in caplog.records] == [
+            "Task inside.job[an-id] for that",
+            "Task inside.job[an-id] ignored",
+        ]
+
+
+def fails_with(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 class TestMessages:

@@ -40,6 +40,11 @@ class Runs:
         self.superseded.append((owner, by))
 
 
+@pytest.fixture(autouse=True)
+def threads_of_other_tests() -> None:
+    until(lambda: threads() == 0, "the threads of other tests have ended")
+
+
 @pytest.fixture
 def heard() -> Heard:
     return Heard()
@@ -59,6 +64,7 @@ def test_run_is_told_and_the_thread_ends_with_the_last_one(heard: Heard, runs: A
     for owner in ("one", "two"):
         calls.expect(owner)
     assert threads() == 1
+    heard.says.put(Stop("of another policy", "newer"))
     heard.says.put(Stop("one", "newer"))
     until(lambda: runs.superseded == [("one", "newer")], "told")
     calls.forget("one")
@@ -68,7 +74,6 @@ def test_run_is_told_and_the_thread_ends_with_the_last_one(heard: Heard, runs: A
     calls.forget("two")
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
-    until(lambda: threads() == 0, "the thread has ended")
 
 
 def test_one_that_comes_when_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
@@ -109,11 +114,7 @@ def test_child_of_a_fork_begins_anew(heard: Heard, runs: Any) -> None:
     calls.start_anew()
     calls.expect("two")
     until(lambda: threads() == 2, "it has a thread of its own")
-    heard.says.put(None)
-    heard.says.put(None)
     calls.forget("two")
     for _ in range(2):
         heard.says.put(None)
-    until(lambda: threads() <= 1, "that has ended")
-    calls.forget("one")
-    heard.says.put(None)
+    until(lambda: threads() == 0, "both have ended")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from functools import cache
 from typing import Any
 
 from celery import Celery
@@ -36,11 +39,18 @@ def with_task(app: Celery) -> Celery:
 def _export(tenant: str) -> None: ...
 
 
+@cache
+def over() -> str:
+    """The identity of a process of this host that is over."""
+    code = "from celery_singleton_lock import process_identity; print(process_identity.own())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def key_of(app: Celery, text: str, name: str = TASK) -> str:
     return key_of_text(Runtime.of(app).settings.prefix, name, text)
 
 
-def hold(app: Celery, text: str, *, queued: bool = False, name: str = TASK, ttl: float = 60.0, **holder: Any) -> Lease:
+def hold(app: Celery, text: str, *, queued: bool = False, name: str = TASK, ttl: float = 600.0, **holder: Any) -> Lease:
     """Take the lock of a call; `holder` says more of who does."""
     said = {"task_id": f"id-of-{text}", "node": "one@web", "pid": 7, "since": clock.wall() - 100, "ttl": ttl}
     key = key_of(app, text, name)

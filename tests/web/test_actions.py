@@ -9,18 +9,19 @@ from celery import Celery
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.web import access, actions, app_of
 from celery_singleton_lock.web.access import COOKIE, Access
 from tests.web.client import Client
 from tests.web.reading import Element, Page
-from tests.web.scenes import hold
+from tests.web.scenes import hold, over
 
 TOKEN = "a-token-of-the-tests"
 
-#: Ends soon, so that it is soon known that nobody renews it.
-SHORT = 0.3
+#: What is said of a lock whose holder is alive; what follows is about the command line.
+NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
 def client_of(app: Celery, **options: Any) -> Client:
@@ -62,23 +63,39 @@ def is_held(app: Celery, lease: Lease) -> bool:
     return bool(Runtime.of(app).store.held(lease.key))
 
 
-def test_lock_that_nobody_renews_is_released(app: Celery, client: Client) -> None:
+def test_lock_of_a_process_that_is_over_is_released(app: Celery, client: Client) -> None:
     assert sign_in(client) == 303
-    lease = hold(app, "acme", ttl=SHORT)
+    lease = hold(app, "acme", process=over())
     release, stop = forms(client, lease)
     assert (release["action"], stop["action"]) == ("/release", "/stop")
-    assert press(client, release) == (200, "Released: it was not renewed in time.")
+    assert press(client, release) == (200, f"Released: {Verdict.OVER.value}.")
+    assert not is_held(app, lease)
+
+
+def test_lock_that_nobody_renews_is_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign_in(client)
+    lease = hold(app, "acme", ttl=50.0)
+    release, _ = forms(client, lease)
+    now = clock.now
+    monkeypatch.setattr(clock, "sleep", lambda _: monkeypatch.setattr(clock, "now", lambda: now() + 47))
+    assert press(client, release) == (200, f"Released: {Verdict.LATE.value}.")
 
 
 def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     sign_in(client)
-    lease = hold(app, "acme", ttl=1.0)
+    lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
+    now = clock.now
     store = Runtime.of(app).store
-    monkeypatch.setattr(clock, "sleep", lambda _: store.renew([lease], timeout=1.0))
+
+    def renewed(_: float) -> None:
+        monkeypatch.setattr(clock, "now", lambda: now() + 20)
+        store.renew([lease], timeout=1.0)
+
+    monkeypatch.setattr(clock, "sleep", renewed)
     status, said = press(client, release)
     assert status == 200
-    assert said == "Not released: its holder is alive and renews it."
+    assert said == NOT_RELEASED
     assert is_held(app, lease)
 
 
@@ -97,7 +114,7 @@ def test_only_the_hold_that_was_seen_is_meant(app: Celery, client: Client, numbe
     form = forms(client, seen)[number]
     store = Runtime.of(app).store
     store.free(seen)
-    later = hold(app, "acme", ttl=SHORT)
+    later = hold(app, "acme", process=over())
     assert later.key == seen.key
     assert press(client, form) == (200, "It is not held any more by the holder that you saw; nothing was done.")
     assert is_held(app, later)
@@ -106,7 +123,7 @@ def test_only_the_hold_that_was_seen_is_meant(app: Celery, client: Client, numbe
 @pytest.mark.parametrize("changed", [{"slot": "1"}, {"slot": "²"}, {"key": "x"}, {"mark": ""}, {"mark": "é"}])
 def test_forms_that_were_tampered_with_do_nothing(app: Celery, client: Client, changed: dict[str, str]) -> None:
     sign_in(client)
-    lease = hold(app, "acme", ttl=5.0)
+    lease = hold(app, "acme", process=over())
     for form in forms(client, lease):
         status, said = press(client, form, **changed)
         assert status == 200
@@ -200,7 +217,7 @@ class TestWhoMay:
 
     def test_form_of_another_session_or_site_is_refused(self, app: Celery, client: Client) -> None:
         sign_in(client)
-        lease = hold(app, "acme", ttl=SHORT)
+        lease = hold(app, "acme", process=over())
         release, _ = forms(client, lease)
         other = client_of(app)
         sign_in(other)
@@ -216,7 +233,7 @@ class TestWhoMay:
     def test_other_site_by_a_name_of_its_own_is_refused_as_well(self, app: Celery, client: Client) -> None:
         """DNS rebinding: the browser sends the cookie of that name, and that name as the host and the origin."""
         sign_in(client)
-        release, _ = forms(client, hold(app, "acme", ttl=SHORT))
+        release, _ = forms(client, hold(app, "acme", process=over()))
         fields = {name: value for name, value in release.items() if name != "action"}
         evil = {"host": "evil.example:9809", "origin": "http://evil.example:9809"}
         assert client.post("/release", data=fields, headers=evil).status_code == 421

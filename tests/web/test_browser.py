@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
+from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RedisServer
@@ -22,7 +23,7 @@ from celery_singleton_lock.web import LOOPBACK, Access, Site, live
 from celery_singleton_lock.web.guard import Guard
 from tests.patience import LIMIT
 from tests.web.browser import launched, served
-from tests.web.scenes import HOSTILE, TASK, entry, hold, with_task, write
+from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
 
 #: Browsers of one process cannot be beside each other.
 pytestmark = pytest.mark.xdist_group("browser")
@@ -365,7 +366,7 @@ class TestActing:
         expect(page.get_by_role("link", name="Signed in")).to_be_visible()
 
     def test_lock_is_released_by_whoever_is_signed_in(self, made: Visit) -> None:
-        lease = hold(made.app, "acme", ttl=5.0)
+        lease = hold(made.app, "acme", process=over())
         page = made.go(f"lock?key={lease.key}")
         expect(page.get_by_role("button", name="Release")).to_have_count(0)
         self.sign_in(made)
@@ -375,14 +376,14 @@ class TestActing:
         assert "/lock?" in page.url
         page.get_by_label("Release it if").check()
         button.click()
-        expect(page.locator("main [role=status]")).to_have_text("Released: it was not renewed in time.")
+        expect(page.locator("main [role=status]")).to_have_text(f"Released: {Verdict.OVER.value}.")
         assert Runtime.of(made.app).store.held(lease.key) == []
         assert made.wrong == []
 
     def test_other_site_cannot_press_the_buttons(self, made: Visit) -> None:
         """Another port of the same host is the same site: the browser sends the cookie."""
         self.sign_in(made)
-        lease = hold(made.app, "acme", ttl=60.0)
+        lease = hold(made.app, "acme", process=over())
         made.go(f"lock?key={lease.key}")
         (release, *_) = made.page.locator("form[action$='/release']").all()
         fields = release.evaluate("form => [...new FormData(form)]")

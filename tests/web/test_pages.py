@@ -20,7 +20,7 @@ from celery_singleton_lock.journal_entry import KINDS
 from celery_singleton_lock.keys.key import key_of_beat
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.web import app_of, chart, pages, watch
+from celery_singleton_lock.web import app_of, chart, pages, watch, words
 from celery_singleton_lock.web.access import HEADERS, Access, is_own_origin, name_of
 from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.schedule import planned
@@ -402,6 +402,17 @@ try:
     import celery_singleton_lock.web
 except ImportError as error:
     print(error)
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+context = CLIContext(app=Celery("shop", broker="redis://127.0.0.1:1"), no_color=True, workdir=None)
+print(CliRunner().invoke(celery_singleton_lock.cli.locks, ["web"], obj=context).output)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert re.search(r"starlette\S* is not installed: pip install 'celery-singleton-lock\[web\]'", done.stdout)
+    named = r"starlette\S* is not installed: pip install 'celery-singleton-lock\[web\]'"
+    assert len(re.findall(named, done.stdout)) == 2, done.stdout
+    assert f"Error: {done.stdout.splitlines()[0]}" in done.stdout
+
+
+def test_there_are_words_for_each_kind_of_entry() -> None:
+    assert {*words._ENDINGS, "run"} == {*KINDS}

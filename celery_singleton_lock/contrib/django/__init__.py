@@ -1,4 +1,4 @@
-"""Django: exclusive tasks that are sent on commit; in INSTALLED_APPS, checks of the settings by `manage.py check`."""
+"""Django: exclusive tasks that are sent on commit. In INSTALLED_APPS, checks of the settings by `manage.py check`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["DjangoSingletonTask"]
 
 
 class DjangoSingletonTask(SingletonTask, DjangoTask):  # type: ignore[type-arg]
-    """A `SingletonTask` that has `delay_on_commit` and `apply_async_on_commit` as well.
+    """A `SingletonTask` that also has `delay_on_commit` and `apply_async_on_commit`.
 
-    Under Django Celery gives those to the tasks of an app by their base class, which `base=SingletonTask` replaces.
+    Under Django, Celery's own base class provides these, and `base=SingletonTask` replaces it.
     """
 
     abstract = True

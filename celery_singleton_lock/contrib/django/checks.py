@@ -34,7 +34,7 @@ from celery_singleton_lock.options.app import Settings, problems
 from celery_singleton_lock.options.rules import SETTINGS
 from celery_singleton_lock.stores import open_store
 
-#: How alike a name and one of ours are that was probably meant: `get_close_matches` counts from 0 to 1.
+#: How alike a name and the setting are that was probably meant: `get_close_matches` counts from 0 to 1.
 ALIKE = 0.85
 
 #: The rules whose findings can be silenced one by one; those of all others have one number.
@@ -107,7 +107,7 @@ def _only_seen_in_use(app: Any) -> Iterator[InvalidOption]:
 
 
 def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
-    """Settings in Django's that were meant for us, and that no name of ours matches."""
+    """Settings in Django's that were meant for this package, and match none of its names."""
     namespace = _namespace(app)
     for name in names if namespace else ():
         bare = name.removeprefix(namespace).lower()

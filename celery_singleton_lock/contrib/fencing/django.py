@@ -36,17 +36,18 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
     """A query set of a model that has a `FenceField`, with writes that are refused to a stale holder."""
 
     def fenced_update(self, fence: int, **values: Any) -> int:
-        """As `update(**values)`, of rows that no later holder has written; all of them or none.
+        """Like `update(**values)`, for rows that no later holder has written: all of them or none.
 
         It is one `UPDATE … SET …, fence = :fence WHERE … AND fence <= :fence`. Without values it claims the rows:
-        nobody else writes them until the transaction around it ends, so that what else is done in it is fenced too.
+        nobody else writes them until the transaction around it ends, so whatever else the transaction does is fenced,
+        too.
 
         Args:
             fence: the fencing token of the lock, `self.lock.fence` in a task.
             values: of the fields.
 
         Returns:
-            The number of rows that were updated; 0 where there are none, and then nothing is claimed.
+            The number of rows that were updated; 0 if there are none, and then nothing is claimed.
 
         Raises:
             StaleFence: a later holder has written one of them.
@@ -65,7 +66,7 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
         return updated
 
     def fenced_get(self, fence: int, **lookup: Any) -> Any:
-        """As `get(**lookup)`, and the row is ours until the transaction around it ends; change it, and save it.
+        """Like `get(**lookup)`. The row is claimed until the transaction around it ends; change it, and save it.
 
         Args:
             fence: the fencing token of the lock, `self.lock.fence` in a task.
@@ -84,12 +85,12 @@ class FencedQuerySet(models.QuerySet):  # type: ignore[misc]  # As above.
         return row.get()
 
     def fenced_update_or_create(self, fence: int, defaults: dict[str, Any] | None = None, **lookup: Any) -> Any:
-        """As `update_or_create`, where no later holder has written the row.
+        """Like `update_or_create`, unless a later holder has written the row.
 
         Args:
             fence: the fencing token of the lock, `self.lock.fence` in a task.
             defaults: values of the fields.
-            lookup: what the row is found by, or made of; it needs a unique constraint.
+            lookup: finds the row, or makes it; it needs a unique constraint.
 
         Returns:
             The row, and whether it was created.

@@ -28,12 +28,12 @@ def fenced_command(client: Any, fence: int, command: str, key: str, *arguments: 
     Args:
         client: a `redis.Redis` or `redis.RedisCluster`.
         fence: the fencing token of the lock, `self.lock.fence` in a task.
-        command: its name.
-        key: that it writes.
-        arguments: of the command, behind the key.
+        command: the command's name.
+        key: the key that it writes.
+        arguments: the command's arguments after the key.
 
     Returns:
-        What the server answers; redis-py does not convert it.
+        The server's answer; redis-py does not convert it.
 
     Raises:
         StaleFence: a later holder has written; nothing was done.
@@ -49,7 +49,7 @@ def fenced_command(client: Any, fence: int, command: str, key: str, *arguments: 
 
 
 def fence_key(key: str) -> str:
-    """Where the fence of a key is; in the same slot of a cluster.
+    """The key of a key's fence; in the same slot of a cluster.
 
     Raises:
         ValueError: there is no such key.

@@ -1,7 +1,7 @@
-"""Fenced writes of objects in S3, or in a store that knows its conditional writes (`If-Match`, `If-None-Match`).
+"""Fenced writes of objects in S3, or in a store with S3's conditional writes (`If-Match`, `If-None-Match`).
 
-The fence is in the object's metadata. An object is replaced only if it is still the one whose fence was compared; if it
-is not, the comparison begins anew.
+The fence is in the object's metadata. An object is replaced only if it is still the one whose fence was compared;
+otherwise the comparison starts over.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NOT_FOUND, _CONFLICT, _PRECONDITION_FAILED = 404, 409, 412
 
 
 def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:
-    """As `client.put_object`, unless a later holder has written the object.
+    """Like `client.put_object`, unless a later holder has written the object.
 
-    It takes two requests. The caller needs the right to look at the object (`s3:GetObject`) and, where there may be
-    none yet, to be told so (`s3:ListBucket`).
+    It takes two requests. The caller needs the right to look at the object (`s3:GetObject`), and to learn that there is
+    none yet (`s3:ListBucket`).
 
     Args:
         client: boto3's S3 client.
         fence: the fencing token of the lock, `self.lock.fence` in a task.
         Bucket: as for `put_object`.
         Key: as for `put_object`.
-        Body: the content; bytes, and no file, since it may have to be sent again.
+        Body: the content; bytes, not a file, since it may have to be sent again.
         options: as for `put_object`: `ContentType`, `Metadata`, ….
 
     Returns:
@@ -48,7 +48,7 @@ def fenced_put_object(client: Any, fence: int, *, Bucket: str, Key: str, Body: b
     Raises:
         StaleFence: a later holder has written.
         TypeError: the content is not bytes.
-        ValueError: what the object has for a fence was not written by this function; nothing was done.
+        ValueError: the object's fence was not written by this function; nothing was done.
         botocore.exceptions.ClientError: the store refuses for another reason.
     """
     target = f"s3://{Bucket}/{Key}"

@@ -30,16 +30,16 @@ class Fenced:
 def fenced_update(session: Session | Connection, fence: int, statement: Update) -> int:
     """Update rows that no later holder has written: `UPDATE … SET …, fence = :fence WHERE … AND fence <= :fence`.
 
-    In the transaction of the session. Without values it claims the rows: nobody else writes them until the transaction
-    ends, so that what else is done in it is fenced too.
+    It runs in the transaction of the session. Without values it claims the rows: nobody else writes them until the
+    transaction ends, so whatever else the transaction does is fenced, too.
 
     Args:
-        session: or connection.
+        session: a session or a connection.
         fence: the fencing token of the lock, `self.lock.fence` in a task.
-        statement: an `update(...)` of a table, or a mapped class, that has a column `fence`.
+        statement: an `update(...)` of a table, or a mapped class, with a column `fence`.
 
     Returns:
-        The number of rows that were updated; 0 where there are none, and then nothing is claimed.
+        The number of rows that were updated; 0 if there are none, and then nothing is claimed.
 
     Raises:
         StaleFence: a later holder has written one of them. Roll the transaction back: others may be updated.
@@ -60,16 +60,16 @@ def fenced_update(session: Session | Connection, fence: int, statement: Update) 
 
 
 def fenced_get(session: Session, fence: int, entity: type[Row], key: Any) -> Row | None:
-    """As `session.get(entity, key)`, and the row is ours until the transaction ends; change it as any other.
+    """Like `session.get(entity, key)`. The row is claimed until the transaction ends; change it as any other.
 
     Args:
         session: in a transaction.
         fence: the fencing token of the lock, `self.lock.fence` in a task.
-        entity: a mapped class that has a column `fence`.
-        key: the primary key; a tuple where it is made of several columns.
+        entity: a mapped class with a column `fence`.
+        key: the primary key; a tuple if it is made of several columns.
 
     Returns:
-        The row as it is now in the database, or None where there is none.
+        The row as it is now in the database, or None if there is none.
 
     Raises:
         StaleFence: a later holder has written it.

@@ -280,7 +280,7 @@ class MemoryStore:
         live[slot].ends_at = sent_at + hold.ttl
         if isinstance(hold, Lease):
             hold.extend(sent_at)
-            hold.supersede(live[slot].holder.superseded_by)
+        hold.supersede(live[slot].holder.superseded_by)
         return True
 
     def _live(self, key: str) -> dict[int, Occupant]:
@@ -327,7 +327,7 @@ class _MemoryWakeUp:
         self._store.leave(self)
 
     def pass_on(self) -> None:
-        self.woken.set()  # As one that leaves before it has looked.
+        self.woken.set()  # As when it leaves before it has looked.
 
     def wait(self, timeout: float) -> bool:
         self._store.queue(self)

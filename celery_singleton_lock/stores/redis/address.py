@@ -117,7 +117,7 @@ def _checked(make: Callable[[], ConnectionPool], backend: Backend, options: Mapp
         pool = make()
         Server(pool).undialed()
     except (ValueError, TypeError, AttributeError, OverflowError, RedisError) as error:
-        # It may repeat what stands behind a `?`: where the URL was mistyped, that is a part of the password.
+        # It may repeat what follows a `?`: where the URL was mistyped, that is a part of the password.
         has_query = any("?" in url for url in backend.urls)
         why = f"{type(error).__name__} for the URL, or what follows its ?" if has_query else cleaned.text(str(error))
         raise InvalidOption(

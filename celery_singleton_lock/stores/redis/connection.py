@@ -1,7 +1,7 @@
 """One connection to a Redis server, on which commands are answered in the order in which they were sent.
 
 redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master); afterwards the
-rest is ours, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
+rest is this package's, on its socket with hiredis: commands can be sent behind others that were not answered yet, and
 none of them costs what the client's retries and callbacks do.
 """
 
@@ -107,7 +107,7 @@ class Connection:
         wire = commands[0] if len(commands) == 1 else b"".join(map(packed, commands))
         if not isinstance(wire, bytes):
             wire = packed(wire)
-        # Before it is sent: an interruption may come between any two lines, and who comes next must not take what is
+        # Before it is sent: an interruption may come between any two lines, and the next user must not take what is
         # answered to this for an answer to something else.
         self.unanswered += len(commands)
         try:
@@ -157,7 +157,7 @@ class Connection:
         return answer
 
     def ask(self, command: Sent, *behind: Sent, asking: bool = False) -> Any:
-        """The answer to a command; the answers to what stands behind it are to be read.
+        """The answer to a command; the answers to what was sent behind it are to be read.
 
         Args:
             command: what to ask.

@@ -26,7 +26,7 @@ _STEP = 500
 
 
 def held(server: Endpoint, key: str, limit: int) -> list[Held]:
-    """Who holds the key, also in slots beyond the limit."""
+    """The holders of the key, also in slots beyond the limit."""
     (in_use,) = server.command_each([("GET", keyspace.slots_key(key))])
     slots = max(limit, min(cleaned.whole(in_use) or 0, lock_answers.MAX_SLOTS))
     return [held for held in _looked_up(server, [_Place(key, slot) for slot in range(slots)]) if held is not None]
@@ -99,7 +99,7 @@ class _Place:
 
     @classmethod
     def of(cls, name: str) -> _Place | None:
-        """The place of this name; None if no lock of ours can be there."""
+        """The place of this name; None if no lock of this package can be there."""
         key, found, slot = name.rpartition(":run")
         if not found or (slot and not re.fullmatch(":[1-9][0-9]{0,3}", slot, re.ASCII)):
             return None
@@ -112,7 +112,7 @@ def _named(server: Endpoint, pattern: str) -> Iterator[list[str]]:
 
 
 def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = False) -> list[Held | None]:
-    """Who holds each of the places, None where nobody does.
+    """The holder of each of the places, None where there is none.
 
     Args:
         server: where they are.
@@ -137,7 +137,7 @@ def _looked_up(server: Endpoint, places: Sequence[_Place], *, others: bool = Fal
 
 
 def _numbers(answers: Iterable[Any]) -> list[int]:
-    """The answers, none of which may be an error: of a user who may not ask that, say."""
+    """The answers, none of which may be an error: for lack of a right, for example."""
     found = [*answers]
     for answer in found:
         if isinstance(answer, Exception):

@@ -104,7 +104,7 @@ def _treated_as(entry: Entry) -> str:
 
 
 def _texts(server: Endpoint, key: str, since: int) -> Iterator[tuple[tuple[int, int], bytes]]:
-    """The elements of the stream, with their ids; since so many milliseconds."""
+    """The elements of the stream, with their ids; of that many milliseconds."""
     start = str(since)
     while True:
         page = _answer(server, "XRANGE", key, start, "+", "COUNT", PAGE)

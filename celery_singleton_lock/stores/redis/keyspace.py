@@ -1,4 +1,4 @@
-"""Where a lock is, and what stands beside it: the names of keys. `docs/stored.md` says what each holds.
+"""The key of a lock, and the keys beside it: their names. `docs/stored.md` says what each holds.
 
 All keys of one lock, and those of one schedule of beat, are in one hash slot of a cluster.
 """
@@ -57,7 +57,7 @@ def slots_key(key: str) -> str:
 
 
 def waiting_key(key: str) -> str:
-    """Who waits: a sorted set of owners."""
+    """The waiters: a sorted set of owners."""
     return _beside(key, "waiting")
 
 

@@ -101,7 +101,7 @@ class MoreSlots(Exception):
 
 
 def with_all_slots(slots: int, ask: Callable[[int], T]) -> T:
-    """Ask with so many slots named, and again with all that are in use.
+    """Ask with this many slots named, and again with all that are in use.
 
     Raises:
         TimeoutError: they have become more each time, or are more than there can be.

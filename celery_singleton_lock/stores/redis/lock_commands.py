@@ -1,6 +1,6 @@
 """What the scripts of `scripts/lock` are asked, on one server or a cluster; `redlock/commands.py` has the rest.
 
-A request whose answer did not come may be carried out later, when whoever sent it has long turned away. So each request
+A request whose answer did not come may be carried out later, when its sender has long turned away. So each request
 for a lock has a name, and what comes next says which were given up: they take nothing any more.
 
 Each script has its KEYS and ARGV by name at its top, in the order in which they stand here; `docs/stored.md` has the
@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.redis.lock_answers import answers_question, an
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Command, Script, are_whole, ms
 
 #: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.SLICE`, so that it is never missed.
-#: It holds who asked, and when by the clock of their host: that is for people.
+#: It holds the names of those that asked, and when by the clock of their host: that is for people.
 WAITING_TTL = 6.0
 
 #: Seconds that an unclaimed wake-up is kept.
@@ -111,7 +111,7 @@ def said(args: Asked | Ending) -> Sequence[object]:
 
 
 def waiting_since() -> Command:
-    """The range of `:waiting` in which those are who still wait."""
+    """The range of `:waiting` with those that still wait."""
     return ms(clock.wall() - WAITING_TTL), "+inf"
 
 
@@ -183,7 +183,7 @@ def question(
 
 
 def asked_at(request: LockRequest) -> int:
-    """When a waiter asks: milliseconds of its host's clock; 0 for who will not wait."""
+    """When a waiter asks: milliseconds of its host's clock; 0 if it will not wait."""
     return ms(clock.wall()) if request.waiting else 0
 
 
@@ -320,7 +320,7 @@ def renew(holds: Sequence[Hold], *, named: Callable[[str], str] = str) -> Call:
 
 
 def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
-    """Which of the holds in a `renew` are still ours."""
+    """Which of the holds in a `renew` are still held."""
     return [any(one != 0 for one in each) for each in _answers_of(holds, answer)]
 
 

@@ -1,6 +1,6 @@
 """Calls that a server has not answered, repeated until it does: the ends of locks, of questions, and of messages.
 
-Whoever made them has turned away long ago, so they may be carried out late, and more than once. In the child of a fork
+Their callers have turned away long ago, so they may be carried out late, and more than once. In the child of a fork
 nothing is pending: that is its parent's to say.
 """
 
@@ -70,7 +70,7 @@ class PendingCalls:
             return list(self._calls)
 
     def add(self, name: Name, call: Call | Ready, *, seconds: float) -> None:
-        """Repeat it until it is answered, for so many seconds; it takes the place of what was added under this name."""
+        """Repeat it until it is answered, for that many seconds; it replaces what was added under this name."""
         with self._mutex:
             self._calls.pop(name, None)
             if len(self._calls) >= MOST:

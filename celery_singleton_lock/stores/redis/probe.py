@@ -88,7 +88,7 @@ class Key:
 
     Attributes:
         name: the whole key.
-        remaining: seconds to live; None for one that lives for ever.
+        remaining: seconds to live; None for one that never expires.
         held: what is in it, if it is a lock that is held.
         foreign_type: its type, if it is where a lock should be and is none.
     """
@@ -129,7 +129,7 @@ class Servers:
         return [self._probed(name, server) for name, server in self._each]
 
     def sentinels(self) -> list[SentinelProbe]:
-        """The Sentinels, if it is they who know the master."""
+        """The Sentinels, if they know the master."""
         return [_probe_of_sentinel(client, str(self._master)) for client in self._sentinels]
 
     def keys(self, name: str) -> Iterator[Key]:

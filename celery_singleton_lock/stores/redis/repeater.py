@@ -42,7 +42,7 @@ class Repeater:
         self._wanted = True
         thread = self._thread
         if sys.is_finalizing():
-            return  # Before Python 3.12, a thread's start would wait for ever.
+            return  # Before Python 3.12, a thread's start would wait forever.
         if thread is None or not thread.is_alive():
             thread = self._thread = threading.Thread(target=self._run, name="singleton-lock-repeater", daemon=True)
             with suppress(RuntimeError):  # No thread is to be had, or the interpreter is about to end.

@@ -102,7 +102,7 @@ class RedisStore:
         try:
             return self._patiently(question.try_once)
         except BaseException as error:
-            # It may be ours, or become so; also where it was interrupted (a time limit, a shutdown) between sending and
+            # It may be held, or become so; also if it was interrupted (a time limit, a shutdown) between sending and
             # reading. What was refused by a server that answers is taken back now, the rest when it answers.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             name = "acquire", request.key, request.owner
@@ -126,6 +126,7 @@ class RedisStore:
         for hold, ours in renewed.items():
             if ours and isinstance(hold, Lease):
                 hold.extend(sent_at)
+            if ours:
                 hold.supersede(superseded[hold])
         if errors:
             raise self._unavailable(errors[0]) from errors[0]

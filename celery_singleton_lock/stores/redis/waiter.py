@@ -1,11 +1,11 @@
-"""How a waiter waits on Redis: it blocks on a list to which whoever frees the lock pushes.
+"""How a waiter waits on Redis: it blocks on a list to which each release pushes.
 
-Redis gives each element to the one that has blocked longest, and forgets those whose connection is gone. The command
+Redis gives each element to the client that has blocked longest, and forgets those whose connection is gone. The command
 stays open over several questions, so that nobody loses its place in the queue by asking.
 
-On one server, or in a cluster, the question stands behind that command (`docs/protocol.md`, section 7). A waiter that
-leaves says so first (`:over:<place>`), or what it has left behind would take the lock for nobody; who is killed closes
-the connection.
+On one server, or in a cluster, the question follows that command (`docs/protocol.md`, section 7). A waiter that
+leaves says so first (`:over:<place>`), or what it has left behind would take the lock for nobody; one that is killed
+closes the connection.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MOVING = 0.1
 
 
 class PipedWaiter(AskingWaiter):
-    """A `Waiter` whose question stands behind its wake-up.
+    """A `Waiter` whose question follows its wake-up.
 
     Args:
         wake_up: wakes it.
         ask: acquires the lock, where the wake-up brought no answer.
         leave: sees to it that nothing is left of the questions; with True, frees the lock.
         request: what it asks for.
-        confirm: gives it its whole ttl; whether it is still ours.
+        confirm: gives it its whole ttl; whether it is still held.
     """
 
     def __init__(

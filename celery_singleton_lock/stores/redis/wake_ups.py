@@ -1,9 +1,9 @@
 """How a process is woken for many locks on Redis: one connection blocks on the lists of them all, in a cluster one for
 each hash slot.
 
-It stands in the `:waiting` of each lock as a waiter does, so that each release pushes an element. Redis gives that to
-whoever has blocked longest; a process that knows of an older place passes it on, by pushing it again. So nothing that a
-dead process has left behind is ever relied upon: who does not block is given nothing.
+It has a place in the `:waiting` of each lock as a waiter does, so that each release pushes an element. Redis gives that
+to the client that has blocked longest; a process that knows of an older place passes it on, by pushing it again. So
+nothing that a dead process has left behind is ever relied upon: a client that does not block is given nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ logger = get_logger(__name__)
 #: a connection of its own.
 MAX_LOCKS, MAX_CONNECTIONS = 500, 32
 
-#: How often an element is passed on to somebody with an older place. Then whoever has it takes it, and the place was
-#: that of one who is gone.
+#: How often an element is passed on to somebody with an older place. Then its receiver takes it, and the place was
+#: that of a process that is gone.
 MAX_PASSED_ON = 3
 
 #: Of a lock that was found free, and that nobody was woken for.
@@ -90,7 +90,7 @@ class RedisWakeUps:
         """See `WakeUps.give_back`."""
         if (line := self._lines.get(self._servers.slot_of(keyspace.wake_key(key)))) is not None:
             line.forget(key)
-        # Whoever is busy takes it now.
+        # The busy one takes it now.
         self._push(key, MAX_PASSED_ON)
 
     def wake_if_free(self, key: str, limit: int) -> None:
@@ -331,7 +331,7 @@ class _Line:
 
 
 def _read(connection: Connection) -> Any:
-    """The next answer; one that says that somebody else's value is there stands for it."""
+    """The next answer; an answer about a foreign value takes its place."""
     try:
         return connection.read()
     except ResponseError as error:
@@ -340,7 +340,7 @@ def _read(connection: Connection) -> Any:
 
 
 def _unless_strange(error: Exception) -> None:
-    """Raise it, unless it says that a value is of another type than ours: only that lock is to suffer from it."""
+    """Raise it, unless it says that a value is of another type: only that lock is to suffer from it."""
     if not str(error).startswith("WRONGTYPE"):
         raise error
 

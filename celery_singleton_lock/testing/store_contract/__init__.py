@@ -1,4 +1,4 @@
-"""What every store of locks promises, as tests: inherit them, and say how your store is opened.
+"""The promises of every store of locks, as tests: inherit them, and provide a fixture that opens your store.
 
     class TestMyStore(StoreContract):
         @pytest.fixture
@@ -7,7 +7,7 @@
             yield store
             store.close()
 
-Each test gets a store of its own in which nothing is held.
+Each test gets a store of its own, in which nothing is held.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StoreContract(
 ):
     """Tests of a `LockStore`, with pytest. Give the class a fixture `store`.
 
-    What a store may do otherwise is said by `wakes_in_order` and `frees_beyond_the_limit`.
+    `wakes_in_order` and `frees_beyond_the_limit` declare what a store may do differently.
     """
 
     @pytest.fixture

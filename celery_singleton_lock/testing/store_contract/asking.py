@@ -1,4 +1,4 @@
-"""Who asks for which lock in the contract, and how."""
+"""The callers in the contract, their locks, and how they ask."""
 
 from __future__ import annotations
 

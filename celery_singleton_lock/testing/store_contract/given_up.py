@@ -27,7 +27,7 @@ RECORD = Record(ME.message, b"record", 60.0)
 
 
 class AbandonContract:
-    """Who turns away without an answer says so."""
+    """A caller that turns away without an answer says so."""
 
     def test_lock_of_an_abandoned_owner_is_free(self, store: LockStore) -> None:
         assert store.abandon(taken(store)) is True

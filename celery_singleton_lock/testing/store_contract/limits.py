@@ -24,7 +24,7 @@ from celery_singleton_lock.testing.store_contract.asking import (
 
 
 class LimitContract:
-    """Whatever is held counts, whoever's limit it was taken under.
+    """Whatever is held counts, whatever limit it was taken under.
 
     Attributes:
         frees_beyond_the_limit: whether `free` finds a hold of which neither the slot is known nor the limit under which

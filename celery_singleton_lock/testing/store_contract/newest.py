@@ -91,7 +91,7 @@ class NewestContract:
         assert isinstance(come(store, THIRD, task="another one"), Lease)
 
     def test_number_from_the_future_is_the_time(self, store: LockStore) -> None:
-        """Whoever can send may write any number."""
+        """A sender may write any number."""
         come(store, FIRST)
         come(store, SECOND, 2**53 - 1)
         third = come(store, THIRD)
@@ -205,7 +205,7 @@ class NewestContract:
         assert (following.holder.task_id, following.holder.superseded_by) == ("second", "third")
 
     def test_holder_of_another_order_is_not_told(self, store: LockStore) -> None:
-        """Another task, or none, or one of another policy: who comes waits."""
+        """Another task, or none, or one of another policy: the newcomer waits."""
         second, other = STOPPABLE[1], replace(THIRD, order=Arrival(None, TTL, "another one").order)
         for holder in (FIRST, other):
             running = taken(store, holder=holder)

@@ -33,10 +33,10 @@ def place(store: LockStore, **more: Any) -> Waiter:
 
 
 class WaitingContract:
-    """Who waits gets the lock when it is freed, and does not wait for its lease to end.
+    """A waiter gets the lock when it is freed, and does not wait for its lease to end.
 
     Attributes:
-        wakes_in_order: whether who has waited longest comes first.
+        wakes_in_order: whether the longest-waiting comes first.
     """
 
     wakes_in_order = True
@@ -58,7 +58,7 @@ class WaitingContract:
         with place(store) as waiter:
             assert is_of(waiter.wait(0.05), first)
         assert store.free(first)
-        assert is_free(store), "who left does not get it"
+        assert is_free(store), "the one that left does not get it"
 
     def test_ended_lease_is_seen_to_have_ended(self, store: LockStore) -> None:
         taken(store, ttl=0.3)
@@ -79,7 +79,7 @@ class WaitingContract:
         assert is_free(store)
 
     def test_lease_that_was_asked_for_is_kept(self, store: LockStore) -> None:
-        """As who waits does when it finds that the holder's process is gone."""
+        """As a waiter does that finds the holder's process gone."""
         first = taken(store)
         with place(store) as waiter:
             assert isinstance(waiter.wait(0.05), Held)

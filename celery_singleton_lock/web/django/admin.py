@@ -101,7 +101,7 @@ class ExclusiveLockAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
 
 def celery_app() -> Any:
-    """The project's Celery app: the current one, where a thread of the web server knows it, else the one that was made.
+    """The project's Celery app: the current one if this thread knows it, else the first by name.
 
     Raises:
         ImproperlyConfigured: there is none.

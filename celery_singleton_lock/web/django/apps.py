@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class LocksConfig(AppConfig):  # type: ignore[misc]
-    """Has an entry in the admin; there is no table."""
+    """An entry in the admin, without a table."""
 
     name = "celery_singleton_lock.web.django"
     label = "celery_singleton_lock_web"

@@ -6,7 +6,7 @@ from django.db import models
 
 
 class ExclusiveLock(models.Model):  # type: ignore[misc]
-    """Stands for the locks, which are on the lock server: there is no table, and no row."""
+    """The locks, which are on the lock server: this model has no table."""
 
     class Meta:
         """No table, and no permissions: staff may look."""

@@ -377,7 +377,7 @@ MUTANTS = (
     Mutant(
         "an interrupted body has ended",
         "task/outcome.py",
-        "    return None  # The process is being stopped; whoever does that knows what becomes of the message.",
+        "    return None  # The process is being stopped; whatever stops it decides what becomes of the message.",
         "    return Outcome(states.FAILURE)",
         "no message is lost with its worker",
     ),

@@ -122,6 +122,6 @@ def put_back(holds: Sequence[Hold]) -> Call:
 
 
 def raise_fence(key: str, owner: str, *, slot: int, fence: int, ttl: float) -> Call:
-    """Lift the counter of fencing tokens to `fence`, if the lock is ours there."""
+    """Lift the counter of fencing tokens to `fence`, if the lock is held there."""
     args = [stem(owner), fence, lock_commands.fence_ms(ttl)]
     return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key, slot)], args)

@@ -118,7 +118,7 @@ class Conversation:
         repeat_for: float = 0.0,
         settled: set[int] | None = None,
     ) -> dict[int, Any]:
-        """Send a call to each node, and collect the answers until they are enough, or for so many seconds.
+        """Send a call to each node, and collect the answers until they are enough, or for that many seconds.
 
         Args:
             call: what to ask.

@@ -11,7 +11,7 @@ from celery_singleton_lock.stores.redis.redlock.commands import attempt_of
 
 
 def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:
-    """The locks that so many nodes show."""
+    """The locks that at least this many nodes show."""
     by_owner: defaultdict[tuple[str, int | None, str], list[Held]] = defaultdict(list)
     for of_node in each:
         # A search may come upon a key twice.

@@ -95,7 +95,7 @@ class Node:
         return self.has_pending
 
     def take_pending(self) -> Iterator[tuple[float, Call]]:
-        """What is to be sent now, and until when: whoever takes it sees to it, one by one, and may be interrupted."""
+        """What is to be sent now, and until when: the taker sees to it, one by one, and may be interrupted."""
         for _ in range(len(self._pending)):
             with suppress(IndexError):
                 until, call = self._pending.popleft()

@@ -99,7 +99,7 @@ class Nodes:
         raise self.unavailable(errors_of(answers))
 
     def repeat(self, call: Call, seconds: float, *, but: Collection[int]) -> None:
-        """Have each node hear this, for so many seconds, but those that have answered."""
+        """Have each node hear this, for that many seconds, but those that have answered."""
         for index, node in enumerate(self.each):
             if index not in but:
                 node.note(call, clock.now() + seconds, ConnectionError("it was not asked, as far as is known"))
@@ -125,7 +125,7 @@ class Nodes:
         """What each node shows that answers, one after the other; those that have failed a moment ago come last.
 
         Raises:
-            LockUnavailable: fewer do than so many.
+            LockUnavailable: fewer do.
         """
         found: list[T] = []
         errors: dict[int, str] = {}
@@ -155,7 +155,7 @@ class Nodes:
         return is_decided
 
     def has_failed(self, answers: Answers) -> bool:
-        """Whether so many nodes have failed that the others are no majority."""
+        """Whether too many nodes have failed for the others to be a majority."""
         return len(answers) - len(given(answers)) > self.spare
 
     def unavailable(self, errors: Mapping[int, str]) -> LockUnavailable:
@@ -215,7 +215,7 @@ class Nodes:
 
 
 def tries(*, within: float = float("inf")) -> Iterator[int]:
-    """Numbers the tries to get a majority, with a pause between two; none is begun after so many seconds."""
+    """Numbers the tries to get a majority, with a pause between two; none is begun after that many seconds."""
     until = clock.now() + within
     for number in range(TRIES):
         if number:

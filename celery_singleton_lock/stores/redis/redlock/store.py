@@ -184,7 +184,7 @@ class RedlockStore:
         return next((found for found in each if found is not None), None)
 
     def wake(self, key: str) -> None:
-        """Nobody waits but in its slot, and who does looks by itself."""
+        """Executions wait in their slots only, and look by themselves."""
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[tuple[bytes, int]]:
@@ -193,7 +193,7 @@ class RedlockStore:
         return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)
 
     def wake_ups(self) -> None:
-        """None: who is woken first would be another one on each node."""
+        """None: each node would wake another one first."""
 
     def stops(self, prefix: str, process: str) -> None:
         """None: here it is not known which message is the newest."""
@@ -231,7 +231,7 @@ class RedlockStore:
                 elif _is_copy(wanted, holder):
                     return holder
                 else:
-                    holders.append(holder)  # Or it is ours, or kept for us, in another slot.
+                    holders.append(holder)  # Or it is this one's, or kept for it, in another slot.
             if unclear is None:
                 return min(holders, key=lambda held: held.remaining)
         return unclear or Votes(self._nodes.quorum, wanted.holder.message)
@@ -279,7 +279,7 @@ class RedlockStore:
         return fence if [*answers.values()].count(1) >= quorum else None
 
     def _renewed(self, batch: Sequence[Hold], answers: Answers) -> dict[Hold, bool]:
-        """Which holds are still ours and which are not; those for which that is not clear are left out."""
+        """Which holds are still held and which are not; those for which that is not clear are left out."""
         each = [lock_commands.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
         if len(each) < self._nodes.quorum:
             return {}
@@ -313,7 +313,7 @@ class RedlockStore:
                     call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for, settled=settled
                 )
                 if Freed.SOMEBODY_WAITS in answers.values():
-                    # Only now: who wakes while most nodes still hold the lock would find it held.
+                    # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
                     wake = lock_commands.wake(hold.key, limit=hold.limit)
                     conversation.tell(wake, range(len(self._nodes.each)))
         except BaseException:
@@ -399,7 +399,7 @@ def _kind(answer: Any) -> Any:
 
 
 def _freed_on(answers: Answers) -> tuple[int, int]:
-    """On how many nodes the lock was ours, and on how many it was not."""
+    """On how many nodes the lock was held, and on how many it was not."""
     each = given(answers)
     gone = each.count(Freed.NOT_OURS)
     return len(each) - gone, gone

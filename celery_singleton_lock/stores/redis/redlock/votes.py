@@ -21,12 +21,12 @@ class Votes:
         quorum: how many are a majority.
         message: for which the lock was asked.
         granted: the fences of those that gave it.
-        held: who has the lock there.
+        held: the holder there.
         record: of the message, where one was found.
         withheld: why a node that answered has no vote.
         errors: why a node did not answer.
         unasked: nodes that were not even asked.
-        slots: so many are in use on some node, where that is more than were named.
+        slots: how many are in use on some node, if that is more than were named.
     """
 
     quorum: int
@@ -57,7 +57,7 @@ class Votes:
 
     @property
     def holder(self) -> Held | None:
-        """Who holds the lock as far as is known: the owner on most nodes; None if it seems to be free."""
+        """The holder as far as is known: the owner on most nodes; None if it seems to be free."""
         if not self.held:
             return None
         owner = self._owners().most_common(1)[0][0]
@@ -72,7 +72,7 @@ class Votes:
 
     @property
     def is_unclear(self) -> bool:
-        """Whether so many nodes have not voted that the others cannot say who has the lock."""
+        """Whether too few nodes have voted to tell who has the lock."""
         return len(self.errors) + len(self.withheld) >= self.quorum
 
     def _owners(self) -> Counter[str]:

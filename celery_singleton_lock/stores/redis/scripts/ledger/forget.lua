@@ -1,5 +1,5 @@
 -- KEYS ledger, gone...  ARGV memory ms, entry... (one for each gone)
--- Their last runs are known to who claims, and to nobody else, for so long.
+-- Only claims know their last runs, for that long.
 for i = 2, #KEYS do
   local last = redis.call('HGET', KEYS[1], ARGV[i])
   if last then

@@ -37,7 +37,7 @@ if once then
   local record, left = redis.pcall('GET', done), known_for(ended, more, ended_name, request)
   if type(record) == 'string' or left then
     take_from(owner)  -- By an attempt whose answer was lost.
-    -- Who has the lock wakes the next one.
+    -- The holder wakes the next one.
     local is_taken = woken == 1 and redis.call('EXISTS', unpack(KEYS, FIRST, FIRST + limit - 1)) >= limit
     wake_others(freed + (is_taken and 0 or woken))
     return {RECORD, type(record) == 'string' and record or FORGOTTEN, left or redis.call('PTTL', done)}
@@ -144,11 +144,11 @@ if waiting_ms ~= '0' then
 end
 local number = grant(KEYS[FIRST + slot], owner, holder, ttl, fence, fence_ttl, seed, request)
 if slots == 1 and not seed then
-  -- Who blocks next would be woken by it for nothing, and lose its place. (An attempt on a Redlock may come to nothing.)
+  -- The next to block would be woken by it for nothing, and lose its place. (An attempt on a Redlock may come to nothing.)
   redis.call('DEL', wake)
 end
 if slot > 0 then
-  -- Who has a lower limit has to look there as well, for as long as anything is held there.
+  -- A request with a lower limit has to look there as well, for as long as anything is held there.
   local left = redis.call('PTTL', in_use)
   local known = left > 0 and tonumber(redis.call('GET', in_use)) or 0
   redis.call('SET', in_use, math.max(known, slot + 1), 'PX', math.max(left, ttl))

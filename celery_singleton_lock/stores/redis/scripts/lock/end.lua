@@ -1,4 +1,4 @@
--- Ends a hold, before free.lua does what else is asked: in most cases nothing, where there is no record.
+-- Ends a hold, before free.lua does the rest: in most cases nothing, if there is no record.
 -- Keys and arguments of what is rare are left out, as in request.lua.
 -- KEYS waiting, wake, [record (if record ms is not 0),] [messages that are over, more of them, aside (see now.lua; all if there is a name, or a
 --      reservation),] [slots, record of whom it is reserved for, more messages that are over (with theirs; all if there is a reservation),]
@@ -9,7 +9,7 @@
 --      repeated (1: this was not answered before, and may have been carried out; needs the name; 0),
 --      value of the reservation, its ms (0: no reservation), name of whom it is reserved for,
 --      over ms, limit (1), locks that are named (1)
--- -> 1 freed | 2 freed, and somebody waits who is still to be woken (wake ms 0) | 0 no longer ours
+-- -> 1 freed | 2 freed, and a waiter is still to be woken (wake ms 0) | 0 no longer held
 -- Deletes first: a script whose first write is refused for lack of memory does nothing at all.
 local NOT_OURS, FREED, SOMEBODY_WAITS = 0, 1, 2
 local owner, wake_ms, record, record_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] or '0'

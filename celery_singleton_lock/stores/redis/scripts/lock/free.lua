@@ -10,7 +10,7 @@ for i = FIRST + locks, #KEYS do
   redis.pcall('SET', KEYS[i], 1, 'PX', over_ms)
 end
 if record_ms ~= '0' then
-  -- Also when the lock is no longer ours: the message was carried out all the same. Nothing was deleted then, and for lack
+  -- Also when the lock is no longer held: the message was carried out all the same. Nothing was deleted then, and for lack
   -- of memory this is an error: it is said again.
   if repeated == '1' and known_for(ended, more, name, aside) then
     record_ms = '0'
@@ -37,7 +37,7 @@ end
 if not ours then
   return NOT_OURS
 end
--- Whoever it is reserved for, and has been carried out meanwhile, does not come again.
+-- A message that it is reserved for, and that has been carried out meanwhile, does not come again.
 if reserved_ms ~= '0' and (done_of_next == done
     or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside)) then
   redis.call('SET', ours, reserved, 'PX', reserved_ms)

@@ -1,4 +1,4 @@
--- What an acquire looks at first that stands behind its waiter's BLPOP; acquire.lua follows this text.
+-- What an acquire behind its waiter's BLPOP looks at first; acquire.lua follows this text.
 -- Follows request.lua and places.lua.
 -- -> {GIVEN_UP} not any more | what acquire.lua answers
 local gone = redis.call('EXISTS', over, request) ~= 0

@@ -1,11 +1,11 @@
--- Who holds a lock, and waking those who wait for one.
+-- The holders of a lock, and waking its waiters.
 -- Follows request.lua.
 local function holds(slot, whose)
   return string.sub(redis.call('GET', KEYS[FIRST + slot]) or '', 1, #whose) == whose
 end
 
 local function wake_others(places)
-  -- Who was not named is not woken, and looks by itself.
+  -- A waiter that was not named is not woken, and looks by itself.
   if places > 0 and waiting and redis.call('EXISTS', waiting) == 1 then
     for _ = 1, places do
       redis.pcall('RPUSH', wake, 1)

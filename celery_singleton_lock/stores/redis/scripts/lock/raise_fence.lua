@@ -1,5 +1,5 @@
 -- KEYS fence, lock  ARGV owner, fence, fence ttl ms
--- -> 1 the counter is at least as high now | 0 the lock is not ours here
+-- -> 1 the counter is at least as high now | 0 the lock is not held here
 local value = redis.pcall('GET', KEYS[2])
 if type(value) ~= 'string' or string.sub(value, 1, #ARGV[1]) ~= ARGV[1] then
   return 0

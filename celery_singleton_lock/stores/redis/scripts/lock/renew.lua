@@ -1,8 +1,8 @@
 -- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; owner '': the key that says how many slots are in use)
--- -> {1 | id | 0, ...}: 1 renewed, 0 no longer ours; the id of a task: renewed, and to end for that one, see newest.lua
+-- -> {1 | id | 0, ...}: 1 renewed, 0 no longer held; the id of a task: renewed, and to end for that one, see newest.lua
 -- An owner may be a stem: the hold is its, in whatever attempt it was taken, and bears the name of none from then on. What
 -- takes one of them back may come late, and must not touch what was counted here.
--- Never creates a key. pcall: a foreign value of another type is "not ours", and no reason to fail the others.
+-- Never creates a key. pcall: a foreign value of another type is "not held", and must not fail the others.
 local OWNER_LENGTH = 32
 local renewed = {}
 for i, lock in ipairs(KEYS) do

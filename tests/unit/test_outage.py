@@ -1,0 +1,84 @@
+"""What is logged while a lock server does not answer: little, and what an operator needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock import LockUnavailable
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.outage import QUIET, Outage
+
+SILENT = LockUnavailable("redis://locks:6379", "ConnectionError: refused")
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which a test sets."""
+    times = [1000.0]
+    monkeypatch.setattr("celery_singleton_lock.clock.now", lambda: times[0])
+    return times
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What was logged since the last time."""
+    caplog.set_level(logging.WARNING)
+
+    def since() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.name.endswith("outage")]
+        caplog.clear()
+        return found
+
+    return since
+
+
+def lease(name: str, now: list[float], ttl: float) -> Lease:
+    return Lease(f"p:1:{{{name}}}", new_owner(), ttl=ttl, fence=1, sent_at=now[0])
+
+
+def test_begins_is_at_half_time_and_ends(now: list[float], said: Callable[[], list[str]]) -> None:
+    outage, leases = Outage(), [lease("export", now, 20.0), lease("bill", now, 10.0)]
+    outage.failed(SILENT, leases)
+    (began,) = said()
+    assert began.startswith("no lock from redis://locks:6379: ConnectionError: refused; trying again; 2 leases are not")
+    assert "p:1:{bill} is given up in " in began, "the first that ends"
+    for now[0] in (1000.5, 1001.0, 1002.0):
+        outage.failed(SILENT, leases)
+    assert said() == []
+    for now[0] in (1005.0, 1007.0, 1008.0):
+        outage.failed(SILENT, leases)
+    (half,) = said()
+    assert "for 5.0 s now; trying again; 2 leases are not renewed" in half
+    now[0] += QUIET
+    outage.answered("redis://locks:6379")
+    assert said() == ["redis://locks:6379 answers again; it did not for 8.0 s"]
+    outage.answered("redis://locks:6379")
+    assert said() == []
+
+
+def test_one_that_is_answered_between_failures_goes_on(now: list[float], said: Callable[[], list[str]]) -> None:
+    """Of a cluster, some servers answer."""
+    outage = Outage()
+    for _ in range(10):
+        outage.failed(SILENT)
+        outage.answered("redis://locks:6379")
+        now[0] += QUIET / 2
+    assert said() == ["no lock from redis://locks:6379: ConnectionError: refused; trying again"]
+
+
+def test_next_one_is_said_again(now: list[float], said: Callable[[], list[str]]) -> None:
+    outage = Outage()
+    for _ in range(2):
+        outage.failed(SILENT, [lease("export", now, 10.0)])
+        now[0] += 60.0
+        outage.answered("redis://locks:6379")
+    assert len(said()) == 4
+
+
+def test_nothing_is_said_without_a_failure(now: list[float], said: Callable[[], list[str]]) -> None:
+    Outage().answered("redis://locks:6379")
+    assert said() == []
