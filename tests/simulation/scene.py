@@ -14,7 +14,6 @@ from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
 
-
 #: Of plans.
 KINDS = ("tasks", "locks", "beats", "nodes", "sent", "joined", "newest", "follows")
 
