@@ -79,7 +79,7 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
     check(beats, missing=1)
 
 
-def test_stopped_leader_is_replaced_within_its_lease_and_stands_by_afterwards(beats: Studio) -> None:
+def test_stopped_leader_is_replaced_within_its_lease_and_goes_on_standby(beats: Studio) -> None:
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
     beats.wait_until_recorded()

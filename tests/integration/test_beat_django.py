@@ -206,7 +206,7 @@ def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: 
 
 
 @pytest.mark.slow
-def test_leader_that_is_told_to_stop_while_it_sends_has_sent(site: Site) -> None:
+def test_leader_that_is_terminated_while_it_sends_has_sent(site: Site) -> None:
     site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")
@@ -376,7 +376,7 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_database_is_told_what_a_killed_leader_has_sent(site: Site) -> None:
+def test_database_learns_what_a_killed_leader_has_sent(site: Site) -> None:
     """So that it knows even without the lock server, which may lose everything."""
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")

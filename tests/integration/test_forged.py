@@ -293,9 +293,7 @@ class TestRedis:
             client.expire(f"{PREFIX}:{{journal}}:counts", 60)
         assert_harmless(say_all(shop))
 
-    def test_a_user_who_may_only_read_is_enough_to_look(
-        self, shop_on: Callable[..., Shop], own_redis: RedisServer
-    ) -> None:
+    def test_read_only_user_is_enough_to_look(self, shop_on: Callable[..., Shop], own_redis: RedisServer) -> None:
         """As `docs/security.md` has it."""
         with own_redis.client() as client:
             client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", f"~{PREFIX}:*", "+@read")

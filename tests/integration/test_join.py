@@ -187,7 +187,7 @@ class TestHolderDies:
         assert len({run.task_id for run in shop.record.runs("report")}) == 1
 
     @pytest.mark.parametrize("how", ["ignore", "reject", "exit"])
-    def test_end_that_is_none(self, shop: Shop, how: str) -> None:
+    def test_end_without_a_result(self, shop: Shop, how: str) -> None:
         shop.start("one", "two")
         holder(shop, "ending_when_told", LONG, how)
         copies = [join(shop, "ending_when_told", "report", 0.0, "return") for _ in range(3)]

@@ -117,7 +117,7 @@ class TestWorkerIsKilled:
         patient.start("name")
         until(lambda: not patient.held())
 
-    def test_worker_of_the_same_name_frees_nothing_of_one_that_lives(self, patient: Shop) -> None:
+    def test_worker_of_the_same_name_frees_nothing_of_a_living_one(self, patient: Shop) -> None:
         """Two workers of one name are a mistake, and no reason to let tasks overlap."""
         patient.start("name", "other")
         patient.send("exclusive", "report", 300.0)

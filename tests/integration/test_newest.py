@@ -95,7 +95,7 @@ class TestManyCome:
         assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
         assert ran(shop)[0] == holder.id
 
-    def test_newcomer_that_finds_it_free_supersedes_who_waits(self, shop: Shop) -> None:
+    def test_newcomer_that_finds_it_free_supersedes_waiting_messages(self, shop: Shop) -> None:
         """One that its worker holds, and could begin only later."""
         shop.start("holding", arguments=("-Q", "held"))
         holder = shop.send("rerunning", "report", LONG, queue="held")
@@ -218,7 +218,7 @@ class TestNothingIsLost:
         assert is_superseded_by(holder, newest)
         assert ran(shop) == [holder.id, newest.id, newest.id]
 
-    def test_one_that_retries_itself_alone(self, shop: Shop) -> None:
+    def test_lone_message_that_retries_itself(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = shop.send("rerunning_retried", "report")
         assert holder.get(timeout=LIMIT) == "report"

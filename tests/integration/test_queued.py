@@ -193,7 +193,7 @@ class TestMessageIsOver:
             result.get(timeout=LIMIT)
         until_can_be_sent(shop)
 
-    def test_skipped_for_another_one_that_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_skipped_for_another_running_one(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         shop.app.send_task("queued.until_executed", ("report", LONG))  # By name, and so without a lock.
         shop.record.wait_for(starts=1)

@@ -59,7 +59,7 @@ def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
         until(lambda: page.read()[0] == 200)
 
 
-def test_user_of_the_lock_server_who_may_only_read_is_enough(own_redis: RedisServer) -> None:
+def test_read_only_user_of_the_lock_server_is_enough(own_redis: RedisServer) -> None:
     writing = with_task(Celery("shop", broker=own_redis.url, set_as_current=False))
     lease = hold(writing, "acme")
     write(writing, entry(writing, "acme", "skip"))

@@ -142,7 +142,7 @@ def test_scheme_in_upper_case_opens_the_same_store(scheme: str) -> None:
     assert (type(one), one.server) == (type(other), other.server)
 
 
-def test_url_twice_is_no_second_node() -> None:
+def test_repeated_url_is_not_a_second_node() -> None:
     with pytest.raises(ValueError, match="each named once"):
         Backend.parse("redis://a;REDIS://a;redis://b")
 

@@ -384,7 +384,7 @@ class TestApps:
     def test_app_is_active(self, app: Celery) -> None:
         assert app in _celery.active_apps()
 
-    def test_app_that_celery_makes_stands_in(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_app_that_celery_makes_is_found(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """Else Django's checks look at an app that nobody has made, and find no broker of Redis there."""
         assert not _celery.is_stand_in(app)
         monkeypatch.setattr(_state, "default_app", None)
@@ -517,7 +517,7 @@ class TestWorkers:
         app.conf.result_serializer = "pickle"
         assert _celery.counts_part_once(app.backend) is False
 
-    def test_main_process_is_no_child(self) -> None:
+    def test_main_process_is_not_a_child(self) -> None:
         assert _celery.is_child_of_a_pool() is False
         assert current_process().daemon is False
 
@@ -532,7 +532,7 @@ class TestWorkers:
 
 
 class TestScheduler:
-    def test_heap_is_made_anew_where_there_is_none(self, scheduler: Scheduler) -> None:
+    def test_missing_heap_is_made_anew(self, scheduler: Scheduler) -> None:
         _celery.forget_heap(scheduler)
         assert list(_celery.entries_beside(scheduler, scheduler.schedule["first"])) == []
         assert _celery.next_entry(scheduler) is None

@@ -255,7 +255,7 @@ def test_forgetting_a_child_waits_for_its_end(store: Store, family: Children, fo
     assert child.poll() is not None
 
 
-def test_forgetting_a_child_does_not_wait_for_ever(
+def test_forgetting_a_child_does_not_wait_forever(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "DEATH", 0.05)
@@ -302,7 +302,7 @@ def test_loss_of_a_delivery_does_not_wait_for_the_next_child_of_that_number(
     until(lambda: not is_held(store, "running"))
 
 
-def test_lease_that_is_told_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
+def test_lease_that_is_reported_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
     """Its key takes a while to be made."""
 
     class Late(Delivery):

@@ -135,7 +135,7 @@ class Emptied(deque[Any]):
 
 
 @pytest.mark.parametrize("what", ["connections", "conversations"])
-def test_closing_beside_a_thread_that_takes_the_last_one_is_no_error(exits: ExitStack, what: str) -> None:
+def test_closing_beside_a_thread_that_takes_the_last_one_is_not_an_error(exits: ExitStack, what: str) -> None:
     store = redlock(exits, [played()])
     if what == "connections":
         store._nodes.each[0].server._free = Emptied()

@@ -158,7 +158,7 @@ class TestSilentStore:
         replacing.take_over(silent, lock(), "new", found)
         assert replacing.started(silent, old) is None
 
-    def test_newest_was_sent_all_the_same(self, silent: Any) -> None:
+    def test_newest_was_sent_anyway(self, silent: Any) -> None:
         old, found = queue(silent)
         taken = replacing.take_over(silent, lock(), "new", found)
         replacing.supersede(silent, taken.lock, "new", [old.owner])
