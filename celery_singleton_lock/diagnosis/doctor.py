@@ -17,7 +17,7 @@ from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged, worst_first
 from celery_singleton_lock.diagnosis.keys import of_keys
 from celery_singleton_lock.diagnosis.orphans import of_orphans
-from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers, unreachable
+from celery_singleton_lock.diagnosis.servers import in_words, of_sentinels, of_servers, unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.diagnosis.workers import WorkerContext
 from celery_singleton_lock.errors import LockUnavailable
@@ -75,7 +75,7 @@ def _look_at_servers(found: Diagnosis, runtime: Runtime) -> bool:
     try:
         servers = Servers(settings)
     except NO_ANSWER as error:
-        found.findings.append(unreachable(settings.backend.masked, words_of(error)))
+        found.findings.append(unusable(settings.backend.masked, words_of(error)))
         return False
     probes = servers.probes()
     found.seen += map(in_words, probes)
@@ -94,7 +94,7 @@ def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtim
         keys = list(servers.keys(name))
         found.findings += of_keys(name, keys, runtime.store)
     except (*NO_ANSWER, LockUnavailable) as error:
-        found.findings.append(unreachable(name, words_of(error)))
+        found.findings.append(unusable(name, words_of(error)))
     found.seen.append(f"{name}: {len(keys)} keys under {runtime.settings.prefix}:")
     if len(keys) == MAX_KEYS:
         text = f"it has more than {MAX_KEYS:,} keys under the prefix; only these were checked"
@@ -127,7 +127,7 @@ def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
     try:
         held = runtime.store.held(key_of_beat(runtime.settings.prefix, name))
     except LockUnavailable as error:
-        found.findings.append(unreachable(runtime.settings.backend.masked, words_of(error)))
+        found.findings.append(unusable(runtime.settings.backend.masked, words_of(error)))
         return None
     leaders = [it.holder for it in held if it.holder]
     found.seen += [f"beat: {leader.place} leads the schedule {name}" for leader in leaders]
@@ -148,7 +148,7 @@ def _orphans(app: Any, timeout: float) -> Iterator[Finding]:
     try:
         yield from of_orphans(app, timeout=timeout)
     except LockUnavailable as error:
-        yield unreachable(Runtime.of(app).settings.backend.masked, words_of(error))
+        yield unusable(Runtime.of(app).settings.backend.masked, words_of(error))
 
 
 def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:

@@ -24,6 +24,20 @@ MAX_DRIFT = 1.0
 #: The share of a server's memory that may be used before that is worth a word.
 MAX_USED = 0.9
 
+_CREDENTIALS = "correct the user and the password in singleton_lock_backend"
+
+#: What to do about an error that is an answer, by its type.
+_REFUSALS = {
+    "AuthenticationError": _CREDENTIALS,
+    "AuthenticationWrongNumberOfArgsError": _CREDENTIALS,
+    "AuthorizationError": _CREDENTIALS,
+    "BusyLoadingError": "wait until it has loaded its data",
+    "NoPermissionError": "give its user the rights that docs/security.md lists",
+    "OutOfMemoryError": "give it more memory, or find out what fills it",
+    "ReadOnlyError": "name the master in singleton_lock_backend, or the Sentinels (sentinel://)",
+    "ResponseError": "correct singleton_lock_backend, such as the number of its database, or see the server's log",
+}
+
 _SYNCHRONIZE = "let NTP set the clocks of all hosts"
 
 
@@ -53,7 +67,8 @@ class ServerContext(Subject):
 def in_words(probe: Probe) -> str:
     """A server in a line."""
     if probe.error is not None:
-        return f"{probe.name}: no answer"
+        answer = "refused to serve" if probe.error.partition(":")[0] in _REFUSALS else "no answer"
+        return f"{probe.name}: {answer}"
     if probe.info is None:
         return f"{probe.name}: answers"
     version = ".".join(map(str, probe.version or ()))
@@ -68,7 +83,7 @@ def in_words(probe: Probe) -> str:
 def of_servers(probes: Sequence[Probe], settings: Settings) -> list[Finding]:
     """Findings about the servers, one by one and together."""
     is_redlock = settings.backend.kind is Kind.REDLOCK
-    silent = [unreachable(it.name, it.error, is_one_of_many=is_redlock) for it in probes if it.error is not None]
+    silent = [unusable(it.name, it.error, is_one_of_many=is_redlock) for it in probes if it.error is not None]
     answering = [ServerContext(it.name, it, settings) for it in probes if it.error is None]
     together = (_clocks_apart, _one_server_twice) if is_redlock else (_clocks_apart,)
     return [*silent, *judged(RULES, *answering), *judged(together, probes)]
@@ -78,12 +93,16 @@ def of_sentinels(sentinels: Sequence[SentinelProbe]) -> list[Finding]:
     return judged((_sentinels_that_do_not_help, _sentinels_that_disagree), sentinels)
 
 
-def unreachable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
-    """A server that does not answer."""
-    text = f"it does not answer: {error}"
+def unusable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
+    """A server that does not answer, or refuses to serve; `error`: what came of asking it, as a `Probe` has it."""
+    kind = error.partition(":")[0]
+    if kind not in _REFUSALS:
+        text = f"it does not answer: {error}"
+        remedy = "start it, or correct host, port and TLS (rediss://) in singleton_lock_backend; check the network"
+    else:
+        text, remedy = f"it answered: {error}", _REFUSALS[kind]
     if is_one_of_many:
-        return Subject(name).warning(f"{text} (the locks need most of the nodes)", "start it, or check the network")
-    remedy = "start it, or correct singleton_lock_backend, its user and password; see that this host may reach it"
+        return Subject(name).warning(f"{text} (the locks need most of the nodes)", remedy)
     return Subject(name).problem(text, remedy)
 
 

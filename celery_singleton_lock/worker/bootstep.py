@@ -28,6 +28,7 @@ from celery_singleton_lock._celery import (
     reword_ignored,
 )
 from celery_singleton_lock.diagnosis import audit
+from celery_singleton_lock.diagnosis.servers import unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
@@ -208,7 +209,9 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
                 free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.journal)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
-        logger.warning("singleton lock: what an earlier %s may have left behind expires by itself: %s", node, error)
+        # The worker starts all the same: who starts servers and workers together need not do so in order.
+        finding = unusable(error.server, error.reason or "no answer")
+        logger.error("singleton lock: exclusive tasks cannot run now: %s", finding)  # noqa: TRY400
 
 
 @worker_process_shutdown.connect

@@ -97,6 +97,15 @@ class TestOnTheCommandLine:
         assert "workers cannot be asked" in shown.output
         assert "s3cret" not in shown.output
 
+    def test_server_that_refuses_has_answered(self) -> None:
+        with RedisServer(["--requirepass", "s3cret"], password="s3cret") as server:
+            wrong = f"redis://:wrong@127.0.0.1:{server.port}"
+            shown = run_here(broker_url="memory://", singleton_lock_backend=wrong)
+        assert shown.exit_code == 1
+        assert "it answered: AuthenticationError" in shown.output
+        assert "-> correct the user and the password in singleton_lock_backend" in shown.output
+        assert "start it" not in shown.output
+
     def test_even_number_of_nodes_is_refused(self) -> None:
         shown = run_here(singleton_lock_backend="redis://a;redis://b;redis://c;redis://d")
         assert shown.exit_code == 1

@@ -241,6 +241,8 @@ class Answers:
         for own, (copy, other) in waits.items():
             if (ended_at := self._heard_at(other)) is None or not self.world.parked.has_room(copy):
                 continue
+            if self._runs(other.number):
+                continue  # Once more: its process was gone before anybody had heard of the end of an attempt.
             since = max(ended_at, copy.at, trouble_ends)
             if self.run.now - since > HEARD + EACH * len(waits) + self._more:
                 self.run.fail(

@@ -231,6 +231,9 @@ class Parked:
         # What it wakes may come before it is known to have begun.
         if now - max(self._ended_at.get(key, -HELD), self._in_vain_at.get(key, -HELD)) < 2 * FOUND:
             return FOUND + latency
+        # One that has joined looks before it asks. If its child dies meanwhile, nobody is told.
+        if "shop.joins" in key and any("child killed" in fault.kind for fault in self.world.plan.faults):
+            return FOUND + latency
         return AT_ONCE + latency
 
     def _is_held(self, key: str, limit: int) -> bool:
