@@ -73,7 +73,7 @@ def test_the_oldest_entries_are_forgotten(store: Store) -> None:
     for number in range(30):
         journal.write({}, [run(0, 0, fence=number * 100 + index) for index in range(100)], slack=0.0)
     fences = [entry.fence for entry in journal.entries(since=0.0)]
-    assert 100 <= len(fences) < 500, "so many at least, and not many more"
+    assert 100 <= len(fences) < 500, "that many at least, and not many more"
     assert fences == list(range(3000 - len(fences), 3000))
 
 

@@ -1,4 +1,4 @@
-"""What every ledger promises: who may send a tick, and what was sent."""
+"""What every ledger promises: which beat may send a tick, and what was sent."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_value_of_a_stranger_stops_no_other_entry(redis_server: RedisServer) -> 
         ledger.record({"x": 20, "y": 20}, "a", ceiling=CEILING)
         assert align(ledger, x=0, y=0) == {"x": 20, "y": 20}
         ledger.unclaim(["x", "y"], "a")
-        client.set(*keyspace.claim_keys(KEY, ["z"]), "a stranger's, for ever")
+        client.set(*keyspace.claim_keys(KEY, ["z"]), "a stranger's, forever")
         assert claim(ledger, "z", 10) == Refused(None, TTL)
 
 
@@ -260,11 +260,11 @@ def test_schedule_may_be_large(ledger: Ledger) -> None:
 @pytest.mark.parametrize("entry", ["x:run", "x:run:1", "ünïcode {braces} *", "a\nb", " "])
 def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> None:
     assert claim(ledger, entry, 10, "a") is None
-    assert list(store.all_held("contract")) == [], "a claim is no lock"
+    assert list(store.all_held("contract")) == [], "a claim is not a lock"
     record(ledger, entry, 20)
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
     align(ledger, other=1)
-    assert list(store.all_held("contract")) == [], "what is gone is no lock either"
+    assert list(store.all_held("contract")) == [], "what is gone is not a lock either"
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
 
 

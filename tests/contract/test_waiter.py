@@ -105,7 +105,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[Store]:
 
 
 def piped(store: Store, **more: object) -> PipedWaiter:
-    """A place whose question stands behind its wake-up by now."""
+    """A place whose question follows its wake-up by now."""
     waiter = place(store, **more)
     assert isinstance(waiter, PipedWaiter)
     assert isinstance(waiter.wait(0.01), Held)

@@ -30,7 +30,7 @@ def beats(own_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
 
 
 def check(studio: Studio, *, missing: int = 0, entry: str = "half", every: float = 0.5) -> None:
-    """No tick was sent twice, and none is missing but in so many gaps."""
+    """No tick was sent twice, and none is missing but in that many gaps."""
     sent = studio.sent(entry)
     assert twice(sent) == []
     assert len(gaps(sent, every)) <= missing, (gaps(sent, every), [message.due for message in sent])

@@ -102,7 +102,7 @@ class Site:
         ]
 
     def wait_for_sent(self, entry: str, number: int = 1) -> list[Message]:
-        """Once so many messages more than now were sent."""
+        """Once that many messages more than now were sent."""
         wanted = len(self.sent(entry)) + number
         until(lambda: len(self.sent(entry)) >= wanted)
         return self.sent(entry)
@@ -110,7 +110,7 @@ class Site:
     def wait_for_recorded(self, entry: str, number: int = 1) -> list[Message]:
         """As `wait_for_sent`; the last of them is known to all beats then.
 
-        Who kills a leader between sending and recording sees the message twice, under one id.
+        If a leader is killed between sending and recording, the message comes twice, under one id.
         """
         self.wait_for_sent(entry, number)
         return self.wait_until_recorded(entry)

@@ -119,7 +119,7 @@ class TestList:
     def test_a_hundred_thousand_locks_are_listed_in_small_steps(self, own_redis: RedisServer, shop_on: Any) -> None:
         shop = shop_on(own_redis)
         with own_redis.client(2) as client:
-            # A value as ours are, under as many keys; and as many keys that are no locks.
+            # A value like this package's, under as many keys; and as many keys that are no locks.
             value = new_owner() + Holder("task", 0, "node", 1, 1.0).dumps(30.0)
             make = """for i = 1, 100000 do
                 local key = 'singleton_lock:1:{job:' .. string.format('%032d', i) .. '}'

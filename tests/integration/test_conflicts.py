@@ -1,4 +1,4 @@
-"""What becomes of a refused copy, and of those who wait for it. Nobody waits for ever."""
+"""What becomes of a refused copy, and of those that wait for it. Nobody waits forever."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def copy_of(shop: Shop, policy: str) -> object:
 
 
 def end_once_refused(shop: Shop, copies: int) -> None:
-    """Let the holder end when so many copies were put back."""
+    """Let the holder end when that many copies were put back."""
     until(lambda: len(shop.refused("retry")) >= copies)
     shop.record.let_end("report")
 

@@ -119,7 +119,7 @@ class TestEnds:
         assert client.strlen(ENDED) == ENTRY
 
     def test_late_one_does_not_speak_for_another_end(self, store: RedisStore, client: Redis) -> None:
-        """Whoever has the message's end since then may be sending what follows on it."""
+        """Another worker with the message's end since then may be sending what follows on it."""
         lease = taken(store, key=KEY, holder=ME)
         newer = RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
         store.remember(KEY, newer)

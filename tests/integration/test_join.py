@@ -1,4 +1,4 @@
-"""A copy that joins the task which has its lock ends as that ends, and nobody waits for ever."""
+"""A copy that joins the task which has its lock ends as that ends, and nobody waits forever."""
 
 from __future__ import annotations
 

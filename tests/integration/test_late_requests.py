@@ -396,7 +396,7 @@ class TestRelease:
                 assert connection.ask(("GET", keyspace.done_key(KEY, ME.message))) == b"record"
 
     def test_is_over_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
-        """Somebody else's value is in the place of the wake-ups: it is no reason to say the end again and again."""
+        """Somebody else's value is in the place of the wake-ups: it must not make the end be said again and again."""
         lease = taken(direct, holder=ME)
         with own_redis.client() as client:
             client.zadd(keyspace.waiting_key(KEY), {"waiter": 1})

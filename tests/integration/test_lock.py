@@ -164,7 +164,7 @@ class TestHolding:
         assert not lock.locked()
 
     def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
-        """Or it would be renewed for ever."""
+        """Or it would be renewed forever."""
         lock = make(timeout=0.3)
         assert in_thread(lock.acquire)
         assert lock.acquire(blocking_timeout=10)
@@ -274,7 +274,7 @@ class TestSemaphore:
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
 
     def test_lower_limit_counts_present_holders(self, client: Redis) -> None:
-        """In a rolling deploy: those who came under the higher limit count, wherever they are."""
+        """In a rolling deploy: those that came under the higher limit count, wherever they are."""
         made = [Semaphore(client, NAME, 5, timeout=30) for _ in range(5)]
         assert all(one.acquire(blocking=False) for one in made)
         late = Semaphore(client, NAME, 2, timeout=30)
@@ -340,7 +340,7 @@ class TestWaiting:
 
     @pytest.mark.slow
     def test_they_keep_their_order_over_their_looks(self, client: Redis) -> None:
-        """They look every four seconds, and would come back behind those who came later."""
+        """They look every four seconds, and would come back behind later ones."""
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -377,7 +377,7 @@ class TestWaiting:
             thread.join()
 
     def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
-        """Not for the waiter's own timeout, and not for ever."""
+        """Not for the waiter's own timeout, and not forever."""
         assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):

@@ -484,7 +484,7 @@ class TestRedlock:
 
 
 class TestBesideRedisPys:
-    """Neither starves: redis-py's release wakes nobody, so whoever waits for it looks as often as it does."""
+    """Neither starves: redis-py's release wakes nobody, so a waiter looks as often as it does."""
 
     @pytest.mark.parametrize("pause", [0.1, 0.02])
     def test_it_is_had_soon_after_redis_pys_was_freed(self, client: Redis, pause: float) -> None:

@@ -212,7 +212,7 @@ class TestWorkerIsStopped:
 
 
 def asks_for_messages(shop: Shop) -> bool:
-    """Whether the broker has a worker's request open: who is stopped then may be sent the next message."""
+    """Whether the broker has a worker's request open: a worker that is stopped then may be sent the next message."""
     with Redis.from_url(shop.conf["broker_url"]) as broker:
         return any(client["cmd"] == "brpop" and "b" in client["flags"] for client in broker.client_list())
 

@@ -126,7 +126,7 @@ class TestManyCome:
         assert ran(shop) == [holder.id, newest.id]
 
     def test_same_id_on_purpose(self, shop: Shop) -> None:
-        """The result of an id is that of who runs."""
+        """The result of an id is that of the running message."""
         shop.start("one", "two")
         shop.send("rerunning", "report", LONG, task_id="same")
         shop.record.wait_for(starts=1)
@@ -208,7 +208,7 @@ class TestNothingIsLost:
         assert (first, last) == (holder.id, others[-1].id)
 
     def test_holder_retries_itself(self, shop: Shop) -> None:
-        """Its next attempt is older than who came meanwhile."""
+        """Its next attempt is older than what came meanwhile."""
         shop.start("one", "two")
         holder = shop.send("rerunning_retried", "report", LONG)
         shop.record.wait_for(starts=1)

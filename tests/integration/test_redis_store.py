@@ -248,7 +248,7 @@ class TestServer:
 
     @pytest.mark.parametrize("waiting", [False, True])
     def test_wake_up_that_nobody_claimed_costs_nobody_its_place(self, store: RedisStore, waiting: bool) -> None:
-        """Somebody came just then, and has the lock: who blocks next is woken by the end of that."""
+        """Somebody came just then, and has the lock: the next to block is woken by the end of that."""
         first = taken(store)
         requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True) for _ in range(2)]
         assert [type(store.acquire(request)) for request in requests] == [Held, Held]

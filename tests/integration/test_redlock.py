@@ -84,7 +84,7 @@ def die(server: RedisServer) -> None:
 
 @pytest.fixture(params=[False, True], ids=["new connections", "old connections"])
 def connected(request: pytest.FixtureRequest, store: RedlockStore) -> None:
-    """Some failures look different to who was connected already."""
+    """Some failures look different on existing connections."""
     if request.param:
         store.free(taken(store))
 
@@ -272,7 +272,7 @@ class TestReach:
 
 
 class TestGivenUp:
-    """What was asked for and given up is no hold, whatever the nodes carry out later."""
+    """What was asked for and given up is not a hold, whatever the nodes carry out later."""
 
     def stop_majority(self, nodes: Nodes) -> None:
         for server in nodes.servers[:3]:
@@ -536,7 +536,7 @@ class TestManyLeases:
         with pytest.raises(LockUnavailable):
             store.renew(self.many(store, 5000, 30.0), timeout=0.5)
         assert waits, "it has waited"
-        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "for ever less, of one time"
+        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "less and less, of one time"
         assert max(waits) <= 0.5
         resume(nodes)
 

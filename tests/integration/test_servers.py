@@ -80,7 +80,7 @@ def took(client: Redis) -> float:
 
 
 def sent_to(client: Redis, key: str) -> int:
-    """The port of the server to which another one sends those who ask for the key."""
+    """The port of the server to which another one redirects requests for the key."""
     with pytest.raises(ResponseError) as error:
         client.get(key)
     return int(str(error.value).rpartition(":")[2])

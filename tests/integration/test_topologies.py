@@ -185,7 +185,7 @@ class TestFailover:
 
 
 def replicated(master: RedisServer, replicas: int, *, key: str = "replicated") -> bool:
-    """Wait until so many have all that was written."""
+    """Wait until that many have all that was written."""
     with master.client() as client:
         client.set(key, 1, px=1)  # WAIT looks at what its own connection has written.
         return int(client.wait(replicas, 5000)) == replicas
@@ -281,7 +281,7 @@ class TestReplicas:
         assert store.refuse(KEY, refused, record_of(refused)) is None, "what it finds is its own"
 
     def test_new_master_learns_of_the_end(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """The old one lives on without its replicas, and takes it from who is still connected to it."""
+        """The old one lives on without its replicas, and takes it from clients that are still connected to it."""
         old, new = pair
         master = old
 

@@ -86,7 +86,7 @@ def test_too_few_answers_renew_nothing(of: Any) -> None:
 
 
 def test_server_that_always_names_more_slots_is_asked_no_further(of: Any) -> None:
-    """`K:slots` of a stranger, above all bounds: each refusal asked for ever."""
+    """`K:slots` of a stranger, above all bounds: each refusal asked forever."""
     store = of({lock_commands.REFUSE: as_resp([5, 10**9])})
     with pytest.raises(LockUnavailable, match="slots"):
         store.refuse(KEY, Holder("id"), RECORD)

@@ -523,7 +523,7 @@ def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pyte
     assert other.lead(0)
     assert not leadership.lead(0.001)
     leadership.resign()
-    assert other.lead(0), "who does not lead frees nothing"
+    assert other.lead(0), "a standby frees nothing"
 
 
 IN_A_WORKER = """
@@ -546,7 +546,7 @@ print([step.name.rpartition(".")[2] for step in worker.steps], "encodings.idna" 
 
 
 def test_no_thread_runs_beside_a_fork_at_the_start_of_a_worker() -> None:
-    """The child of a fork waits for ever for a module that a thread was just importing."""
+    """The child of a fork waits forever for a module that a thread was just importing."""
     done = subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True, text=True)
     assert done.stdout.splitlines()[-1] == "['Pool', 'Beat', 'singleton-lock', 'Consumer'] True"
 

@@ -154,7 +154,7 @@ class TestNothingElseTouchesIt:
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
     def test_module_uses_private_names_of_its_own_only(self, path: Path) -> None:
         tree = ast.parse(path.read_text())
-        # A class of ours may use what its base has, in the module where that is.
+        # A class of this package may use what its base has, in the module where that is.
         bases = (PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in imports(tree))
         ours = {path, *bases} & set(MODULES)
         own = {name for one in ours for name in own_names(ast.parse(one.read_text()))}
@@ -261,7 +261,7 @@ class TestRequest:
     def test_lost_child_that_had_stored_its_result_is_known(
         self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else a chord waits for ever for a part that was not counted."""
+        """Else a chord waits forever for a part that was not counted."""
         assert "_success_was_stored" in Request.on_failure.__code__.co_names
         for answer in (False, {"status": "SUCCESS"}):
             monkeypatch.setattr(Request, "_success_was_stored", lambda self, answer=answer: answer)

@@ -205,7 +205,7 @@ def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Childre
     family.assign(child.pid, second)
     child.kill()
     until(lambda: not is_held(store, "second"))
-    assert is_held(store, "first"), "whoever holds it now is not the child's concern"
+    assert is_held(store, "first"), "its present holder is not the child's concern"
 
 
 def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Children, fork: Callable) -> None:

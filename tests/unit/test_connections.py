@@ -107,7 +107,7 @@ class TestInterrupted:
     def test_command_that_was_sent_is_known_to_be_under_way(
         self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else the connection would go to who comes next, who would be given the waiter's wake-up for an answer."""
+        """Else the next user would get the connection, and the waiter's wake-up for an answer."""
         server = played()
         exits.callback(server.close)
         monkeypatch.setattr(Wire, "sendall", interrupted_after(Wire.sendall))

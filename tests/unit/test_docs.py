@@ -1,4 +1,4 @@
-"""The documentation tells the truth as far as a machine can see: links resolve, code runs, options are all listed."""
+"""The documentation is true as far as a machine can see: links resolve, code runs, options are all listed."""
 
 from __future__ import annotations
 

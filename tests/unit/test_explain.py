@@ -1,4 +1,4 @@
-"""An explanation tells what the key is made of, and nothing else."""
+"""An explanation shows what the key is made of, and nothing else."""
 
 from __future__ import annotations
 

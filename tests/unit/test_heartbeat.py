@@ -325,7 +325,7 @@ def test_any_callable_learns_of_the_loss(store: Store, heartbeat: Heartbeat) -> 
 
 
 def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
-    """A time limit that strikes right before `stop` must not leave a lock that is renewed for ever."""
+    """A time limit that strikes right before `stop` must not leave a lock that is renewed forever."""
     lease, execution = store.take(), Execution()
     heartbeat.start(lease, execution.when_lost)
     del lease, execution

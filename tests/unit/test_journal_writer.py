@@ -1,4 +1,4 @@
-"""What a process tells the journal: all of it once, on the server's clock, and in nobody's way."""
+"""What a process writes to the journal: all of it once, on the server's clock, and in nobody's way."""
 
 from __future__ import annotations
 

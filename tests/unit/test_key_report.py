@@ -86,7 +86,7 @@ def test_full_pipe_stops_nobody(channel: None) -> None:
 
 
 def test_deliveries_that_begin_make_room(channel: None) -> None:
-    """Whoever reports last finds room, as long as it takes until somebody asks for a report."""
+    """The last to report finds room, as long as it takes until somebody asks for a report."""
     last = Delivery()
     for _ in range(50):
         in_child(lambda: [send(new_owner(), "k" * 1000) for _ in range(4)])

@@ -194,7 +194,7 @@ class TestEndWithoutABody:
             deliver(task)
 
     def test_next_attempt_of_one_that_was_lost_runs(self, app: Celery) -> None:
-        """What stands in a header about another attempt says nothing about this one."""
+        """A header about another attempt says nothing about this one."""
         task, runs = make(app, lambda: 1, acks_late=True)
         assert deliver(task, retries=1, headers={PUT_BACK_HEADER: {"retries": 0, "lost": 1}}) == 1
         assert len(runs) == 1

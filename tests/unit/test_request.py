@@ -451,7 +451,7 @@ def test_consumer_that_a_sender_has_named_does_not_count(
 def test_message_that_cannot_be_read_has_no_end(
     app: Celery, receive: Callable[..., SingletonRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its third part is no dictionary, and its child died before it came to say so: the consumer raised TypeError."""
+    """Its third part is not a dictionary, and its child died before it said so: the consumer raised TypeError."""
     task = make(app)
     message = Message(
         body=[[], {}, [1]],

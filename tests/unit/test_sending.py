@@ -234,10 +234,10 @@ class TestCanvas:
             first = job.delay(1)
             job.apply_async((1,), link=job.si(2))
         assert heard == ["follow"]
-        assert first.id not in str(sent.headers[1]), "whoever looks for the first message must not find it here"
+        assert first.id not in str(sent.headers[1]), "a search for the first message must not find it here"
 
     def test_callable_that_fails(self, sent: Sent) -> None:
-        """Whoever sends a canvas is told."""
+        """The sender of a canvas gets an error."""
         job = sent.task(on_duplicate=lambda *_: 1 / 0)
         job.delay(1)
         with pytest.raises(ZeroDivisionError):

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception raised outside body"),
 ]
 
-#: What Celery tells a result backend when a task has ended.
+#: What Celery stores in a result backend when a task has ended.
 TELLING = ("mark_as_done", "mark_as_failure")
 
 

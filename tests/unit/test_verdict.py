@@ -1,4 +1,4 @@
-"""Whether a holder can still be running under its lock, and who gets to see what."""
+"""Whether a holder can still be running under its lock, and what is shown to whom."""
 
 from __future__ import annotations
 

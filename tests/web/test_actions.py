@@ -20,7 +20,7 @@ from tests.web.scenes import hold, over
 
 TOKEN = "a-token-of-the-tests"
 
-#: What is said of a lock whose holder is alive; what follows is about the command line.
+#: The text about a lock whose holder is alive; what follows is about the command line.
 NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
