@@ -18,7 +18,9 @@ from celery.result import AsyncResult
 from celery_singleton_lock import LockSuperseded, clock
 from tests.conftest import LASTING
 from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, kill_child, redelivering, until
+from tests.integration.queued_tasks import define
 from tests.integration.standing import Staff
+from tests.integration.test_queued import queued, start
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.servers import Cluster, RedisServer, SentinelGroup
@@ -310,6 +312,22 @@ class TestNobodyWaitsForEver:
         assert is_superseded_by(holder, newest)
         marked = shop.record.wait_for(starts=1, job="mark")
         assert len(marked) == 1
+
+
+def test_lock_that_the_message_brought_ends_with_it(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
+    """A program that takes no lock as it sends has the run stopped; then the next one can be sent."""
+    shop = shop_on(redis_server, singleton_lock_ttl=TTL)
+    start(shop, "one", "two")
+    task = define(shop.app).who["until_executed"]
+    holder = task.apply_async(("report", LONG), singleton_lock=REPLACE)
+    shop.record.wait_for(starts=1)
+    headers = {"singleton_lock": REPLACE}
+    newest = shop.app.send_task(task.name, ("report",), headers=headers)
+    assert newest.get(timeout=LIMIT) == newest.id
+    assert is_superseded_by(holder, newest)
+    until(lambda: not queued(shop))
+    following = task.apply_async(("report",))
+    assert following.get(timeout=LIMIT) == following.id
 
 
 def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
