@@ -42,7 +42,7 @@ def released(shop: Shop, key: str, node: str = "one@test") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_worker_tells_which_locks_it_holds(shop: Shop, pool: str) -> None:
+def test_worker_lists_the_locks_that_it_holds(shop: Shop, pool: str) -> None:
     start(shop, "one", pool=pool, concurrency=3)
     assert inspected(shop) == []
     holding = shop.send("exclusive", "report", 60.0)
@@ -109,7 +109,7 @@ def test_lock_is_free_after_one_ttl_though_the_worker_dies_meanwhile(shop: Shop)
     until(lambda: shop.held() == [], seconds=10)
 
 
-def test_what_is_not_held_here_is_said(shop: Shop) -> None:
+def test_lock_that_is_not_held_here_is_reported(shop: Shop) -> None:
     start(shop, "one")
     key = key_of_text("singleton_lock", "job", "x")
     assert released(shop, key) == {"ok": "no task of this worker holds it"}

@@ -154,7 +154,7 @@ class TestAsking:
         assert "it has changed hands meanwhile" in answer
         assert store.renew([other], timeout=1) == [True]
 
-    def test_lock_that_is_not_held_is_said(self, shop: Shop) -> None:
+    def test_lock_that_is_not_held_is_reported(self, shop: Shop) -> None:
         nothing = ask(shop, "release", KEY, "--yes")
         assert nothing.exit_code == 1
         assert f"{KEY} is not held" in nothing.stderr

@@ -99,7 +99,7 @@ def test_many_are_drawn_and_the_table_is_folded() -> None:
     assert len(text) < 5_000_000
 
 
-def test_nothing_is_said_to_be_nothing() -> None:
+def test_empty_result_is_reported_as_such() -> None:
     assert "Nothing happened" in page("Locks", [], WINDOW)
 
 
@@ -122,6 +122,6 @@ def test_what_is_held_is_running() -> None:
 @pytest.mark.parametrize(
     "held", [Held(None, "o", 1.0), Held(Holder("i"), "o", 1.0), Held(Holder("i", ttl=30.0), "o", 60.0)]
 )
-def test_lock_that_nobody_runs_under_is_no_run(held: Held) -> None:
+def test_lock_without_a_running_task_is_not_a_run(held: Held) -> None:
     """A stranger's, one that is kept between two attempts, or that of a message."""
     assert running("p:1:{a:1}", held, 1_000_600.0) is None
