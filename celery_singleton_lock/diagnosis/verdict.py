@@ -1,4 +1,4 @@
-"""Whether anybody can still be running under a lock that is held: what `release` and `clear` go by.
+"""Whether an execution can still be running under a lock that is held: this decides `release` and `clear`.
 
 Only the holder's own rules decide. A process of this host that is provably over runs nothing. And a holder that could
 not renew its lease in time has stopped its task by the time that a tenth of the ttl is left: it gives up when a third

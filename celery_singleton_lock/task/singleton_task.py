@@ -1,4 +1,4 @@
-"""SingletonTask: the way of one message.
+"""SingletonTask: the path of one message.
 
 `__call__` → options → key → `carry_out`: `acquisition` → `run`.
 
