@@ -17,7 +17,7 @@ from hypothesis import given
 
 from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
 from celery_singleton_lock.options.app import Settings, accepted, problems
-from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, SETTINGS
+from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, SETTINGS, CallOptions
 from celery_singleton_lock.options.task import MAX_ASKED, Options, check_accepted, check_call, options_for
 from tests.unit.test_cleaned import anything
 
@@ -500,3 +500,7 @@ class TestBackend:
         made = settings(singleton_lock_backend="redis://user:s3cret@h:1/2")
         assert "s3cret" not in made.backend.masked
         assert "s3cret" not in repr(made)
+
+
+def test_type_of_a_calls_options_has_what_a_call_may_say() -> None:
+    assert {*CallOptions.__annotations__} == {*CALL_KEYS}

@@ -12,6 +12,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal.timeline import (
     OPEN,
     Window,
+    beside_each_other,
     page,
     running,
 )
@@ -79,6 +80,13 @@ def test_keys_have_a_lane_each_and_names_a_chart() -> None:
     assert text.count('<div class="lane">') == 3
     assert text.count("<h2>") == 2
     assert "2 keys" in text
+
+
+def test_runs_beside_each_other_have_a_lane_each() -> None:
+    """With `lock_limit`; a copy that did not run is where the first run is."""
+    entries = [run(1.0, 5.0), run(2.0, 4.0), run(3.0, 9.0), run(4.0, 6.0), run(5.0, 7.0), run(5.5, 5.5, kind="skip")]
+    lanes = [[entry.began for entry in lane] for lane in beside_each_other(entries)]
+    assert lanes == [[1.0, 5.0, 5.5], [2.0, 4.0], [3.0]]
 
 
 def test_names_are_text_and_not_markup() -> None:
