@@ -19,9 +19,9 @@ BEGINNING = """<!-- Made from the code by `python -m docs.house`; do not edit. -
 Where a line belongs, and where to find it. How it works together is in the [protocol](protocol.md); how to work on it
 in `CONTRIBUTING.md`.
 
-## The ladder
+## Layers
 
-A module imports from the lines below its own, and from no other room on its line. `make lint` keeps that true.
+A module imports only from the lines below its own, and from its own folder. `make lint` checks that.
 """
 
 

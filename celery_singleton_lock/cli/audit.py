@@ -1,4 +1,4 @@
-"""Whether the exclusive tasks are set up as somebody meant it."""
+"""Checks whether the exclusive tasks are set up as intended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the lock servers, what is on them, the settings and the workers are as they should be."""
+"""Checks the lock servers, their keys, the settings and the workers."""
 
 from __future__ import annotations
 

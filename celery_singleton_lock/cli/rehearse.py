@@ -1,4 +1,4 @@
-"""Whether a task keeps its promises where it is to run: under faults, on workers of its own."""
+"""Checks whether a task keeps its promises on your set-up: under faults, on workers of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live page, served by a program of its own."""
+"""Serves the live page."""
 
 from __future__ import annotations
 

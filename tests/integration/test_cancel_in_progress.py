@@ -18,7 +18,9 @@ from celery.result import AsyncResult
 from celery_singleton_lock import LockSuperseded, clock
 from tests.conftest import LASTING
 from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, kill_child, redelivering, until
+from tests.integration.queued_tasks import define
 from tests.integration.standing import Staff
+from tests.integration.test_queued import queued, start
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.servers import Cluster, RedisServer, SentinelGroup
@@ -134,14 +136,14 @@ class TestAtOnce:
         done = {run.task_id for run in runs if run.outcome == "done"}
         assert {id for id, state in states.items() if state == "SUCCESS"} <= done
 
-    def test_one_that_waits_in_its_slot(self, shop: Shop) -> None:
+    def test_newest_that_waits_in_its_slot(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = running(shop)
         newest = shop.send("replacing", "report", singleton_lock={**REPLACE, "wait": 60.0})
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(holder, newest)
 
-    def test_one_that_is_acknowledged_late_does_not_come_again(self, shop: Shop) -> None:
+    def test_holder_that_is_acknowledged_late_does_not_come_again(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = running(shop, "replacing_late")
         newest = send(shop, "replacing_late")
@@ -186,7 +188,7 @@ class TestAtOnce:
 
 
 class TestAtARenewal:
-    def test_one_that_could_not_be_told(self, brief: Shop) -> None:
+    def test_holder_that_does_not_hear_of_it(self, brief: Shop) -> None:
         brief.conf["test_deaf"] = True
         brief.start("one", "two")
         holder = running(brief)
@@ -195,7 +197,7 @@ class TestAtARenewal:
         assert is_superseded_by(holder, newest)
         assert ran(brief) == [(holder.id, "aborted"), (newest.id, "done")]
 
-    def test_one_that_does_not_end_is_killed(self, brief: Shop) -> None:
+    def test_holder_that_does_not_end_is_killed(self, brief: Shop) -> None:
         brief.start("one", "two")
         holder = running(brief, "stubborn", acks_late=True)
         newest = send(brief, "stubborn", 0.1)
@@ -273,7 +275,7 @@ class TestNotStopped:
         shop.record.let_end("report")
         assert holder.get(timeout=LIMIT) == second.get(timeout=LIMIT) == "report"
 
-    def test_one_that_has_ended_by_itself(self, shop: Shop) -> None:
+    def test_holder_that_has_ended_by_itself(self, shop: Shop) -> None:
         shop.start("one", "two")
         first = send(shop, "replacing")
         assert first.get(timeout=LIMIT) == "report"
@@ -310,6 +312,22 @@ class TestNobodyWaitsForEver:
         assert is_superseded_by(holder, newest)
         marked = shop.record.wait_for(starts=1, job="mark")
         assert len(marked) == 1
+
+
+def test_lock_that_the_message_brought_ends_with_it(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
+    """A program that takes no lock as it sends has the run stopped; then the next one can be sent."""
+    shop = shop_on(redis_server, singleton_lock_ttl=TTL)
+    start(shop, "one", "two")
+    task = define(shop.app).who["until_executed"]
+    holder = task.apply_async(("report", LONG), singleton_lock=REPLACE)
+    shop.record.wait_for(starts=1)
+    headers = {"singleton_lock": REPLACE}
+    newest = shop.app.send_task(task.name, ("report",), headers=headers)
+    assert newest.get(timeout=LIMIT) == newest.id
+    assert is_superseded_by(holder, newest)
+    until(lambda: not queued(shop))
+    following = task.apply_async(("report",))
+    assert following.get(timeout=LIMIT) == following.id
 
 
 def test_not_on_a_redlock(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:

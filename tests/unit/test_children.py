@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -104,6 +106,32 @@ def test_lock_of_a_running_delivery_is_renewed(store: Store, family: Children, f
     delivery = Delivery(store)
     family.assign(fork().pid, delivery)
     check_held_for_longer_than_its_ttl(store)
+
+
+def supersede(store: Store, key: str = "k") -> None:
+    """A newer message has come."""
+    (occupant,) = store._occupants[key].values()
+    occupant.holder = replace(occupant.holder, superseded_by="newer")
+
+
+def test_child_that_does_not_stop_for_a_newer_message_is_killed(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery = fork(), Delivery(store)
+    family.assign(child.pid, delivery)
+    supersede(store)
+    assert child.wait(LIMIT) == -signal.SIGKILL
+    until(lambda: not is_held(store), "freed")
+
+
+def test_child_that_has_stopped_for_one_is_left_alone(store: Store, family: Children, fork: Callable) -> None:
+    child, delivery, other = fork(), Delivery(store), Delivery(store, "other")
+    family.assign(child.pid, delivery)
+    supersede(store)
+    until(lambda: store.renewed > 0, "renewed")
+    store.free(delivery.hold())
+    family.assign(child.pid, other)
+    renewed = store.renewed
+    until(lambda: store.renewed > renewed + children.PATIENCE + 1, "the next one is renewed")
+    assert child.poll() is None
 
 
 def test_who_begins_with_a_delivery_waits_for_nothing(
@@ -205,7 +233,7 @@ def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Childre
     family.assign(child.pid, second)
     child.kill()
     until(lambda: not is_held(store, "second"))
-    assert is_held(store, "first"), "whoever holds it now is not the child's concern"
+    assert is_held(store, "first"), "its present holder is not the child's concern"
 
 
 def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Children, fork: Callable) -> None:
@@ -255,7 +283,7 @@ def test_forgetting_a_child_waits_for_its_end(store: Store, family: Children, fo
     assert child.poll() is not None
 
 
-def test_forgetting_a_child_does_not_wait_for_ever(
+def test_forgetting_a_child_does_not_wait_forever(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "DEATH", 0.05)
@@ -302,7 +330,7 @@ def test_loss_of_a_delivery_does_not_wait_for_the_next_child_of_that_number(
     until(lambda: not is_held(store, "running"))
 
 
-def test_lease_that_is_told_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
+def test_lease_that_is_reported_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
     """Its key takes a while to be made."""
 
     class Late(Delivery):

@@ -1,0 +1,99 @@
+"""What a release and the workflows need is there, and says the same everywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+
+PYTHONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT)
+
+
+def jobs(workflow: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(workflow.read_text())["jobs"]
+    return found
+
+
+def commands(workflow: Path) -> list[str]:
+    return [step["run"] for job in jobs(workflow).values() for step in job.get("steps", ()) if "run" in step]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_what_a_workflow_calls_is_there(workflow: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    text = "\n".join(commands(workflow))
+    assert set(re.findall(r"\bmake ([\w-]+)", text)) <= targets
+    assert set(re.findall(r"nox -s \"?(\w+)", text)) <= sessions
+    for script in re.findall(r"python (\S+\.py)", text):
+        assert (ROOT / script).is_file()
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow_may_read_and_each_job_ends(workflow: Path) -> None:
+    assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
+    for name, job in jobs(workflow).items():
+        assert "uses" in job or job["timeout-minutes"] <= 60, name
+    writing = {name for name, job in jobs(workflow).items() if "permissions" in job}
+    assert writing <= {"publish"}, "which publishes without a password"
+
+
+def test_tests_run_on_every_python_and_celery_that_is_claimed() -> None:
+    found = jobs(ROOT / ".github" / "workflows" / "tests.yml")
+    nox = (ROOT / "noxfile.py").read_text()
+    assert found["tests"]["strategy"]["matrix"]["python"] == PYTHONS == listed(nox, "PYTHONS")
+    assert found["celery"]["strategy"]["matrix"]["version"] == listed(nox, "VERSIONS")
+
+
+def listed(text: str, name: str) -> list[str]:
+    """A list of strings in Python's source."""
+    found = re.search(rf"^{name} = (\[.*\])$", text, re.MULTILINE)
+    assert found is not None
+    return list(ast.literal_eval(found[1]))
+
+
+def test_site_is_built_from_what_is_there() -> None:
+    built = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
+    assert (ROOT / built["sphinx"]["configuration"]).is_file()
+    assert built["build"]["tools"]["python"] in PYTHONS
+
+
+def test_issue_forms_ask_for_something() -> None:
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    assert {form.stem for form in forms} == {"bug", "config", "feature"}
+    for form in forms:
+        if form.stem != "config":
+            body = yaml.safe_load(form.read_text())["body"]
+            assert all(part["attributes"]["label"] for part in body)
+            assert len({part["id"] for part in body}) == len(body)
+
+
+@pytest.mark.parametrize(
+    ("tag", "changelog", "expected"),
+    [
+        ("v0.1.0", "## 0.1.0 - 2026-12-01\n", []),
+        ("v0.1.0", "## 0.1.0 (unreleased)\n", ["CHANGELOG.md has no section"]),
+        ("v0.2.0", "## 0.2.0 - 2026-12-01\n", ["the tag is v0.2.0, and pyproject.toml has version 0.1.0"]),
+    ],
+)
+def test_tag_package_and_changelog_name_one_version(tag: str, changelog: str, expected: list[str]) -> None:
+    problems = runpy.run_path(str(ROOT / ".github" / "version.py"))["problems"]
+    found = problems(tag, 'name = "x"\nversion = "0.1.0"\n', changelog)
+    assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
+
+
+def test_changelog_begins_with_this_version() -> None:
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert f'\nversion = "{first[1]}"\n' in PYPROJECT
