@@ -10,7 +10,7 @@ PARALLEL := -n $(JOBS) --dist loadgroup
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos soak celery-suite versions docs bench bench-compare model fuzz coverage clean
+.PHONY: help setup demo compose-demo test lint test-slow test-all simulate smoke chaos flood soak celery-suite versions docs bench bench-compare model fuzz coverage clean
 .PHONY: mutants mutation
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
 	@echo "make smoke     worker containers that are killed, paused, disconnected (Docker; about 5 min)"
 	@echo "make chaos     a storm: everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--report storm.md')"
+	@echo "make flood     10,000 sends of 100 jobs for each lock_scope, counted; and while all are killed (FLOOD='--seed 1'; about 10 min)"
 	@echo "make soak      an hour of work, and what it leaves behind, as a picture (MINUTES=60 SOAK='--picture soak.svg')"
 	@echo "make celery-suite  Celery's own tests with its task and with ours, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"
@@ -76,6 +77,10 @@ smoke: .venv/.smoke
 # Its own tests, with broken builds that a storm has to find: pytest tests/storm
 chaos: .venv/.dev
 	$(BIN)/python -m tests.storm --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(STORM)
+
+# One of it: FLOOD="--scope until_executed --only calm", see `python -m tests.storm.flood --help`.
+flood: .venv/.dev
+	$(BIN)/python -m tests.storm.flood $(FLOOD)
 
 soak: .venv/.dev
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(SOAK)

@@ -16,8 +16,8 @@ GIVES: Mapping[str, str] = {
     "ours: as a task locks": "owner, expiry, holder, fence, record of the message, wake-up",
     "ours: Lock": "owner, expiry, renewal, wake-up",
     "python-redis-lock": "owner, expiry in whole seconds, wake-up",
-    "INCR + EXPIRE + DEL": "no owner; stuck for ever if it dies in between",
-    "SETNX + EXPIRE + WATCH/MULTI/DEL": "owner; stuck for ever if it dies in between",
+    "INCR + EXPIRE + DEL": "no owner; stuck forever if it dies in between",
+    "SETNX + EXPIRE + WATCH/MULTI/DEL": "owner; stuck forever if it dies in between",
     "SET NX EX + DEL": "no owner: deletes a lock that others hold",
 }
 
@@ -60,7 +60,7 @@ def _measure(server: RedisServer, where: str, rounds: int, budget: float) -> lis
 
 
 def seconds_per_pair(maker: Maker, name: str, budget: float) -> tuple[float, float]:
-    """Acquire and release again and again for so many seconds; the mean, and that of the CPU time of this process."""
+    """Acquire and release again and again for that many seconds; the mean, and that of the CPU time of this process."""
     count, begun, begun_cpu = 0, time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - begun) < budget or not count:
         lock = maker(name)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.compare [BASE] [--quick]`: what another commit costs, and what this tree does beside it.
 
 Both are measured by the same code (`probe.py`), in a process each, in turns in short rounds; see `measure.py`. Without
-BASE it is the commit at which this branch has left main, or else the one before. Nothing is asserted: who reads the
+BASE it is the commit at which this branch has left main, or else the one before. Nothing is asserted: the reader of the
 table decides.
 """
 

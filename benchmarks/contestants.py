@@ -133,7 +133,7 @@ def _as_task(urls: Sequence[str]) -> Maker:
 BARE, TOKEN, ON_ONE_NODE = "bare SET NX PX + EVALSHA", "bare BLPOP of a token", "bare lock on one server"
 
 _bare = opened(one_key("SET NX PX", "EVALSHA"))
-# Who waits by BLPOP must say so: with redis-py 8's 5 s, a longer wait ends in a TimeoutError.
+# A client that waits by BLPOP must say so: with redis-py 8's 5 s, a longer wait ends in a TimeoutError.
 _patient = {"socket_timeout": None}
 _tuned = {"socket_timeout": GIVE_UP, "socket_connect_timeout": GIVE_UP, "retry": Retry(NoBackoff(), 0)}
 

@@ -102,7 +102,7 @@ def _drain(file: Path, name: str) -> Drained:
 
 
 def _beside(file: Path, many: int) -> dict[str, str]:
-    """How late other work is beside so many messages for one lock."""
+    """How late other work is beside that many messages for one lock."""
     from benchmarks.in_line_app import TASKS, app, beside
 
     os.truncate(file, 0)

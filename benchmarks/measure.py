@@ -155,7 +155,7 @@ def apart(*servers: RedisServer) -> Iterator[None]:
 
 
 def wait_until(true: Callable[[], object], seconds: float, failed: str) -> None:
-    """Look again and again; `failed` says what is wrong after so many seconds."""
+    """Look again and again; `failed` says what is wrong after that many seconds."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:

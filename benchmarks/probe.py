@@ -35,7 +35,7 @@ celery_singleton_lock.SingletonTask
 print(time.perf_counter() - wall, time.process_time() - cpu)
 """
 
-#: Does something so many times, and says how often.
+#: Does something that many times, and says how often.
 Work = Callable[[], int]
 Turn = Callable[[], Mapping[str, float]]
 

@@ -30,7 +30,7 @@ from celery_singleton_lock.testing import RedisServer
 from tests.proxy import LossyProxy
 
 #: Seconds that a lock outlives its holder; after the ttl at which a lock that is still held is stuck; and by which
-#: who works, or is stopped, outlasts the ttl.
+#: a holder that works, or is stopped, outlasts the ttl.
 TTL, MARGIN, LONGER = 1.0, 1.0, 0.4
 
 NODES, PROCESSES, ROUNDS = 3, 4, 25
@@ -71,7 +71,7 @@ class Course:
 
 
 class _Dying(Redis):
-    """Its process dies after so many commands, or says how many there were."""
+    """Its process dies after that many commands, or says how many there were."""
 
     left = 0
 

@@ -102,7 +102,7 @@ def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> tuple[float]:
         seen.acquires.append(acquired_at - begun)
         seen.threads = max(seen.threads, threading.active_count())
         pairs.append(time.perf_counter() - begun)
-    # What a pair leaves running is its own cost, not that of who comes next.
+    # What a pair leaves running is its own cost, not that of the next one.
     time.sleep(0.1)
     return (percentile(sorted(pairs), 50),)
 

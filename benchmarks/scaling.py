@@ -42,7 +42,7 @@ RECORD, SETTLED = b'["SUCCESS", 3600.0, true, false]\n1:null', b'["SUCCESS", 360
 #: Seconds for which a message is known to be over, and how it ended.
 KNOWN, OF_USE = 3600.0, 60.0
 
-#: Who waits for one lock.
+#: Waiters for one lock.
 WAITERS = 1000
 
 Found = dict[str, Any]
@@ -102,7 +102,7 @@ def looked_at(client: Redis) -> dict[str, float]:
 
 @contextmanager
 def counted(client: Redis, count: int) -> Iterator[Found]:
-    """What a server does meanwhile, for each of so many things."""
+    """What a server does meanwhile, for each of that many things."""
     found: Found = {}
     before, began = looked_at(client), time.perf_counter()
     yield found

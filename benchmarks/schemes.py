@@ -62,11 +62,11 @@ def _whole(ttl: float) -> int:
     return max(round(ttl), 1)
 
 
-#: Ways to take a key, for so many seconds.
+#: Ways to take a key, for that many seconds.
 TAKE: Mapping[str, Callable[[Redis, str, str, float], object]] = {
     # Counts who came; the first one has the lock. Seen wherever INCR is taught as the atomic command.
     "INCR + EXPIRE": lambda client, name, token, ttl: client.incr(name) == 1 and client.expire(name, _whole(ttl)),
-    # The first recipe of many books, without an expiry: whoever waits gives up after a while.
+    # The first recipe of many books, without an expiry: a waiter gives up after a while.
     "SETNX": lambda client, name, token, ttl: client.setnx(name, token),
     # What was done before SET took both, and is still copied.
     "SETNX + EXPIRE": lambda client, name, token, ttl: client.setnx(name, token) and client.expire(name, _whole(ttl)),
@@ -76,7 +76,7 @@ TAKE: Mapping[str, Callable[[Redis, str, str, float], object]] = {
     "SET NX PX": lambda client, name, token, ttl: client.set(name, token, nx=True, px=round(ttl * 1000)),
 }
 
-#: Ways to free it: whoever has it, or compared with the token.
+#: Ways to free it: whatever its value, or compared with the token.
 FREE: Mapping[str, Callable[[Redis, str, str], object]] = {
     "DEL": lambda client, name, token: client.delete(name),
     "WATCH/MULTI": _watch,
@@ -86,7 +86,7 @@ FREE: Mapping[str, Callable[[Redis, str, str], object]] = {
 
 
 class OneKey:
-    """A key on the first server. Who waits looks every 0.1 s."""
+    """A key on the first server. A waiter looks every 0.1 s."""
 
     def __init__(self, take: str, free: str, clients: Sequence[Redis], name: str, ttl: float) -> None:
         self._take, self._free = TAKE[take], FREE[free]

@@ -110,7 +110,7 @@ class _Beat:
 
 
 def _observe(server: RedisServer, beats: Sequence[_Beat], seconds: float) -> None:
-    """What the server does for them in so many seconds."""
+    """What the server does for them in that many seconds."""
     with server.client() as client, server.client() as other:
         client.ping()  # It is connected from now on, and will not be heard to.
         with other.monitor() as monitor:
@@ -133,7 +133,7 @@ def _observe(server: RedisServer, beats: Sequence[_Beat], seconds: float) -> Non
 
 
 def _start(exits: ExitStack, name: str, pair: Pair, urls: Mapping[str, str], directory: Path) -> Iterator[_Beat]:
-    """Two beats, one after the other: so it is known who leads."""
+    """Two beats, one after the other: so the leader is known."""
     for role, said, gap in (("leads", pair.leads, ""), ("stands by", pair.waits, pair.gap)):
         title = f"{name}: {role}"
         log, schedule = directory / f"{title}.log", directory / f"{title}.schedule"

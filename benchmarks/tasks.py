@@ -61,7 +61,7 @@ def _ours() -> Mapping[str, Any]:
     return {"base": SingletonTask}
 
 
-#: The options of each one's tasks, for locks that last so many seconds.
+#: The options of each one's tasks, for locks that last that many seconds.
 WAYS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "`SingletonTask`": lambda seconds: _ours(),
     "celery-singleton": lambda seconds: _singleton(),

@@ -1,4 +1,4 @@
-"""What a lock costs a real worker, and who sends to it."""
+"""What a lock costs a real worker, and its senders."""
 
 from __future__ import annotations
 

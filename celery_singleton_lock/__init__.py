@@ -18,6 +18,7 @@ from celery_singleton_lock.errors import (
     StaleFence,
 )
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.options.rules import CallOptions
 from celery_singleton_lock.signals import (
     lock_acquired,
     lock_blocked,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aborted",
+    "CallOptions",
     "DuplicateResult",
     "DuplicateTask",
     "InvalidKey",

@@ -1,4 +1,4 @@
-"""Where the locks are: `Backend`, made once from what `singleton_lock_backend` says.
+"""The place of the locks: `Backend`, parsed once from `singleton_lock_backend`.
 
 A URL holds a password, and a mistyped one may hold it anywhere. So nothing of a text is shown but what was
 recognised, and nothing that stands before the last `@`.

@@ -1,4 +1,4 @@
-"""Random numbers that are nobody else's.
+"""Random numbers, separate from those of your code.
 
 The threads of the package run beside a user's code, which may have seeded Python's own generator to get the same
 numbers each time: they must not use these up. Nor may a seed, or a fork, make many processes try again at the same

@@ -1,4 +1,4 @@
-"""What comes from a message, from Redis or from another worker, as it may be kept and shown.
+"""Cleans what comes from a message, from Redis or from another worker, before it is kept or shown.
 
 A sender or writer chooses its type, its length and each character of it. Nothing here raises, and what it
 gives is bounded, can be encoded, and does nothing to a terminal. What was clean already stays as it is.

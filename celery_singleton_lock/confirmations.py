@@ -1,4 +1,4 @@
-"""Has the locks of messages that were sent last for as long as these may wait.
+"""Extends the locks of sent messages to the time for which these may wait.
 
 A lock is taken for some seconds before its message is sent: a program that dies in between leaves no more than that.
 Once the broker has the message, nobody waits for this: a thread of its own says it, of all that were sent meanwhile.

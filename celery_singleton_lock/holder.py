@@ -1,4 +1,4 @@
-"""Who holds a lock: the owner token, by which a store tells holds apart, and the holder, which is for people.
+"""The owner token, by which a store distinguishes holds, and the holder, which is for people.
 
 Protocol: `docs/protocol.md`, section 1.
 """

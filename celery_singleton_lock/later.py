@@ -1,4 +1,4 @@
-"""A thread for what nobody waits for: it is there while there is something to do.
+"""A thread for background work: it exists while there is something to do.
 
 A caller notes something to do where `work` finds it, and then says that there is some: a thread does it a while
 later, with all that came meanwhile. What is noted while it works, it does next.

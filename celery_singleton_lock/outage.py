@@ -1,4 +1,4 @@
-"""What a process says of a lock server that does not answer: as that begins, at half time, and when it is over."""
+"""What a process logs about a lock server that does not answer: as that begins, at half time, and when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which process that was, and whether it is provably over.
+"""Identifies a process, and decides whether it is provably over.
 
 A pid alone says little: it is reused, and another container or host has the same ones. On Linux a process is known by
 the name of its host (which tells apart two that were resumed from one snapshot), the boot of that, its pid namespace,

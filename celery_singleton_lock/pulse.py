@@ -1,4 +1,4 @@
-"""The threads that see to the renewals of this process: when they start, what each does next, and when they end.
+"""The threads that do the renewals of this process: when they start, what each does next, and when they end.
 
 There is one, whatever the number of leases. A round of renewals may wait for a silent server, and leases in other
 stores must not wait for it: so where there are leases in several stores, another thread watches the one that makes the

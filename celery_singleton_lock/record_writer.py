@@ -1,4 +1,4 @@
-"""Writes records anew, in bulk, when all that follows on their messages was sent.
+"""Rewrites records, in bulk, once the callbacks and next steps of their messages were sent.
 
 A later copy of the message is dropped then without a look at the result backend, which may have forgotten: a result
 that was read and deleted is no reason to send everything again. Nobody waits for this, and a round trip for each

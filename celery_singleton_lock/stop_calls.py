@@ -1,4 +1,4 @@
-"""Has a run stop at once for which a newer task has come: a thread of this process listens while there are such runs.
+"""Stops a run at once when a newer task has come: a thread of this process listens while there are such runs.
 
 Nothing depends on it: a renewal says the same. Protocol: `docs/protocol.md`, section 14.
 """

@@ -1,4 +1,4 @@
-"""How long a lease is trusted, and what its ttl is spent on: every share of it, and the reason.
+"""How long a lease is trusted, and how its ttl is divided: every share of it, and the reason.
 
 A ttl is spent in thirds. After the first one the lease is renewed; in the second one that is tried again and again
 while no answer comes; with the last one the lease counts as lost, and the task is stopped in it, before anybody else

@@ -1,4 +1,4 @@
-"""A lease under watch: when to do something about it, and what a renewal has made of it."""
+"""A lease that is watched: when to act, and what a renewal has changed."""
 
 from __future__ import annotations
 

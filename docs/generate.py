@@ -106,9 +106,10 @@ def _with_rows(rows: Iterator[str], block: re.Match[str]) -> str:
 
 
 def _rows_of_tasks(options: Mapping[str, Facts]) -> Iterator[str]:
-    yield "| task | setting | call | default |\n|---|---|---|---|"
+    # The names of settings would make it too wide for a page.
+    yield "| option | for one call | default |\n|---|---|---|"
     for name, facts in options.items():
-        yield f"| [`{name}`](#{name}) | {facts.setting} | {facts.of_call} | {facts.default} |"
+        yield f"| [`{name}`](#{name}) | {facts.of_call} | {facts.default} |"
 
 
 def _rows_of_apps(settings: Mapping[str, Facts]) -> Iterator[str]:

@@ -105,7 +105,7 @@ class Program:
 
 @dataclass
 class Reader:
-    """Somebody who does what a page says."""
+    """A reader who does what a page says."""
 
     server: RedisServer
     directory: Path

@@ -15,7 +15,7 @@ LIMIT = 180
 
 
 def until(true: Callable[[], object], what: str = "it is so", *, seconds: float = LIMIT) -> None:
-    """Wait for what no event tells."""
+    """Wait for what no event reports."""
     deadline = clock.now() + seconds
     while not true():
         assert clock.now() < deadline, f"waited {seconds:g} s in vain until {what}"

@@ -95,7 +95,7 @@ class Record:
         Path(_ending(str(self.path), job)).touch()
 
     def wait_for(self, *, starts: int = 0, ends: int = 0, job: str | None = None) -> list[Run]:
-        """The runs, once so many have started and ended. The one place in the tests that looks again and again."""
+        """The runs, once that many have started and ended. The one place in the tests that looks again and again."""
         deadline = clock.now() + LIMIT
         while True:
             runs = self.runs(job)

@@ -312,7 +312,7 @@ class Cluster(Group):
         return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", server.port) for server in _running(self.servers)])
 
     def master_of(self, key: str) -> RedisServer:
-        """Who has the key's slot, by what the first node says that answers."""
+        """The owner of the key's slot, by what the first node says that answers."""
         slot = key_slot(key.encode())
         for server in _running(self.servers):
             with suppress(RedisError):
@@ -320,7 +320,7 @@ class Cluster(Group):
         raise LookupError("no node answers")
 
     def wait_until_ready(self) -> None:
-        """Wait until the nodes that run agree on who has which slots, and all replicas are linked."""
+        """Wait until the nodes that run agree on the owners of the slots, and all replicas are linked."""
         _wait(self._missing, "the cluster is complete")
 
     def flush(self) -> None:
@@ -331,7 +331,7 @@ class Cluster(Group):
     def migrate_slot(self, key: str, during: Callable[[], object] = lambda: None) -> RedisServer:
         """Move the slot of a key to another master, which is returned; all nodes know it then.
 
-        `during` is called when none of its keys has moved yet: the old master sends those who ask for a key that it
+        `during` is called when none of its keys has moved yet: the old master redirects requests for a key that it
         does not have to the new one, with ASK.
         """
         slot, old = key_slot(key.encode()), self.master_of(key)
@@ -350,7 +350,7 @@ class Cluster(Group):
             _ask(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "KEYS", *keys)
         for server in (new, old):
             _ask(server, "CLUSTER", "SETSLOT", slot, "NODE", new_id)
-        _wait(lambda: self._not_owned(slot, {new.port}), "all nodes know who has the slot")
+        _wait(lambda: self._not_owned(slot, {new.port}), "all nodes know the owner of the slot")
         return new
 
     def fail_over(self, key: str) -> RedisServer:
@@ -369,7 +369,7 @@ class Cluster(Group):
         _wait(lambda: "" if _ask(replica, "CLUSTER", "REPLICATE", identity) else "no", "a replica knows its master")
 
     def _not_owned(self, slot: int, ports: set[int]) -> str:
-        """Who has the slot, unless all say that it is the same one of these."""
+        """The owner of the slot, unless all say that it is the same one of these."""
         owners = {_owner(server, slot) for server in _running(self.servers)}
         return "" if len(owners) == 1 and owners <= ports else f"{owners} have the slot"
 
@@ -433,7 +433,7 @@ def _client(server: RedisServer, again: int = 0) -> Redis:
 
 
 def _ask(server: RedisServer, *command: Any) -> Any:
-    # Whoever cuts clients off, as a storm does, means those of others. What is asked here may be carried out twice.
+    # A storm that cuts clients off means those of others. What is asked here may be carried out twice.
     with _client(server, again=5) as client:
         return client.execute_command(*command)
 

@@ -1,4 +1,4 @@
-"""How a scheduler of Celery's sends only what is its to send: a tick is claimed, sent under its own id, and recorded.
+"""Makes a scheduler of Celery's send only its own ticks: a tick is claimed, sent under its own id, and recorded.
 
 Mixed into the scheduler's class. That keeps its schedule, its heap and its way of ticking; what is changed is how an
 entry is found due, advanced and sent.

@@ -1,4 +1,5 @@
-"""When a scheduler of Celery's looks if its schedule was changed: at all of it after a pause, else at the next entry.
+"""When a scheduler of Celery's checks whether its schedule was changed: at all of it after a pause, else at the next
+entry.
 
 Celery's own compares the whole schedule before each message: for a thousand entries that are due together that makes a
 million comparisons, and most of their time. What was removed or replaced is not sent as it was here either; what is

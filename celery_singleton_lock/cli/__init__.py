@@ -1,6 +1,7 @@
 """`celery -A shop locks …`, for operators; Celery loads it by its entry point.
 
-Begin with `command`, what they have in common; each command has its module. `diagnosis.held` is a lock as they show it.
+Begin with `command`, the base of all commands; each command has its module. `diagnosis.held` is a lock as the commands
+show it.
 """
 
 from __future__ import annotations

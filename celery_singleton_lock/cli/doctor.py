@@ -1,4 +1,4 @@
-"""Whether the lock servers, what is on them, the settings and the workers are as they should be."""
+"""Checks the lock servers, their keys, the settings and the workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from celery_singleton_lock.cli import command, findings
 
 
-@command.locks_command()
+@command.locks_command(short_help="Check servers, keys, settings and workers.")
 @command.as_json
 @findings.strict
 @command.option(

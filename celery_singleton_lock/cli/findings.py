@@ -1,4 +1,4 @@
-"""Findings, for people and for programs, and what they make of the exit status."""
+"""Findings, for people and for programs, and the exit status that follows from them."""
 
 from __future__ import annotations
 

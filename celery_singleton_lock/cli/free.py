@@ -16,11 +16,14 @@ from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.orphans import Standing, search
-from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, verdicts
+from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
 from celery_singleton_lock.runtime import Runtime
 
 #: Seconds that workers get for each answer, when they are asked for messages.
 TIMEOUT = 2.0
+
+#: Seconds that workers get to say whether they hold a lock; watching for a renewal may take as long as its ttl.
+ASKED_FOR = 1.0
 
 
 def _how(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,13 +39,13 @@ def _how(function: Callable[..., Any]) -> Callable[..., Any]:
     return force(yes(dry_run(command.as_json(function))))
 
 
-@command.locks_command()
+@command.locks_command(short_help="Free one lock whose holder is gone.")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @_how
 def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
     """Free one lock whose holder is gone: that of KEY, or of a call of TASK.
 
-    Refuses while the holder may be alive; finding out may take a while.
+    Refuses while the holder may be alive. Workers are asked first; then it takes up to the ttl to find out.
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
@@ -52,7 +55,7 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
         ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
 
-@command.locks_command()
+@command.locks_command(short_help="Free the locks of a task, node or lost message.")
 @selection.options
 @command.option(
     "--orphaned",
@@ -146,6 +149,10 @@ def _judged(
         return
     yield from _of_messages(app, [lock for lock in locks if lock.is_queued])
     others = [lock for lock in locks if not lock.is_queued]
+    alive = running(app, [lock for lock in others if longest_watch([lock.held]) > ASKED_FOR], timeout=ASKED_FOR)
+    for lock in alive:
+        yield lock, Verdict.ALIVE
+    others = [lock for lock in others if lock not in alive]
     seconds = longest_watch(lock.held for lock in others)
     if seconds > 0:
         click.echo(f"Watching for a renewal, for at most {seconds:.0f} s.", err=True)

@@ -1,4 +1,4 @@
-"""Whether a task keeps its promises where it is to run: under faults, on workers of its own."""
+"""Checks whether a task keeps its promises on your set-up: under faults, on workers of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
 
 
 # Options come before the task, as those of `explain`.
-@command.locks_command("rehearse", context_settings={"allow_interspersed_args": False})
+@command.locks_command(
+    "rehearse", context_settings={"allow_interspersed_args": False}, short_help="Run a task under faults: what holds?"
+)
 @command.option(
     "--fault",
     "names",

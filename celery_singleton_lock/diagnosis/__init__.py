@@ -1,8 +1,8 @@
 """Faults of settings, tasks, servers, workers and keys, before and after something has happened.
 
-A rule is a function that yields findings about one context, and decides how bad each is. The rules stand in `settings`,
-`tasks`, `beat`, `servers`, `keys` and `workers`, each module with its tuple of them. `audit` (also for a worker that
-starts), `doctor` and Django's checks put them to an app; none of them judges by itself.
+A rule is a function that yields findings about one context, and decides how bad each is. The rules are in `settings`,
+`tasks`, `beat`, `servers`, `keys` and `workers`; each module has a tuple of them. `audit` (also for a worker that
+starts), `doctor` and Django's checks apply them to an app, and judge nothing themselves.
 
-Begin with `finding`. To add a finding, write a rule in the module of its subject and name it in the tuple there.
+Begin with `finding`. To add a finding, write a rule in the module of its subject and add it to the tuple there.
 """

@@ -1,4 +1,4 @@
-"""How the workers of an app lock, as they say themselves by Celery's remote control.
+"""How the workers of an app lock, as they report by Celery's remote control.
 
 Imported by workers when they start, so that they know the command, and by the command that asks them.
 """

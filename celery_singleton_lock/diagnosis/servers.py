@@ -6,11 +6,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, Subject, judged
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.stores.redis.probe import Probe, SentinelProbe
+
+if TYPE_CHECKING:  # A worker that starts needs no client before its first lock.
+    from celery_singleton_lock.stores.redis.probe import Probe, SentinelProbe
 
 #: The oldest server that the locks work on.
 MIN_VERSION = (6, 2)

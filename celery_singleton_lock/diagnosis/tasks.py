@@ -1,4 +1,4 @@
-"""Rules for one exclusive task: does it do what somebody meant, as far as settings can say."""
+"""Rules for one exclusive task: does it do what was intended, as far as its settings show."""
 
 from __future__ import annotations
 

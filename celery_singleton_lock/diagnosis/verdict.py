@@ -1,4 +1,4 @@
-"""Whether anybody can still be running under a lock that is held: what `release` and `clear` go by.
+"""Whether an execution can still be running under a lock that is held: this decides `release` and `clear`.
 
 Only the holder's own rules decide. A process of this host that is provably over runs nothing. And a holder that could
 not renew its lease in time has stopped its task by the time that a tenth of the ttl is left: it gives up when a third
@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import clock, process_identity
+from celery_singleton_lock._celery import ask_each_worker
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.store import Store
@@ -90,6 +94,31 @@ def verdicts(store: Store, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock
         undecided = [watch for watch in undecided if watch.verdict is None]
         if undecided:
             clock.sleep(min(POLL, *(watch.late_in for watch in undecided)))
+
+
+def running(app: Any, locks: Sequence[HeldLock], *, timeout: float) -> list[HeldLock]:
+    """Those of the locks that the workers named in them say they hold, within `timeout` seconds.
+
+    That a worker does not say so proves nothing, and neither does a broker that does not answer.
+    """
+    nodes = sorted({lock.holder.node for lock in locks if lock.holder.node})
+    if not nodes:
+        return []
+    try:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1)
+            control = app.control.inspect(nodes, timeout=timeout, connection=connection, limit=len(nodes))
+            answers = ask_each_worker(control, "locks") or {}
+    except OperationalError:
+        return []
+    said = {
+        (str(node), held.get("key"), held.get("task_id"))
+        for node, its in answers.items()
+        if isinstance(its, list)
+        for held in its
+        if isinstance(held, Mapping) and all(isinstance(held.get(name), str) for name in ("key", "task_id"))
+    }
+    return [lock for lock in locks if (lock.holder.node, lock.key, lock.holder.task_id) in said]
 
 
 class _Watch:

@@ -1,4 +1,4 @@
-"""Rules for the workers that answer: what sets one apart from the app, so that two may run what only one may."""
+"""Rules for the workers that answer: differences from the app that could let two run at once."""
 
 from __future__ import annotations
 

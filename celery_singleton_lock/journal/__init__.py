@@ -1,4 +1,4 @@
-"""What became of each copy of a message: collected in the process, written every few seconds, counted, read.
+"""What happened to each copy of a message: collected in the process, written every few seconds, counted, read.
 
 Begin with `writer.py`.
 """

@@ -1,4 +1,4 @@
-"""Says what the journal has found: copies that are refused again and again, and runs that overlap."""
+"""Warns of what the journal has found: copies that are refused again and again, and runs that overlap."""
 
 from __future__ import annotations
 

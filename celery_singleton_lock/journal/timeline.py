@@ -111,8 +111,29 @@ def _axis(window: Window) -> str:
 def _lanes(lanes: Mapping[str, Sequence[Entry]], window: Window) -> Iterator[str]:
     for key, entries in lanes.items():
         name = next((it.label for it in entries if it.label), key.rpartition(":")[2].rstrip("}")[:12])
-        bars = "".join(bar for entry in entries for bar in _bars(entry, window))
-        yield f'<div class="row"><b title="{escape(key)}">{escape(name)}</b><div class="lane">{bars}</div></div>'
+        for number, beside in enumerate(beside_each_other(entries), 1):
+            bars = "".join(bar for entry in beside for bar in _bars(entry, window))
+            shown = escape(name) if number == 1 else f'<span class="faint">and beside it ({number})</span>'
+            yield f'<div class="row"><b title="{escape(key)}">{shown}</b><div class="lane">{bars}</div></div>'
+
+
+def beside_each_other(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries of one key in as few lanes as it takes to draw no run over another, whatever began first on top.
+
+    With `lock_limit` several run at once; else a second lane is an overlap.
+    """
+    lanes: list[list[Entry]] = [[]]
+    ends = [float("-inf")]
+    for entry in entries:
+        lane = 0
+        if entry.kind == "run":
+            lane = next((number for number, end in enumerate(ends) if end <= entry.began), len(ends))
+            if lane == len(ends):
+                lanes.append([])
+                ends.append(entry.ended)
+            ends[lane] = entry.ended
+        lanes[lane].append(entry)
+    return lanes
 
 
 def _bars(entry: Entry, window: Window) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What happened to the locks of this process, until the journal has it.
+"""Collects what happened to the locks of this process, and writes it to the journal.
 
 A thread of its own writes it every few seconds: nothing of this is in the way of a task, and a renewal never waits
 behind it. What happened in the last seconds of a process that is killed is lost.

@@ -1,4 +1,4 @@
-"""What makes two calls the same, in a few words for people: beside the digest that stands for it in a key."""
+"""What makes two calls the same, in a few words for people: shown beside the digest in a key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Locks outside of tasks: the same lease as a `with` block, on clients of redis-py.
 
-Begin with `lock.py`; `holding.py` is what an object knows of its hold, `clients.py` what the locks of one client share.
+Begin with `lock.py`; `holding.py` is what an object knows of its hold, and `clients.py` what the locks of one client
+share.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Options of a task and a call, settings of an app and of beat: their names, what they may be, where each comes from.
+"""Options of a task and a call, settings of an app and of beat: their names, their values, and where each comes from.
 
-Begin with `rules`, the tables of them all. `task`, `app` and `beat` look them up and give them as one checked value;
-`delivery` is about the broker's settings, as far as locks depend on them; `words` has the names that others use.
+Begin with `rules`, which has the tables. `task`, `app` and `beat` look options up and return them as one checked value;
+`delivery` is about the broker's settings, as far as locks depend on them; `words` has the names that other packages
+use.
 """

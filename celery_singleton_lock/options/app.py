@@ -1,4 +1,4 @@
-"""The settings of an app: what `singleton_lock_…` says, and what is found out where it says nothing."""
+"""The settings of an app: the values of `singleton_lock_…`, and the defaults that depend on other settings."""
 
 from __future__ import annotations
 

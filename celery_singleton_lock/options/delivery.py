@@ -1,4 +1,4 @@
-"""When the broker delivers a message again that nobody has acknowledged, and how long one may therefore wait."""
+"""When the broker delivers an unacknowledged message again, and how long a message may therefore wait."""
 
 from __future__ import annotations
 

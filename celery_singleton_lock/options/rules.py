@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
@@ -182,6 +182,21 @@ _OF_THE_TASK = ("scope", "limit", "on_duplicate", "queue_ttl", "on_send_unavaila
 
 #: What may stand in the `singleton_lock={...}` of a call.
 CALL_KEYS = ("key", *(name for name in OPTIONS if name not in _OF_THE_TASK))
+
+
+class CallOptions(TypedDict, total=False):
+    """What may stand in the `singleton_lock={...}` of a call, for type checkers: see `SingletonTask.apply_async`."""
+
+    key: str
+    ttl: float
+    wait: float
+    at_least_for: float
+    on_conflict: ConflictPolicy
+    conflict_retries: int | None
+    on_lock_lost: Literal["abort", "warn"]
+    on_unavailable: Literal["retry", "raise", "run"]
+    retain_on_retry: bool
+
 
 #: What `singleton_lock_accept` calls `singleton_lock=False`, and all that it may name.
 DISABLE = "disable"

@@ -1,4 +1,4 @@
-"""The words that people bring along: of other packages' options, and what was surely meant."""
+"""Names that people know from other packages, and typing errors, with the right names."""
 
 from __future__ import annotations
 

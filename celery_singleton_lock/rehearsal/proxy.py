@@ -1,4 +1,4 @@
-"""A lock server cut off from the workers of a rehearsal, and from nobody else: a proxy in between falls silent or goes.
+"""Cuts the workers of a rehearsal, and nobody else, off from the lock server: a proxy in between falls silent or goes.
 
 Where the locks are on several servers (Redlock), each has a proxy, and they do the same.
 """

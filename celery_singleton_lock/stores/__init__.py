@@ -1,6 +1,6 @@
 """Where locks are kept.
 
-`LockStore` is what a store of locks promises, and what anybody can write: the names here are for that. Begin with
+`LockStore` is the protocol of a store of locks. You can write your own; the names here are for that. Begin with
 `base.py`; `memory` is the shortest store, `redis` the one for production.
 """
 

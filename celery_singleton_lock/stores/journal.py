@@ -1,4 +1,4 @@
-"""What became of the copies of all messages, where everybody can read it."""
+"""What happened to the copies of all messages, where every process can read it."""
 
 from __future__ import annotations
 

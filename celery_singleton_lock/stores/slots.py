@@ -1,4 +1,4 @@
-"""Which slot of a key is whose: the rules, for stores that can look at all holds of a key at once."""
+"""The rules for the slots of a key, for stores that can look at all holds of a key at once."""
 
 from __future__ import annotations
 

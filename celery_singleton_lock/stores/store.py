@@ -1,4 +1,4 @@
-"""A store with everything that the package asks of one."""
+"""A store with everything that this package needs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One message in the hands of one process: the lock, the body, and what becomes of copies and conflicts.
+"""One message in one process: the lock, the body, and what happens to copies and conflicts.
 
-Begin with `singleton_task.py`, whose `__call__` is where a worker comes in, and go on with `carry_out.py`: before the
-lock is had (`acquisition`), under it (`run`), and where no body runs (`refusal`, `redelivery`).
+Begin with `singleton_task.py`: a worker calls its `__call__`. Go on with `carry_out.py`: getting the lock
+(`acquisition`), under it (`run`), and without a body (`refusal`, `redelivery`).
 """

@@ -1,4 +1,4 @@
-"""Before the lock is had: asking for it, waiting for it, and asking again where no answer came.
+"""Getting the lock: asking for it, waiting for it, and asking again where no answer came.
 
 Protocol: `docs/protocol.md`, sections 2 and 7.
 """

@@ -1,4 +1,4 @@
-"""The lock of a message is asked for while that is made: both take their time, on different machines.
+"""Requests the lock of a message while the message is made: both take their time, on different machines.
 
 Celery makes a message first, and asks for a producer to send it with then. Ours is there as soon as the lock is had: so
 nothing leaves before, nor does anybody hear of it.

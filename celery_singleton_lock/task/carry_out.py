@@ -1,4 +1,4 @@
-"""The way of one message: acquire → run → free.
+"""The path of one message: acquire → run → free.
 
 Whatever happens between two of these steps, the lock is freed: by the `finally` of `run`; by `refusal`, before that is
 reached; or, where that is torn down as well, by the worker's main process, or by the end of the lease, since the

@@ -1,4 +1,4 @@
-"""Celery's tasks and requests, as far as we use them."""
+"""Celery's tasks and requests, as far as this package uses them."""
 
 from __future__ import annotations
 

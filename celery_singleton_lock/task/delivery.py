@@ -1,4 +1,4 @@
-"""Given by the worker's main process to the process that runs a task, along with its request.
+"""What the worker's main process passes to the process that runs a task, along with its request.
 
 The owner token is in what the transport says of the delivery, and the message as it came among the properties:
 places that no sender can write, and that no retry takes along. They are written and read here only.

@@ -1,4 +1,4 @@
-"""One message in the hands of one process: what is known of it before anything is asked, and stays."""
+"""One message in one process: what is known of it from the start, and stays the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a canvas that was a duplicate as it was sent: it ends as the message does whose lock it was refused.
+"""A part of a canvas that was a duplicate when it was sent: it ends as the message that has the lock ends.
 
 That message is its *leader*; this one is a *follower*. It looks when it is begun, in no slot meanwhile: while the
 leader waits, it waits in the line of that one's lock; when the leader has started, it knows by a record what that is as

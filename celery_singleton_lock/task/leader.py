@@ -1,4 +1,4 @@
-"""The message as which another one is to end that follows it, as the header of the follower names it.
+"""The message that another one follows, as the header of the follower names it.
 
 It has the lock that the follower was refused as that was sent. What is known of it then is its id and that lock; what
 it is as it runs, it says itself, in a record beside its lock, as it frees that.

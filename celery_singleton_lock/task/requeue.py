@@ -1,4 +1,4 @@
-"""How we send a message again ("put back"): the same message, to the queue that it was taken from, due later.
+"""How a message is sent again ("put back"): the same message, to the queue that it was taken from, due later.
 
 An execution that finds its lock held, or no lock server, ends; its message goes on as a copy. A copy keeps the id, the
 retries, and with them the result, the chain, the chord and the callbacks; nothing is recorded for the delivery that

@@ -23,6 +23,7 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
+from celery_singleton_lock.holder import NOBODY
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Reservation
 from celery_singleton_lock.task import journal_entries, newest, outcome, settling
@@ -30,6 +31,7 @@ from celery_singleton_lock.task.abort import Body
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import this_thread
+from celery_singleton_lock.watched import GONE
 
 logger = get_logger(__name__)
 
@@ -109,7 +111,17 @@ class Run:
                 raise self._body.sent from None
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
-            _fail_for_loss(it, LockLost(lease.key, lease.reason or ""))
+            _fail_for_loss(it, LockLost(lease.key, self._why_lost()))
+
+    def _why_lost(self) -> str:
+        """The lease's own reason, unless the store knows that an operator has taken the lock."""
+        it, reason = self._execution, self._lease.reason or ""
+        if reason == GONE:
+            with suppress(LockUnavailable):
+                for held in it.runtime.store.held(it.key, limit=it.options.limit):
+                    if held.holder and held.holder.replaced == NOBODY and it.is_copy_of(held):
+                        return "an operator has released it (celery control release_lock)"
+        return reason
 
     def _superseded(self, error: BaseException) -> LockSuperseded | None:
         """Why the body has failed, where it was to stop for a newer task: whatever came of it then."""
@@ -133,8 +145,9 @@ class Run:
         it, lease = self._execution, self._lease
         what = "is stopped" if it.options.on_lock_lost == "abort" else "goes on"
         held = clock.now() - self._began
-        logger.error("%s has lost its lock %s after %.1f s, and %s: %s", it, lease.key, held, what, lease.reason)
-        self._send(signals.lock_lost, lease=lease, reason=lease.reason)
+        why = self._why_lost()
+        logger.error("%s has lost its lock %s after %.1f s, and %s: %s", it, lease.key, held, what, why)
+        self._send(signals.lock_lost, lease=lease, reason=why)
 
     def _free(self, ended: Outcome | None, reservation: Reservation | None) -> None:
         it, lease, now = self._execution, self._lease, clock.now()

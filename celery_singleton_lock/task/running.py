@@ -1,4 +1,4 @@
-"""How far this process has got with each request, and what each thread is in the middle of.
+"""How far this process has got with each request, and what each thread is doing.
 
 Each header of a message becomes an attribute of its request, whatever it is called. So what only this process may say
 of a request does not stand there, but beside it.

@@ -1,4 +1,4 @@
-"""A message gets its lock as it is sent, where `lock_scope` says so; one whose lock another has is a duplicate.
+"""A message gets its lock when it is sent, if `lock_scope` says so; if another message has the lock, it is a duplicate.
 
 Taken, sent, confirmed: the lock is taken for some seconds before the message is sent. If that fails, it is freed: who
 is told that nothing was sent will send again. Once the broker has the message, it is confirmed for as long as the

@@ -1,4 +1,4 @@
-"""When all that follows on a message was sent, its record says so: it is settled.
+"""Settles a record once the callbacks and next steps of its message were sent.
 
 Where it could not be sent, a copy of the message sees to that: Celery gives up, and acknowledges the message.
 

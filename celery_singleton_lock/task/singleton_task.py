@@ -1,4 +1,4 @@
-"""SingletonTask: the way of one message.
+"""SingletonTask: the path of one message.
 
 `__call__` → options → key → `carry_out`: `acquisition` → `run`.
 
@@ -22,7 +22,7 @@ from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
-from celery_singleton_lock.options.rules import ConflictPolicy, DuplicatePolicy
+from celery_singleton_lock.options.rules import CallOptions, ConflictPolicy, DuplicatePolicy
 from celery_singleton_lock.options.task import (
     Options,
     check_accepted,
@@ -161,7 +161,14 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         """
         return self._key(Runtime.of(self.app).settings, None, args, kwargs).key
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        *rest: Any,
+        singleton_lock: CallOptions | Literal[False] | None = None,
+        **options: Any,
+    ) -> Any:
         """Like Celery's, with options of the lock for this call.
 
         Args:
@@ -177,7 +184,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 `on_duplicate="raise"`.
             LockUnavailable: the lock server does not answer, with `on_send_unavailable="raise"`.
         """
-        options = self._with_call_header(options)
+        options = self._with_call_header(singleton_lock, options)
         # As Celery's own: the task's id and its publisher may be given by place.
         named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options}
         if (sent := message_identity.header_for(named)) is not None:
@@ -188,9 +195,16 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         publish = partial(super().apply_async, args, kwargs)
         return sending.send(self, call, args or (), kwargs or {}, named, publish)
 
-    def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+    def apply(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        *rest: Any,
+        singleton_lock: CallOptions | Literal[False] | None = None,
+        **options: Any,
+    ) -> Any:
         """Like Celery's, under the lock; `singleton_lock` as for `apply_async`."""
-        return super().apply(args, kwargs, *rest, **self._with_call_header(options, applied=True))
+        return super().apply(args, kwargs, *rest, **self._with_call_header(singleton_lock, options, applied=True))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """As Celery's. What is sent is the end of this attempt, though its lock may be lost meanwhile."""
@@ -239,8 +253,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 brought.key = lock.key
             return carry_out(Execution.of(self, lock), body, brought)
 
-    def _with_call_header(self, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
-        call = check_call(options.pop("singleton_lock", None), self.name)
+    def _with_call_header(self, given: object, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
+        call = check_call(given, self.name)
         if call is not None:
             if not (applied or self.app.conf.task_always_eager):
                 check_accepted(call, accepted(self.app.conf), self)

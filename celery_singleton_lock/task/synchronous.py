@@ -1,4 +1,4 @@
-"""The function of an exclusive task has done its work when it returns.
+"""Refuses functions that return before their work is done.
 
 Celery calls an `async def` like any other function, and gets a coroutine: nothing has run yet, and the lock would be
 free before anything does, also where a pool of somebody else's runs the coroutine afterwards.

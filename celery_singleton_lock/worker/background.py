@@ -1,4 +1,4 @@
-"""A thread for what must not be waited for: it runs code of the user's, which may take its time or hang."""
+"""A thread for code of the user's that may be slow or hang, and must not be waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copies that this process holds until they are due, begun sooner when the lock that they wait for is free.
+"""The copies that this process holds until they are due; they start earlier if their lock is free.
 
 A copy that was put back for a conflict is a message with an ETA: the consumer has it in its timer, unacknowledged. It
 takes no slot there. One thread waits for all of their locks; what it hears, the consumer's loop acts upon: there the

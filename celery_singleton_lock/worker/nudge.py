@@ -1,4 +1,4 @@
-"""A pipe by which a thread is made to look up from whatever else it waits for."""
+"""A pipe that wakes a thread from any other wait."""
 
 from __future__ import annotations
 

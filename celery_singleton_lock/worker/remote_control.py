@@ -23,6 +23,7 @@ from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock._celery import active_requests, ask_each_worker
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import NOBODY
+from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Reservation
@@ -56,7 +57,12 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
     """Stop the task that holds a lock, then free the lock."""
     if not isinstance(key, str) or not key:
         return _error("which lock? Use: celery control release_lock KEY, with a key from `celery inspect locks`")
-    store, promises = Runtime.of(state.app).store, []
+    runtime = Runtime.of(state.app)
+    store, promises = runtime.store, []
+    if not is_key(runtime.settings.prefix, key.removesuffix(":run")):
+        return _error(
+            f"{cleaned.value_shown(key)} is not a key of this app; celery inspect locks shows those that are held"
+        )
     try:
         for request, hold in _running():
             if hold.key == key.removesuffix(":run") and (kept := _take_away(store, request, hold, state.hostname)):

@@ -1,4 +1,4 @@
-"""Messages that no task gets: Celery drops those of tasks that the worker does not know, or that are none it can read.
+"""Messages that no task gets: Celery drops those that it cannot read, or whose task the worker does not know.
 
 A rolling deploy sends some; what they brought with them ends.
 """

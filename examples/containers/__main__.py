@@ -69,7 +69,7 @@ class Project:
             self._service_of[self.ask("ps", "--quiet", service)[:12]] = service
 
     def run(self, *arguments: str) -> None:
-        """A command of compose, which tells of its errors only."""
+        """A command of compose, which prints its errors only."""
         subprocess.run([*self._command, *arguments], env=self._environment, check=True)
 
     def ask(self, *arguments: str) -> str:
@@ -164,7 +164,7 @@ def kill(project: Project, record: Redis, service: str, job: str) -> Kill:
 
 
 def more(record: Redis, job: str, count: int) -> None:
-    """Wait for so many more runs of a job."""
+    """Wait for that many more runs of a job."""
     seen = sum(run.job == job for run in read(record))
     until(lambda: sum(run.job == job for run in read(record)) >= seen + count, f"{count} more runs of {job}")
 

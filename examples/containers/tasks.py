@@ -61,5 +61,5 @@ def report(self: Any) -> None:
 
 @after_task_publish.connect(sender=tick.name)
 def sent(headers: dict[str, Any], **_: Any) -> None:
-    """Of the beats: for who asks afterwards whether all of it ran."""
+    """Of the beats: to check afterwards whether all of it ran."""
     record.sadd(SENT, headers["id"])

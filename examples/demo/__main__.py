@@ -88,7 +88,7 @@ def started(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def until(true: Callable[[], bool], seconds: float) -> bool:
-    """Wait until it is, so many seconds at the most."""
+    """Wait until it is, for at most that many seconds."""
     deadline = clock.now() + seconds
     while not true() and clock.now() < deadline:
         clock.sleep(0.02)

@@ -24,7 +24,7 @@ def test_report_that_is_being_rebuilt_is_skipped(singleton_locks: RecordedLocks)
     singleton_locks.assert_acquired(rebuild_report, 8)
 
 
-def test_busy_tenants_are_told(singleton_locks: RecordedLocks, eager: None) -> None:
+def test_busy_tenants_are_reported(singleton_locks: RecordedLocks, eager: None) -> None:
     with hold_lock(bill, 7, month=1):
         assert bill_all(month=2) == [7]
     assert [event.policy for event in singleton_locks.assert_conflict(bill, 7, month=2)] == ["raise"]

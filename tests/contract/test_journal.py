@@ -55,7 +55,7 @@ def test_only_the_latest_of_the_counts_that_messages_name_are_kept(journal: Jour
     assert journal.counts()[names[0]] == 1, "it counts anew"
 
 
-def test_tells_the_servers_time(journal: Journal) -> None:
+def test_gives_the_servers_time(journal: Journal) -> None:
     before = clock.wall()
     now = journal.write({}, [], slack=0.0).now
     assert before - 0.01 <= now <= clock.wall() + 0.01
@@ -73,7 +73,7 @@ def test_the_oldest_entries_are_forgotten(store: Store) -> None:
     for number in range(30):
         journal.write({}, [run(0, 0, fence=number * 100 + index) for index in range(100)], slack=0.0)
     fences = [entry.fence for entry in journal.entries(since=0.0)]
-    assert 100 <= len(fences) < 500, "so many at least, and not many more"
+    assert 100 <= len(fences) < 500, "that many at least, and not many more"
     assert fences == list(range(3000 - len(fences), 3000))
 
 
@@ -93,7 +93,7 @@ def test_refusals_are_counted_until_a_run_has_ended(journal: Journal) -> None:
     assert journal.refused() == {KEY: 1, other.key: 1}
 
 
-def test_what_will_still_be_carried_out_is_no_refusal(journal: Journal) -> None:
+def test_what_will_still_be_carried_out_is_not_a_refusal(journal: Journal) -> None:
     kinds = ("retry", "stand-by", "drop", "repeat", "free")
     assert not any(journal.write({}, [refusal()._replace(kind=kind) for kind in kinds], slack=0.0).in_a_row)
 
@@ -112,7 +112,7 @@ class TestOverlaps:
         runs = [run(number - 10.0, number - 9.0, fence=number) for number in range(5)]
         assert not any(journal.write({}, runs, slack=0.01).overlaps)
 
-    def test_clocks_that_may_be_wrong_are_no_proof(self, journal: Journal) -> None:
+    def test_clocks_that_may_be_wrong_prove_nothing(self, journal: Journal) -> None:
         journal.write({}, [run(-10.0, -5.0, fence=1)], slack=0.2)
         assert journal.write({}, [run(-5.25, -1.0, fence=2)], slack=0.1).overlaps[0] is None
 

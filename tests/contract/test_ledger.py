@@ -1,4 +1,4 @@
-"""What every ledger promises: who may send a tick, and what was sent."""
+"""What every ledger promises: which beat may send a tick, and what was sent."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_value_of_a_stranger_stops_no_other_entry(redis_server: RedisServer) -> 
         ledger.record({"x": 20, "y": 20}, "a", ceiling=CEILING)
         assert align(ledger, x=0, y=0) == {"x": 20, "y": 20}
         ledger.unclaim(["x", "y"], "a")
-        client.set(*keyspace.claim_keys(KEY, ["z"]), "a stranger's, for ever")
+        client.set(*keyspace.claim_keys(KEY, ["z"]), "a stranger's, forever")
         assert claim(ledger, "z", 10) == Refused(None, TTL)
 
 
@@ -143,7 +143,7 @@ def test_claim_that_is_taken_back_is_free_at_once(ledger: Ledger) -> None:
     assert claim(ledger, "y", 10, "c") is not None, "of another"
 
 
-def test_claim_that_comes_after_it_was_taken_back_is_none(store: Store, ledger: Ledger) -> None:
+def test_claim_that_comes_after_it_was_taken_back_does_not_count(store: Store, ledger: Ledger) -> None:
     """A server that has been silent carries out what it was asked in any order."""
     if isinstance(store, MemoryStore):
         pytest.skip("nothing is late there")
@@ -206,7 +206,7 @@ def test_secret_that_is_lost_is_another_one_unless_somebody_knows_it(redis_serve
     assert ledger.secret() == store.ledger(KEY).secret()
 
 
-def test_what_was_sent_is_refused_and_told(ledger: Ledger) -> None:
+def test_sent_tick_is_refused_with_its_last_run(ledger: Ledger) -> None:
     align(ledger, x=10)
     assert claim(ledger, "x", 10, "a") is None
     record(ledger, "x", 20, "a")
@@ -260,11 +260,11 @@ def test_schedule_may_be_large(ledger: Ledger) -> None:
 @pytest.mark.parametrize("entry", ["x:run", "x:run:1", "ünïcode {braces} *", "a\nb", " "])
 def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> None:
     assert claim(ledger, entry, 10, "a") is None
-    assert list(store.all_held("contract")) == [], "a claim is no lock"
+    assert list(store.all_held("contract")) == [], "a claim is not a lock"
     record(ledger, entry, 20)
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
     align(ledger, other=1)
-    assert list(store.all_held("contract")) == [], "what is gone is no lock either"
+    assert list(store.all_held("contract")) == [], "what is gone is not a lock either"
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
 
 
@@ -300,7 +300,7 @@ def test_one_of_many_threads_gets_each_tick(store: Store) -> None:
     assert [last for last, _ in granted] == list(range(20))
 
 
-def test_server_that_is_gone_is_said(own_redis: RedisServer) -> None:
+def test_missing_server_is_reported(own_redis: RedisServer) -> None:
     store = open_url(own_redis.url)
     own_redis.kill()
     with pytest.raises(LockUnavailable):

@@ -87,7 +87,7 @@ def test_of_one_id_it_is_known_for_as_long_as_the_old_one_may_come(
 
 
 def test_many_at_once_follow_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them is sent with the lock, whoever had it before; also where each step takes its time."""
+    """Each of them is sent with the lock, whatever message had it before; also where each step takes its time."""
     if isinstance(store, RedlockStore):
         pytest.skip("its nodes are freed one by one: it may be free for a moment, and some run beside the newest")
     count, acquire = 30, store.acquire

@@ -34,7 +34,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_singleton_lock.stores.memory.stops.SLICE", 0.05)
 
 
-def test_each_process_hears_what_it_is_told_in_turn(store: Store) -> None:
+def test_each_process_gets_its_calls_in_turn(store: Store) -> None:
     own, other = store.stops(PREFIX, OWN), store.stops(PREFIX, OTHER)
     assert own is not None
     assert other is not None
@@ -66,7 +66,7 @@ def test_what_others_write_says_nothing(redis_server: RedisServer, written: byte
         own.close()
 
 
-def test_value_of_another_type_is_no_answer(redis_server: RedisServer) -> None:
+def test_value_of_another_type_is_not_an_answer(redis_server: RedisServer) -> None:
     key = keyspace.stops_key(PREFIX, OWN)
     with opened(redis_server, 1) as store, redis_server.client(0) as client:
         own = store.stops(PREFIX, OWN)
@@ -91,7 +91,7 @@ def test_what_nobody_hears_is_forgotten(redis_server: RedisServer) -> None:
         client.delete(key)
 
 
-def test_on_a_redlock_nobody_is_told(redis_server: RedisServer) -> None:
+def test_redlock_calls_nobody(redis_server: RedisServer) -> None:
     with opened(redis_server, 3) as store:
         assert store.stops(PREFIX, OWN) is None
         store.tell(PREFIX, OWN, Stop(new_owner(), "task"))

@@ -105,7 +105,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[Store]:
 
 
 def piped(store: Store, **more: object) -> PipedWaiter:
-    """A place whose question stands behind its wake-up by now."""
+    """A place whose question follows its wake-up by now."""
     waiter = place(store, **more)
     assert isinstance(waiter, PipedWaiter)
     assert isinstance(waiter.wait(0.01), Held)
@@ -177,7 +177,7 @@ class TestQuestionAhead:
         waiter.__exit__(None, None, None)
         assert [held.owner for held in redis_store.held(KEY)] == [owner]
 
-    def test_lock_is_the_waiters_for_a_moment_until_it_has_said_that_it_is_there(
+    def test_waiter_has_the_lock_for_a_moment_until_it_confirms(
         self, redis_store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And it trusts its lease from the moment in which it says so."""

@@ -155,7 +155,7 @@ def test_lock_that_several_may_hold_is_free_while_one_slot_is(store: Store, serv
 
 
 def test_process_with_the_older_place_is_woken(store: Store, server: RedisServer) -> None:
-    """Redis wakes whoever has blocked longest: that one passes it on."""
+    """Redis wakes the client that has blocked longest: that one passes it on."""
     lease = taken(store)
     with Process(store, one=SECOND) as second:
         until(blocked(server))

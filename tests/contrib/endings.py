@@ -136,7 +136,7 @@ class Overriding(KeyValueStoreBackend):  # type: ignore[misc]
 
 
 class Writing(Overriding):
-    """Writes into what it is given, as Elasticsearch's does where meta is no text."""
+    """Writes into what it is given, as Elasticsearch's does if meta is not a text."""
 
     def encode(self, data: Any) -> Any:
         if not isinstance(data, dict):

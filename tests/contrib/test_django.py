@@ -87,7 +87,7 @@ def test_misspelt_setting_comes_with_the_right_name() -> None:
     )
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     app = app_of(**REDIS, CELERY_SINGLETON_LOCK_TTL=0, CELERY_SINGLETON_LOCK_WAIT=-1, CELERY_SINGLETON_LOCK_TLL=1)
     assert [number for number, _ in told(app)] == ["E001"] * 3
 
@@ -129,7 +129,7 @@ def test_setting_that_nobody_reads_is_pointed_out(name: str, meant: str) -> None
     assert found.hint == f"Rename it to {meant}."
 
 
-def test_project_whose_app_is_not_imported_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_whose_app_is_not_imported_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_apps", list)
     (found,) = checks.check_settings()
     assert found.id == "celery_singleton_lock.W001"
@@ -137,7 +137,7 @@ def test_project_whose_app_is_not_imported_is_told_so(monkeypatch: pytest.Monkey
 
 
 class TestProduction:
-    def test_of_a_project_that_is_right_nothing_is_said(self, told_in_production: Any) -> None:
+    def test_correct_project_gets_no_message(self, told_in_production: Any) -> None:
         app = app_of(
             **REDIS, CELERY_BEAT_SCHEDULER="exclusive", CELERY_BEAT_SCHEDULE={"x": {"task": "shop.x", "schedule": 1}}
         )

@@ -134,7 +134,7 @@ def test_holder_may_write_often_and_the_next_one_after_it(alias: str) -> None:
     assert row(alias) == (3, NEW)
 
 
-def test_row_that_is_not_there_is_no_stale_holder(alias: str) -> None:
+def test_missing_row_does_not_mean_a_stale_holder(alias: str) -> None:
     assert write(alias, OLD, 1, pk=404) == 0
 
 
@@ -264,7 +264,7 @@ def test_field_and_manager_may_have_other_names(alias: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [Unfenced.rows, Detailed.objects], ids=["no fence", "in a parent's table"])
-def test_model_without_the_field_is_told_so(rows: Any) -> None:
+def test_model_without_the_field_gets_an_error(rows: Any) -> None:
     with pytest.raises(FieldDoesNotExist, match="derive it from FencedModel"):
         rows.fenced_update(NEW)
 

@@ -105,7 +105,7 @@ def test_execution_without_a_lock_is_refused(client: Redis) -> None:
 
 
 @pytest.mark.parametrize("fence", [True, None, "7", 7.0])
-def test_what_is_no_fence_is_a_type_error(fence: object) -> None:
+def test_fence_of_another_type_is_a_type_error(fence: object) -> None:
     with pytest.raises(TypeError, match=r"self\.lock\.fence"):
         check_fence("total", fence)  # type: ignore[arg-type]
 

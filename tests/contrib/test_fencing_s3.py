@@ -140,14 +140,14 @@ def test_object_that_was_written_without_a_fence_is_taken_over(client: Any) -> N
     assert body(client) == b"old"
 
 
-def test_fence_that_somebody_else_wrote_is_told(client: Any) -> None:
+def test_foreign_fence_is_an_error(client: Any) -> None:
     client.put_object(**REPORT, Body=b"theirs", Metadata={"fence": "wooden"})
     with pytest.raises(ValueError, match="s3://reports/tenant/7 has 'fence' in its metadata, but 'wooden' is not"):
         fenced_put_object(client, NEW, **REPORT, Body=b"ours")
     assert client.get_object(**REPORT)["Body"].read() == b"theirs"
 
 
-def test_what_the_store_refuses_otherwise_is_told(client: Any) -> None:
+def test_other_refusals_of_the_store_are_raised(client: Any) -> None:
     with pytest.raises(ClientError, match="NoSuchBucket"):
         fenced_put_object(client, NEW, Bucket="nowhere", Key="a", Body=b"new")
 

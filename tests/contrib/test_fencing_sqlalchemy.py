@@ -84,7 +84,7 @@ def test_holder_may_write_often_and_the_next_one_after_it(engine: Engine) -> Non
     assert row(engine) == (3, NEW)
 
 
-def test_row_that_is_not_there_is_no_stale_holder(engine: Engine) -> None:
+def test_missing_row_does_not_mean_a_stale_holder(engine: Engine) -> None:
     assert write(engine, OLD, 1, of=404) == 0
 
 
@@ -133,7 +133,7 @@ def test_stale_holder_in_the_middle_of_a_transaction_is_refused(engine: Engine, 
         assert row(engine) == (2, fence + 1)
 
 
-def test_later_holder_waits_for_one_that_has_claimed_the_row(engine: Engine) -> None:
+def test_later_holder_waits_for_the_holder_that_claimed_the_row(engine: Engine) -> None:
     with ThreadPoolExecutor(1) as pool, Session(engine) as session:
         with session.begin():
             report = fenced_get(session, OLD, Report, 7)
@@ -180,7 +180,7 @@ def test_object_that_a_later_holder_wrote_is_not_claimed(engine: Engine) -> None
         fenced_get(session, OLD, Report, 7)
 
 
-def test_object_that_is_not_there_is_none(engine: Engine) -> None:
+def test_missing_object_is_none(engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         assert fenced_get(session, NEW, Report, 404) is None
 

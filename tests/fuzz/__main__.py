@@ -1,4 +1,4 @@
-"""`make fuzz`: so many cases, of all targets.
+"""`make fuzz`: a number of cases, of all targets.
 
 python -m tests.fuzz [--cases N] [--seed N]     as many, divided among the targets
 python -m tests.fuzz TARGET --data HEX          one case again

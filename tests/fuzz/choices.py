@@ -127,7 +127,7 @@ class Choices:
         return {self.text(): self.value(depth - 1) for _ in range(self.below(4))}
 
     def mutated(self, valid: Any, times: int = 4) -> Any:
-        """The same with up to so many places that are something else."""
+        """The same with up to that many places that are something else."""
         for _ in range(self.below(times + 1)):
             valid = self._mutated_once(valid)
         return valid

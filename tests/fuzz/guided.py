@@ -1,6 +1,6 @@
 """The same cases, found by what they make the package's code do: `python -m tests.fuzz.guided TARGET -runs=100000`.
 
-What stands behind the target is libFuzzer's. Needs `atheris`, which is there for Linux and Python 3.11 or newer.
+The engine behind the target is libFuzzer's. Needs `atheris`, which is there for Linux and Python 3.11 or newer.
 """
 
 from __future__ import annotations

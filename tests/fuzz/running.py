@@ -62,7 +62,7 @@ def quiet() -> None:
 
 
 def by_chance(target: str, case: Case, cases: int, seed: int) -> int:
-    """Run so many cases; how many there were.
+    """Run that many cases; how many there were.
 
     Raises:
         Found: one has failed.

@@ -106,7 +106,7 @@ class Studio:
         return [message for message in found if entry in (None, message.entry)]
 
     def wait_for_sent(self, number: int, entry: str | None = None) -> list[Message]:
-        """Once so many messages more than now were sent."""
+        """Once that many messages more than now were sent."""
         wanted = len(self.sent(entry)) + number
         until(lambda: len(self.sent(entry)) >= wanted)
         return self.sent(entry)

@@ -1,4 +1,6 @@
-"""The app of the matrix of canvas: the same tasks on the stock Task and on ours; the sender has their code as well."""
+"""The app of the matrix of canvas: the same tasks on the stock Task and on SingletonTask; the sender has their code as
+well.
+"""
 
 from __future__ import annotations
 

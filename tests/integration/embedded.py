@@ -26,7 +26,7 @@ LIVES = 3
 
 
 def left(apps: list[ref[Celery]]) -> dict[str, object]:
-    """What there is, as soon as no thread of ours is any more."""
+    """What there is, as soon as no thread of this package is left."""
     deadline = clock.now() + LIMIT
     while (threads := _threads()) and clock.now() < deadline:
         clock.sleep(0.05)

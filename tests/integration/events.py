@@ -1,4 +1,4 @@
-"""Who watches a cluster, as Flower and `celery events` do."""
+"""A watcher of a cluster, as Flower and `celery events` are."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def django_model() -> Any:
         database = {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": os.environ["TEST_DATABASE"],
-            # IMMEDIATE: who reads first and writes then is refused at once where another has begun to write.
+            # IMMEDIATE: reading first and writing then is refused at once if another has begun to write.
             "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
         }
         settings.configure(DATABASES={"default": database}, USE_TZ=True)

@@ -1,4 +1,4 @@
-"""Tasks that take their lock as they are sent, of the app of the workers and of that of whoever sends."""
+"""Tasks that take their lock as they are sent, of the app of the workers and of that of the sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit, as an operator runs it and as a worker tells it when it starts."""
+"""The audit, as an operator runs it and as a worker logs it when it starts."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_replace_where_the_scope_does_not_allow_it(shop: Shop) -> None:
     assert "Traceback" not in wrong.stderr
 
 
-def test_worker_tells_at_its_start_what_is_wrong_and_nothing_else(shop: Shop) -> None:
+def test_worker_logs_at_its_start_what_is_wrong_and_nothing_else(shop: Shop) -> None:
     (worker,) = shop.start("one")
     told = re.findall(r"WARNING.*singleton lock: (.*)", worker.log)
     assert [line.partition(":")[0] for line in told] == ["lock_name job"], "whose tasks have different limits"
 
 
-def test_worker_starts_all_the_same(shop: Shop) -> None:
+def test_worker_starts_anyway(shop: Shop) -> None:
     shop.conf["singleton_lock_done_ttl"] = 0
     (worker,) = shop.start("one", pool="threads")
     assert "singleton lock: singleton_lock_done_ttl: finished messages are remembered for 0 s" in worker.log

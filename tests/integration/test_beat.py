@@ -30,7 +30,7 @@ def beats(own_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
 
 
 def check(studio: Studio, *, missing: int = 0, entry: str = "half", every: float = 0.5) -> None:
-    """No tick was sent twice, and none is missing but in so many gaps."""
+    """No tick was sent twice, and none is missing but in that many gaps."""
     sent = studio.sent(entry)
     assert twice(sent) == []
     assert len(gaps(sent, every)) <= missing, (gaps(sent, every), [message.due for message in sent])
@@ -79,7 +79,7 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
     check(beats, missing=1)
 
 
-def test_stopped_leader_is_replaced_within_its_lease_and_stands_by_afterwards(beats: Studio) -> None:
+def test_stopped_leader_is_replaced_within_its_lease_and_goes_on_standby(beats: Studio) -> None:
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
     beats.wait_until_recorded()

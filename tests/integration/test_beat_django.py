@@ -102,7 +102,7 @@ class Site:
         ]
 
     def wait_for_sent(self, entry: str, number: int = 1) -> list[Message]:
-        """Once so many messages more than now were sent."""
+        """Once that many messages more than now were sent."""
         wanted = len(self.sent(entry)) + number
         until(lambda: len(self.sent(entry)) >= wanted)
         return self.sent(entry)
@@ -110,7 +110,7 @@ class Site:
     def wait_for_recorded(self, entry: str, number: int = 1) -> list[Message]:
         """As `wait_for_sent`; the last of them is known to all beats then.
 
-        Who kills a leader between sending and recording sees the message twice, under one id.
+        If a leader is killed between sending and recording, the message comes twice, under one id.
         """
         self.wait_for_sent(entry, number)
         return self.wait_until_recorded(entry)
@@ -206,7 +206,7 @@ def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: 
 
 
 @pytest.mark.slow
-def test_leader_that_is_told_to_stop_while_it_sends_has_sent(site: Site) -> None:
+def test_leader_that_is_terminated_while_it_sends_has_sent(site: Site) -> None:
     site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")
@@ -376,7 +376,7 @@ def test_crontab_of_another_time_zone(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_database_is_told_what_a_killed_leader_has_sent(site: Site) -> None:
+def test_database_learns_what_a_killed_leader_has_sent(site: Site) -> None:
     """So that it knows even without the lock server, which may lose everything."""
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")

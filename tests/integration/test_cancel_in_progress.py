@@ -136,14 +136,14 @@ class TestAtOnce:
         done = {run.task_id for run in runs if run.outcome == "done"}
         assert {id for id, state in states.items() if state == "SUCCESS"} <= done
 
-    def test_one_that_waits_in_its_slot(self, shop: Shop) -> None:
+    def test_newest_that_waits_in_its_slot(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = running(shop)
         newest = shop.send("replacing", "report", singleton_lock={**REPLACE, "wait": 60.0})
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(holder, newest)
 
-    def test_one_that_is_acknowledged_late_does_not_come_again(self, shop: Shop) -> None:
+    def test_holder_that_is_acknowledged_late_does_not_come_again(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = running(shop, "replacing_late")
         newest = send(shop, "replacing_late")
@@ -188,7 +188,7 @@ class TestAtOnce:
 
 
 class TestAtARenewal:
-    def test_one_that_could_not_be_told(self, brief: Shop) -> None:
+    def test_holder_that_does_not_hear_of_it(self, brief: Shop) -> None:
         brief.conf["test_deaf"] = True
         brief.start("one", "two")
         holder = running(brief)
@@ -197,7 +197,7 @@ class TestAtARenewal:
         assert is_superseded_by(holder, newest)
         assert ran(brief) == [(holder.id, "aborted"), (newest.id, "done")]
 
-    def test_one_that_does_not_end_is_killed(self, brief: Shop) -> None:
+    def test_holder_that_does_not_end_is_killed(self, brief: Shop) -> None:
         brief.start("one", "two")
         holder = running(brief, "stubborn", acks_late=True)
         newest = send(brief, "stubborn", 0.1)
@@ -275,7 +275,7 @@ class TestNotStopped:
         shop.record.let_end("report")
         assert holder.get(timeout=LIMIT) == second.get(timeout=LIMIT) == "report"
 
-    def test_one_that_has_ended_by_itself(self, shop: Shop) -> None:
+    def test_holder_that_has_ended_by_itself(self, shop: Shop) -> None:
         shop.start("one", "two")
         first = send(shop, "replacing")
         assert first.get(timeout=LIMIT) == "report"

@@ -32,7 +32,7 @@ def listed(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
 
 
 class TestList:
-    def test_shows_who_holds_what(self, shop: Shop) -> None:
+    def test_shows_holders(self, shop: Shop) -> None:
         (worker,) = shop.start("one")
         result = shop.send("exclusive", "report", LONG)
         (run,) = shop.record.wait_for(starts=1)
@@ -61,7 +61,7 @@ class TestList:
         assert listed(shop, "--older-than", "1000") == []
         worker.kill()
 
-    def test_shows_who_waits(self, shop: Shop) -> None:
+    def test_shows_waiters(self, shop: Shop) -> None:
         shop.start("one", concurrency=3)
         first, *_ = [shop.send("waiting", "report", 20.0) for _ in range(3)]
         shop.record.wait_for(starts=1)
@@ -78,7 +78,7 @@ class TestList:
             _, row = locks("list", app=BEAT_APP, env=beats.environment()).stdout.splitlines()
             assert row.split()[1] == "leader"
 
-    def test_passes_over_values_that_are_not_ours(self, shop: Shop) -> None:
+    def test_skips_foreign_values(self, shop: Shop) -> None:
         with shop.locks() as client:
             client.set("singleton_lock:1:{foreign:x}:run", "somebody", ex=60)
             client.set("singleton_lock:no-braces:run", "x" * 40, ex=60)
@@ -119,7 +119,7 @@ class TestList:
     def test_a_hundred_thousand_locks_are_listed_in_small_steps(self, own_redis: RedisServer, shop_on: Any) -> None:
         shop = shop_on(own_redis)
         with own_redis.client(2) as client:
-            # A value as ours are, under as many keys; and as many keys that are no locks.
+            # A value like this package's, under as many keys; and as many keys that are no locks.
             value = new_owner() + Holder("task", 0, "node", 1, 1.0).dumps(30.0)
             make = """for i = 1, 100000 do
                 local key = 'singleton_lock:1:{job:' .. string.format('%032d', i) .. '}'
@@ -147,7 +147,7 @@ class TestList:
 
 
 class TestShow:
-    def test_tells_all_of_a_key_and_of_a_call(self, redis_server: RedisServer, shop_on: Any) -> None:
+    def test_shows_all_about_a_key_and_a_call(self, redis_server: RedisServer, shop_on: Any) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=60.0)
         (worker,) = shop.start("one")
         first = shop.send("exclusive", "report", 0.01)
@@ -186,12 +186,12 @@ class TestShow:
             (["other:1:{job:x}"], "is not the key of a lock of this app"),
         ],
     )
-    def test_what_it_cannot_be_about_is_said(self, shop: Shop, words: list[str], reason: str) -> None:
+    def test_wrong_target_is_an_error(self, shop: Shop, words: list[str], reason: str) -> None:
         shown = ask(shop, "show", *words)
         assert shown.exit_code == 2
         assert reason in shown.stderr
 
-    def test_value_of_another_type_is_said(self, shop: Shop) -> None:
+    def test_value_of_another_type_is_reported(self, shop: Shop) -> None:
         key = key_of_text("singleton_lock", "job", "x")
         with shop.locks() as client:
             client.rpush(f"{key}:run", "x")
@@ -201,14 +201,14 @@ class TestShow:
         assert f"the value at {key}:run is not a lock: WRONGTYPE" in shown.stderr
 
 
-def test_what_cannot_be_looked_at_is_said(shop: Shop) -> None:
+def test_locks_that_cannot_be_seen_are_an_error(shop: Shop) -> None:
     for backend, reason in (("memory://", "belong to one process"), ("redis://127.0.0.1:1", "no lock from")):
         shown = ask(shop, "list", singleton_lock_backend=backend)
         assert shown.exit_code == 1
         assert reason in shown.stderr
 
 
-def test_program_has_the_commands_and_tells_errors_without_a_traceback(shop: Shop) -> None:
+def test_program_has_the_commands_and_reports_errors_without_a_traceback(shop: Shop) -> None:
     told = of_shop(shop, "--help").stdout
     assert all(command in told for command in ("list", "show", "release", "clear"))
     refused = of_shop(shop, "list", singleton_lock_backend="redis://127.0.0.1:1")

@@ -112,7 +112,7 @@ def test_no_password_in_report_log_or_errors(
     assert PASSWORD not in worker.log
 
 
-def test_wrong_password_is_said_and_nothing_is_lost(
+def test_wrong_password_is_reported_and_nothing_is_lost(
     redis_server: RedisServer, locked_redis: RedisServer, shop_on: Callable[..., Shop]
 ) -> None:
     shop = shop_on(redis_server, singleton_lock_backend=f"redis://:wrong@127.0.0.1:{locked_redis.port}/2")

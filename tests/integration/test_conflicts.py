@@ -1,4 +1,4 @@
-"""What becomes of a refused copy, and of those who wait for it. Nobody waits for ever."""
+"""What becomes of a refused copy, and of those that wait for it. Nobody waits forever."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def copy_of(shop: Shop, policy: str) -> object:
 
 
 def end_once_refused(shop: Shop, copies: int) -> None:
-    """Let the holder end when so many copies were put back."""
+    """Let the holder end when that many copies were put back."""
     until(lambda: len(shop.refused("retry")) >= copies)
     shop.record.let_end("report")
 
@@ -196,7 +196,7 @@ class TestSameMessage:
         """The copy is due when the lease has ended."""
         return shop_on(redis_server)
 
-    def test_copy_that_stands_by_runs_when_the_holder_is_killed(self, shop: Shop) -> None:
+    def test_waiting_copy_runs_when_the_holder_is_killed(self, shop: Shop) -> None:
         # One slot each, and late acknowledgement: the one that runs it takes nothing else, so the other gets the copy.
         victim, heir = shop.start("one", "two", concurrency=1)
         first = shop.send("late", "report", 60.0)
@@ -217,7 +217,7 @@ class TestSameMessage:
         assert first.get(timeout=LIMIT) == "report"
 
 
-def test_started_is_recorded_only_by_the_one_that_runs(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
+def test_only_the_running_copy_records_started(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
     shop = shop_on(redis_server, task_track_started=True, singleton_lock_ttl=TTL)
     shop.start("one", "two")
     running = shop.send("exclusive", "report", LONG)

@@ -42,7 +42,7 @@ def released(shop: Shop, key: str, node: str = "one@test") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_worker_tells_which_locks_it_holds(shop: Shop, pool: str) -> None:
+def test_worker_lists_the_locks_that_it_holds(shop: Shop, pool: str) -> None:
     start(shop, "one", pool=pool, concurrency=3)
     assert inspected(shop) == []
     holding = shop.send("exclusive", "report", 60.0)
@@ -65,7 +65,7 @@ def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: st
     node = next(name for name in ("one@test", "two@test") if inspected(shop, name))
     told = released(shop, f"{key_of(shop)}:run", node)
     assert f"task {stopped.id} notices within 0.7 s and is stopped" in told["ok"]
-    with pytest.raises(LockLost, match="does not have it any more"):
+    with pytest.raises(LockLost, match="an operator has released it"):
         stopped.get(timeout=LIMIT)
     assert [result.get(timeout=LIMIT) for result in following] == ["report"] * 2
     runs = shop.record.runs("report")
@@ -81,7 +81,7 @@ def test_all_holders_of_a_semaphore_are_stopped(shop: Shop) -> None:
     key = inspected(shop)[0]["key"]
     assert released(shop, key)["ok"].count("and is stopped") == 2
     for result in holding:
-        with pytest.raises(LockLost, match="does not have it any more"):
+        with pytest.raises(LockLost, match="an operator has released it"):
             result.get(timeout=LIMIT)
     assert shop.send("paired", "report").get(timeout=LIMIT) == "report"
     until(lambda: not [name for name in shop.keys() if ":run" in name])  # noqa: SIM118 - no dictionary
@@ -109,11 +109,13 @@ def test_lock_is_free_after_one_ttl_though_the_worker_dies_meanwhile(shop: Shop)
     until(lambda: shop.held() == [], seconds=10)
 
 
-def test_what_is_not_held_here_is_said(shop: Shop) -> None:
+def test_lock_that_is_not_held_here_is_reported(shop: Shop) -> None:
     start(shop, "one")
     key = key_of_text("singleton_lock", "job", "x")
     assert released(shop, key) == {"ok": "no task of this worker holds it"}
     assert released(shop, "")["error"].startswith("which lock?")
+    for wrong in ("report", f"other:1:{{job:{'0' * 32}}}", f"{key}:other"):
+        assert "is not a key of this app" in released(shop, wrong)["error"]
 
 
 def test_worker_says_that_the_lock_server_does_not_answer(

@@ -115,7 +115,7 @@ class TestOnTheCommandLine:
 class TestWorkers:
     """Those that differ from this app."""
 
-    def test_old_one_and_one_that_is_set_up_otherwise_are_told(self, shop: Shop) -> None:
+    def test_old_and_differently_configured_workers_are_reported(self, shop: Shop) -> None:
         (old,) = shop.start("old", app="tests.integration.bare_app", concurrency=1)
         other = {"singleton_lock_prefix": "other", "singleton_lock_backend": shop.conf["broker_url"]}
         ours, shop.conf = shop.conf, {**shop.conf, **other}
@@ -143,7 +143,7 @@ class TestWorkers:
 class TestOneServer:
     """A Redis."""
 
-    def test_nothing_serious_is_said_and_nothing_is_left(self, own_redis: RedisServer) -> None:
+    def test_nothing_serious_is_reported_and_nothing_is_left(self, own_redis: RedisServer) -> None:
         assert serious(looked_at(own_redis.url)) == []
         with own_redis.client() as client:
             left = list(client.scan_iter())
@@ -177,7 +177,7 @@ class TestOneServer:
         assert first.text == f"its user may not run {missing} on singleton_lock:*"
         assert first.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting"
 
-    def test_wrong_password_is_said_once(self, own_redis: RedisServer) -> None:
+    def test_wrong_password_is_reported_once(self, own_redis: RedisServer) -> None:
         with user(own_redis, "+@all") as url:
             (finding,) = serious(looked_at(url.replace("s3cret", "wr0ng")))
         assert "AuthenticationError" in finding.text
@@ -188,7 +188,7 @@ class TestOneServer:
         (finding,) = serious(looked_at(own_redis.url, singleton_lock_transport_options={"socket_timeout": 0.1}))
         assert (finding.severity, "does not answer" in finding.text) == ("problem", True)
 
-    def test_full_memory_is_told_by_a_real_lock(self, own_redis: RedisServer) -> None:
+    def test_real_lock_finds_full_memory(self, own_redis: RedisServer) -> None:
         with own_redis.client() as client:
             client.execute_command("CONFIG", "SET", "maxmemory", "1")
         found = {finding.text.partition(":")[0]: finding.severity for finding in serious(looked_at(own_redis.url))}

@@ -20,7 +20,7 @@ def lives(pool: str, server: RedisServer) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "pool", [*(pytest.param(pool, marks=pytest.mark.slow) for pool in ("solo", "threads")), "prefork"]
 )
-def test_worker_that_was_stopped_leaves_nothing_of_ours(redis_server: RedisServer, pool: str) -> None:
+def test_stopped_worker_leaves_nothing_behind(redis_server: RedisServer, pool: str) -> None:
     first, *others = lives(pool, redis_server)
     for life in (first, *others):
         assert life["threads"] == []

@@ -119,7 +119,7 @@ class TestEnds:
         assert client.strlen(ENDED) == ENTRY
 
     def test_late_one_does_not_speak_for_another_end(self, store: RedisStore, client: Redis) -> None:
-        """Whoever has the message's end since then may be sending what follows on it."""
+        """Another worker with the message's end since then may be sending what follows on it."""
         lease = taken(store, key=KEY, holder=ME)
         newer = RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
         store.remember(KEY, newer)
@@ -131,7 +131,7 @@ class TestEnds:
         assert client.exists(ENDED) == 0
 
     @pytest.mark.parametrize("record", [RECORD, RECORD._replace(content_for=None)])
-    def test_is_said_again_where_there_was_no_room(self, store: RedisStore, client: Redis, record: Record) -> None:
+    def test_is_repeated_if_there_was_no_room(self, store: RedisStore, client: Redis, record: Record) -> None:
         lease = taken(store, key=KEY, holder=ME)
         store.abandon(lease)
         client.config_set("maxmemory", 1)
@@ -152,7 +152,7 @@ class TestEnds:
         store.free(taken(store, key=KEY, holder=ME), reservation=Reservation(following, 60.0))
         assert store.held(KEY) == []
 
-    def test_beginning_within_another_name_is_none(self, store: RedisStore, client: Redis) -> None:
+    def test_match_within_another_name_does_not_count(self, store: RedisStore, client: Redis) -> None:
         name = keyspace.ended_name(KEY, ME.message)
         for text in (b"\xff" * 4 + name, b"\xff" * 8 + name + b"\xff" * 16, name + b"\xff\xff\xff"):
             client.set(ENDED, text)
@@ -277,7 +277,7 @@ class TestFences:
         assert ahead * 1000 < client.pttl(FENCE) <= (ahead + 3600) * 1000
 
     @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", "x", str(2**63)])
-    def test_what_is_none_is_replaced(self, store: RedisStore, client: Redis, value: str) -> None:
+    def test_foreign_value_is_replaced(self, store: RedisStore, client: Redis, value: str) -> None:
         client.set(FENCE, value)
         fences = [taken(store, key=key).fence for key in (KEY, other_key())]
         assert 10**15 < fences[0] < fences[1] < 2**53

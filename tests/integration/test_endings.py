@@ -155,7 +155,7 @@ class TestByItself:
         assert overlaps(runs) == []
 
     def test_sends_itself(self, shop: Shop) -> None:
-        """A copy of other id meets the lock of its sender: `on_conflict` decides, and whoever waits is told."""
+        """A copy of other id meets the lock of its sender: `on_conflict` decides, and waiting callers get an end."""
         result = shop.send("ending", "report", "delay itself")
         assert result.get(timeout=LIMIT) == "report"
         child = shop.app.AsyncResult(f"{result.id}-child")
@@ -238,7 +238,7 @@ class TestRetry:
 
 
 class TestBesideARealHolder:
-    """In a process that is no worker, while a worker runs the task."""
+    """In a process that is not a worker, while a worker runs the task."""
 
     @pytest.fixture
     def job(self, shop: Shop) -> Iterator[Any]:

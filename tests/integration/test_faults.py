@@ -16,7 +16,7 @@ from tests.recording import overlaps
 #: Of the locks in these tests (see `shop_on`).
 TTL = 2.0
 
-#: Of those who must stop in time: what is left of it by then is more than a busy machine takes away.
+#: Of those that must stop in time: what is left of it by then is more than a busy machine takes away.
 LONG_TTL = 8.0
 
 LONG = {"singleton_lock": {"ttl": LONG_TTL}}

@@ -73,7 +73,7 @@ class TestPlaces:
         assert runs(shop) == 1
 
     @pytest.mark.parametrize("scope", QUEUED)
-    def test_part_of_a_group_follows_one_that_waits(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
+    def test_part_of_a_group_follows_a_waiting_message(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
         job = tasks.who[scope]
         first = job.delay("report")
         result = group(job.si("report"), tasks.while_executing.si("other")).apply_async()
@@ -81,7 +81,7 @@ class TestPlaces:
         assert value(result) == [first.id, "other"]
         assert runs(shop) == 1
 
-    def test_part_of_a_group_follows_one_that_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_part_of_a_group_follows_a_running_message(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         job = tasks.who["until_executed"]
         first = running(shop, job)
@@ -349,13 +349,13 @@ class TestLeaderIsGone:
 
 
 class TestFollower:
-    def test_next_step_of_a_chain_is_none(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_next_step_of_a_chain_does_not_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         job = tasks.who["until_executed"]
         value(chain(job.si("report"), job.si("report"), job.si("report")).apply_async())
         assert runs(shop) == 3
 
-    def test_part_that_the_leader_sends_itself_is_none(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_part_that_the_leader_sends_itself_does_not_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
         """Its body may wait for that."""
         start(shop, concurrency=2)
         first = tasks.sends_group.delay("report")
@@ -420,7 +420,7 @@ class TestFollower:
         assert value(result) == [first.id] * 10
         assert runs(shop) == 1
 
-    def test_others_are_not_sent_beside_the_one_that_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_no_other_is_sent_beside_a_running_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executed"]
         job.delay("report")
         shop.app.control.purge()

@@ -1,4 +1,6 @@
-"""What somebody may have written: into messages, who reaches only the broker; and into Redis, who reaches that."""
+"""What an attacker may have written: into messages, with access to the broker only; and into Redis, with access to
+that.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,7 @@ class TestMessages:
         worker.kill()
 
     def test_headers_that_are_none_are_left_out(self, shop: Shop) -> None:
-        """A copy of such a message could not be sent again, and kept its worker's slot for ever."""
+        """A copy of such a message could not be sent again, and kept its worker's slot forever."""
         shop.start("one", concurrency=2)
         holder = shop.send("exclusive", "report", LONG)
         shop.record.wait_for(starts=1)
@@ -206,7 +208,7 @@ KINDS: dict[str, Callable[[Any, bytes, bytes], Any]] = {
 
 junk = st.binary(max_size=300) | anything.map(lambda value: json.dumps(value).encode())
 
-#: An owner, and what stands behind it.
+#: An owner, and what follows it.
 values = junk.map(lambda content: b"0" * 32 + content) | junk
 
 
@@ -293,9 +295,7 @@ class TestRedis:
             client.expire(f"{PREFIX}:{{journal}}:counts", 60)
         assert_harmless(say_all(shop))
 
-    def test_a_user_who_may_only_read_is_enough_to_look(
-        self, shop_on: Callable[..., Shop], own_redis: RedisServer
-    ) -> None:
+    def test_read_only_user_is_enough_to_look(self, shop_on: Callable[..., Shop], own_redis: RedisServer) -> None:
         """As `docs/security.md` has it."""
         with own_redis.client() as client:
             client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", f"~{PREFIX}:*", "+@read")

@@ -82,6 +82,17 @@ class TestDead:
         assert (told["node"], told["freed"], told["why"]) == ("one@test", True, "the process that held it is gone")
         assert shop.held() == []
 
+    def test_worker_that_runs_the_task_says_so_at_once(self, shop: Shop) -> None:
+        """Its renewals are twenty minutes apart: watching for one would take that long."""
+        shop.start("one")
+        shop.send("exclusive", "report", 60.0, singleton_lock={"ttl": 3600.0})
+        (run,) = shop.record.wait_for(starts=1)
+        refused = ask(shop, "clear", "--task", EXCLUSIVE, "--yes")
+        assert refused.exit_code == 1
+        assert f"on one@test (pid {run.pid}): its holder is alive and renews it" in refused.stdout
+        assert "Watching" not in refused.stderr
+        assert len(shop.held()) == 1
+
     def test_lock_that_is_not_renewed_in_time_is_freed(self, shop: Shop, store: Store) -> None:
         taken(store, ttl=30.0)
         with shop.locks() as client:
@@ -143,7 +154,7 @@ class TestAsking:
         assert "it has changed hands meanwhile" in answer
         assert store.renew([other], timeout=1) == [True]
 
-    def test_lock_that_is_not_held_is_said(self, shop: Shop) -> None:
+    def test_lock_that_is_not_held_is_reported(self, shop: Shop) -> None:
         nothing = ask(shop, "release", KEY, "--yes")
         assert nothing.exit_code == 1
         assert f"{KEY} is not held" in nothing.stderr

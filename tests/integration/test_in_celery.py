@@ -1,4 +1,4 @@
-"""What others see of exclusive tasks: the worker's main process, `map` and `chunks`, those who watch events."""
+"""What others see of exclusive tasks: the worker's main process, `map` and `chunks`, watchers of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy that joins the task which has its lock ends as that ends, and nobody waits for ever."""
+"""A copy that joins the task which has its lock ends as that ends, and nobody waits forever."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class TestHolderDies:
         assert len({run.task_id for run in shop.record.runs("report")}) == 1
 
     @pytest.mark.parametrize("how", ["ignore", "reject", "exit"])
-    def test_end_that_is_none(self, shop: Shop, how: str) -> None:
+    def test_end_without_a_result(self, shop: Shop, how: str) -> None:
         shop.start("one", "two")
         holder(shop, "ending_when_told", LONG, how)
         copies = [join(shop, "ending_when_told", "report", 0.0, "return") for _ in range(3)]

@@ -93,7 +93,7 @@ class TestServers:
         servers_shop.start("one", "two")
         check_join(servers_shop)
 
-    def test_join_of_one_that_dies(self, servers_shop: Shop) -> None:
+    def test_join_of_a_dying_task(self, servers_shop: Shop) -> None:
         servers_shop.start("one", "two")
         check_join_of_one_that_dies(servers_shop)
 
@@ -102,7 +102,7 @@ class TestServers:
         start(servers_shop, "one", "two")
         check_following(servers_shop, define(servers_shop.app), scope)
 
-    def test_following_one_that_is_lost(self, servers_shop: Shop) -> None:
+    def test_following_a_lost_message(self, servers_shop: Shop) -> None:
         start(servers_shop, "one", "two")
         check_following_one_that_is_lost(servers_shop, define(servers_shop.app))
 
@@ -117,7 +117,7 @@ class TestPools:
         start(shop, "one", "two", pool=pool)
         check_following(shop, define(shop.app), "until_executed")
 
-    def test_following_one_that_is_lost(self, shop: Shop, pool: str) -> None:
+    def test_following_a_lost_message(self, shop: Shop, pool: str) -> None:
         start(shop, "one", "two", pool=pool)
         check_following_one_that_is_lost(shop, define(shop.app))
 
@@ -129,7 +129,7 @@ class TestRabbitMQ:
         rabbit_shop.start("one", "two")
         check_join(rabbit_shop)
 
-    def test_join_of_one_that_dies(self, rabbit_shop: Shop) -> None:
+    def test_join_of_a_dying_task(self, rabbit_shop: Shop) -> None:
         rabbit_shop.start("one", "two")
         check_join_of_one_that_dies(rabbit_shop)
 
@@ -138,6 +138,6 @@ class TestRabbitMQ:
         start(rabbit_shop, "one", "two")
         check_following(rabbit_shop, define(rabbit_shop.app), scope)
 
-    def test_following_one_that_is_lost(self, rabbit_shop: Shop) -> None:
+    def test_following_a_lost_message(self, rabbit_shop: Shop) -> None:
         start(rabbit_shop, "one", "two")
         check_following_one_that_is_lost(rabbit_shop, define(rabbit_shop.app))

@@ -243,7 +243,7 @@ class TestAbandon:
         proxy.deliver()
         assert store.held(KEY) == []
 
-    def test_never_raises_and_is_said_again(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_never_raises_and_is_repeated(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct)
         own_redis.pause()
         assert direct.abandon(lease) is None
@@ -300,7 +300,7 @@ class TestLeave:
 
 
 class TestRelease:
-    def test_is_said_again_until_it_is_answered(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_is_repeated_until_it_is_answered(self, own_redis: RedisServer, direct: RedisStore) -> None:
         lease = taken(direct, holder=ME)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
@@ -385,7 +385,7 @@ class TestRelease:
         store.remember(KEY, failed)
         assert [record.content for record in store.inspect(KEY).records] == [failed.content]
 
-    def test_that_is_said_again_takes_the_place_of_a_promise(self, store: RedisStore) -> None:
+    def test_repeated_record_replaces_a_promise(self, store: RedisStore) -> None:
         """And of what somebody else has put there."""
         lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         with store._servers.connection() as connection:
@@ -396,7 +396,7 @@ class TestRelease:
                 assert connection.ask(("GET", keyspace.done_key(KEY, ME.message))) == b"record"
 
     def test_is_over_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
-        """Somebody else's value is in the place of the wake-ups: it is no reason to say the end again and again."""
+        """Somebody else's value is in the place of the wake-ups: it must not make the end be said again and again."""
         lease = taken(direct, holder=ME)
         with own_redis.client() as client:
             client.zadd(keyspace.waiting_key(KEY), {"waiter": 1})
@@ -448,7 +448,7 @@ class TestRelease:
             direct.replace_records([(KEY, record), ("other", record._replace(content=b"again"))])
         assert [record.content for record in direct.inspect("other").records] == [b"again"]
 
-    def test_is_said_where_it_was_interrupted_as_it_was_written_down(
+    def test_is_repeated_if_it_was_interrupted_while_being_noted(
         self, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A soft time limit may come there."""
@@ -533,7 +533,7 @@ class TestWaiter:
         proxy.deliver()
         assert store.held(KEY) == []
 
-    def test_leaving_is_said_again(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_leaving_is_repeated(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first, owner = taken(direct), new_owner()
         assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
         with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
@@ -719,7 +719,7 @@ class TestFrozenWaiters:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
-    def test_frozen_one_that_goes_on_does_not_believe_to_have_it(
+    def test_frozen_waiter_that_goes_on_does_not_trust_the_lock(
         self, own_redis: RedisServer, direct: RedisStore
     ) -> None:
         first = taken(direct)

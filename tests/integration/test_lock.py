@@ -164,7 +164,7 @@ class TestHolding:
         assert not lock.locked()
 
     def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
-        """Or it would be renewed for ever."""
+        """Or it would be renewed forever."""
         lock = make(timeout=0.3)
         assert in_thread(lock.acquire)
         assert lock.acquire(blocking_timeout=10)
@@ -175,15 +175,13 @@ class TestHolding:
             raise ZeroDivisionError
         assert not lock.locked()
 
-    def test_lost_lock_raises_at_the_end_unless_told_not_to(self, make: Callable[..., Lock], client: Redis) -> None:
+    def test_lost_lock_raises_at_the_end_by_default(self, make: Callable[..., Lock], client: Redis) -> None:
         with pytest.raises(NotOwned), make():
             client.flushall()
         with make(raise_on_release_error=False):
             client.flushall()
 
-    def test_lock_that_was_there_until_its_release_is_none_that_was_lost(
-        self, make: Callable[..., Lock], client: Redis
-    ) -> None:
+    def test_lock_that_was_there_until_its_release_was_not_lost(self, make: Callable[..., Lock], client: Redis) -> None:
         """A process that was frozen trusts its lease no more; on the server it had some time left."""
         lock = make()
         lock.acquire()
@@ -194,7 +192,7 @@ class TestHolding:
         with pytest.raises(NotHeld):
             lock.release()
 
-    def test_loss_is_told_at_once(self, make: Callable[..., Lock], client: Redis) -> None:
+    def test_loss_is_reported_at_once(self, make: Callable[..., Lock], client: Redis) -> None:
         lost = threading.Event()
         lock = make(timeout=0.5, on_lost=lambda lock: lost.set())
         lock.acquire()
@@ -254,14 +252,14 @@ def error_of(call: Callable[[], object]) -> type[BaseException] | None:
 
 
 class TestSemaphore:
-    def test_so_many_hold_it(self, client: Redis) -> None:
+    def test_limit_of_holders(self, client: Redis) -> None:
         made = [Semaphore(client, NAME, 3, timeout=5) for _ in range(4)]
         assert [one.acquire(blocking=False) for one in made] == [True, True, True, False]
         made[1].release()
         assert made[3].acquire(blocking=False)
         assert len({one.fence for one in made}) == 4
 
-    def test_one_that_ended_makes_room(self, client: Redis) -> None:
+    def test_ended_holder_makes_room(self, client: Redis) -> None:
         Semaphore(client, NAME, 2, timeout=0.3, renew=False).acquire()
         with Semaphore(client, NAME, 2):
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
@@ -271,12 +269,12 @@ class TestSemaphore:
         with Semaphore(client, NAME, 1):
             assert not Lock(client, NAME).acquire(blocking=False)
 
-    def test_higher_limit_counts_those_who_hold_it(self, client: Redis) -> None:
+    def test_higher_limit_counts_present_holders(self, client: Redis) -> None:
         with Lock(client, NAME), Semaphore(client, NAME, 2):
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
 
-    def test_lower_limit_counts_those_who_hold_it(self, client: Redis) -> None:
-        """In a rolling deploy: those who came under the higher limit count, wherever they are."""
+    def test_lower_limit_counts_present_holders(self, client: Redis) -> None:
+        """In a rolling deploy: those that came under the higher limit count, wherever they are."""
         made = [Semaphore(client, NAME, 5, timeout=30) for _ in range(5)]
         assert all(one.acquire(blocking=False) for one in made)
         late = Semaphore(client, NAME, 2, timeout=30)
@@ -342,7 +340,7 @@ class TestWaiting:
 
     @pytest.mark.slow
     def test_they_keep_their_order_over_their_looks(self, client: Redis) -> None:
-        """They look every four seconds, and would come back behind those who came later."""
+        """They look every four seconds, and would come back behind later ones."""
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -379,7 +377,7 @@ class TestWaiting:
             thread.join()
 
     def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
-        """Not for the waiter's own timeout, and not for ever."""
+        """Not for the waiter's own timeout, and not forever."""
         assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):
@@ -468,7 +466,7 @@ class TestWhatBreaksOtherLocks:
             client.flushall()
             raise ZeroDivisionError
 
-    def test_holder_is_told_when_its_lock_is_evicted(self, client: Redis) -> None:
+    def test_holder_learns_that_its_lock_was_evicted(self, client: Redis) -> None:
         lost = threading.Event()
         lock = Lock(client, NAME, timeout=2.0, on_lost=lambda lock: lost.set())
         lock.acquire()

@@ -68,7 +68,7 @@ class TestToken:
             with pytest.raises(LockNotOwnedError):
                 lock.release()
 
-    def test_each_hold_has_another_owner_all_the_same(self, make: Callable[..., Lock]) -> None:
+    def test_each_hold_still_has_another_owner(self, make: Callable[..., Lock]) -> None:
         """A release that was given up, and comes late, does not free the next hold."""
         lock, owners = make(), set()
         for _ in range(3):
@@ -151,9 +151,7 @@ class TestAnotherTtl:
         assert lock.reacquire()
         lock.release()
 
-    def test_shorter_one_that_was_carried_out_without_an_answer_is_renewed_in_time(
-        self, own_redis: RedisServer, client: Redis
-    ) -> None:
+    def test_shorter_ttl_without_an_answer_is_renewed_in_time(self, own_redis: RedisServer, client: Redis) -> None:
         with LossyProxy(own_redis.port) as proxy:
             lock = Lock(Redis(port=proxy.port), NAME, timeout=60)
             with lock:
@@ -186,7 +184,7 @@ class TestAnotherTtl:
             other.release()
 
     @pytest.mark.parametrize("timeout", [float("inf"), 10**400, True, "10", MAX_TIMEOUT + 1])
-    def test_timeout_that_is_none_is_refused(self, client: Redis, timeout: float) -> None:
+    def test_invalid_timeout_is_refused(self, client: Redis, timeout: float) -> None:
         with pytest.raises(ValueError, match="timeout of lock"):
             Lock(client, NAME, timeout=timeout)
 
@@ -265,7 +263,7 @@ class TestReleaseWithoutAnAnswer:
                 use()
         lock.release()
 
-    def test_it_is_none_where_the_lock_was_lost_before(self, own_redis: RedisServer, client: Redis) -> None:
+    def test_it_fails_if_the_lock_was_lost_before(self, own_redis: RedisServer, client: Redis) -> None:
         lost = threading.Event()
         lock = Lock(client, NAME, timeout=0.5, on_lost=lambda lock: lost.set())
         lock.acquire()
@@ -278,9 +276,7 @@ class TestReleaseWithoutAnAnswer:
         with pytest.raises(NotOwned):
             lock.release()
 
-    def test_it_is_none_where_the_lock_was_lost_before_and_the_first_answer_too(
-        self, own_redis: RedisServer, client: Redis
-    ) -> None:
+    def test_it_fails_if_the_lock_and_the_first_answer_were_lost(self, own_redis: RedisServer, client: Redis) -> None:
         """The store says it again by itself, and finds it gone."""
         lost = threading.Event()
         with LossyProxy(own_redis.port) as proxy:
@@ -488,7 +484,7 @@ class TestRedlock:
 
 
 class TestBesideRedisPys:
-    """Neither starves: redis-py's release wakes nobody, so whoever waits for it looks as often as it does."""
+    """Neither starves: redis-py's release wakes nobody, so a waiter looks as often as it does."""
 
     @pytest.mark.parametrize("pause", [0.1, 0.02])
     def test_it_is_had_soon_after_redis_pys_was_freed(self, client: Redis, pause: float) -> None:

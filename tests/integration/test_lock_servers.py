@@ -112,7 +112,7 @@ class TestSemaphore:
     def shop(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
         return shop_on(redis_server)
 
-    def test_so_many_run_at_once(self, shop: Shop) -> None:
+    def test_limit_of_runs(self, shop: Shop) -> None:
         shop.start("one", "two", "three")
         results = [shop.send("paired", "report", 0.3) for _ in range(12)]
         assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 12

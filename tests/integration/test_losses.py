@@ -117,7 +117,7 @@ class TestWorkerIsKilled:
         patient.start("name")
         until(lambda: not patient.held())
 
-    def test_worker_of_the_same_name_frees_nothing_of_one_that_lives(self, patient: Shop) -> None:
+    def test_worker_of_the_same_name_frees_nothing_of_a_living_one(self, patient: Shop) -> None:
         """Two workers of one name are a mistake, and no reason to let tasks overlap."""
         patient.start("name", "other")
         patient.send("exclusive", "report", 300.0)
@@ -212,7 +212,7 @@ class TestWorkerIsStopped:
 
 
 def asks_for_messages(shop: Shop) -> bool:
-    """Whether the broker has a worker's request open: who is stopped then may be sent the next message."""
+    """Whether the broker has a worker's request open: a worker that is stopped then may be sent the next message."""
     with Redis.from_url(shop.conf["broker_url"]) as broker:
         return any(client["cmd"] == "brpop" and "b" in client["flags"] for client in broker.client_list())
 

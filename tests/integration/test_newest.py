@@ -95,7 +95,7 @@ class TestManyCome:
         assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
         assert ran(shop)[0] == holder.id
 
-    def test_newcomer_that_finds_it_free_supersedes_who_waits(self, shop: Shop) -> None:
+    def test_newcomer_that_finds_it_free_supersedes_waiting_messages(self, shop: Shop) -> None:
         """One that its worker holds, and could begin only later."""
         shop.start("holding", arguments=("-Q", "held"))
         holder = shop.send("rerunning", "report", LONG, queue="held")
@@ -126,7 +126,7 @@ class TestManyCome:
         assert ran(shop) == [holder.id, newest.id]
 
     def test_same_id_on_purpose(self, shop: Shop) -> None:
-        """The result of an id is that of who runs."""
+        """The result of an id is that of the running message."""
         shop.start("one", "two")
         shop.send("rerunning", "report", LONG, task_id="same")
         shop.record.wait_for(starts=1)
@@ -209,7 +209,7 @@ class TestNothingIsLost:
         assert (first, last) == (holder.id, others[-1].id)
 
     def test_holder_retries_itself(self, shop: Shop) -> None:
-        """Its next attempt is older than who came meanwhile."""
+        """Its next attempt is older than what came meanwhile."""
         shop.start("one", "two")
         holder = shop.send("rerunning_retried", "report", LONG)
         shop.record.wait_for(starts=1)
@@ -219,7 +219,7 @@ class TestNothingIsLost:
         assert is_superseded_by(holder, newest)
         assert ran(shop) == [holder.id, newest.id, newest.id]
 
-    def test_one_that_retries_itself_alone(self, shop: Shop) -> None:
+    def test_lone_message_that_retries_itself(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = shop.send("rerunning_retried", "report")
         assert holder.get(timeout=LIMIT) == "report"

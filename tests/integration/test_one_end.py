@@ -1,4 +1,4 @@
-"""One message has one end, which never changes, is told once, and on which nobody waits for ever."""
+"""One message has one end, which never changes, is reported once, and on which nobody waits forever."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class TestScopes:
 
 
 class TestMessageIsOver:
-    """Its lock is free, by whoever ends it."""
+    """Its lock is free, whatever ends it."""
 
     @pytest.mark.parametrize("name", ["failing", "rejected", "dies", "dies_rejected", "too_long", "not_begun"])
     def test_without_success(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
@@ -193,7 +193,7 @@ class TestMessageIsOver:
             result.get(timeout=LIMIT)
         until_can_be_sent(shop)
 
-    def test_skipped_for_another_one_that_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_skipped_for_another_running_one(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         shop.app.send_task("queued.until_executed", ("report", LONG))  # By name, and so without a lock.
         shop.record.wait_for(starts=1)
@@ -217,7 +217,7 @@ class TestMessageIsOver:
         assert result.get(timeout=LIMIT) == "report"
 
     def test_lock_goes_with_its_process_from_the_start(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """Not from the first renewal of a long lease: who sent it confirms it as it starts."""
+        """Not from the first renewal of a long lease: its sender confirms it as it starts."""
         start(shop)
         tasks.long_lease.delay("report", LONG)
         shop.record.wait_for(starts=1)
@@ -328,7 +328,7 @@ class TestMessageGoesOn:
 
 
 class TestCanvas:
-    """Whoever has the lock, every part gets its end, and so does what follows on it."""
+    """Whatever message has the lock, every part gets its end, and so does what follows on it."""
 
     def test_steps_of_one_chain_with_one_key(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)

@@ -182,7 +182,7 @@ class TestFinishedMessage:
         assert [len(two.record.runs(job)) for job in ("report", "list")] == [1, 1]
 
     @pytest.mark.slow
-    def test_failure_is_told_again(self, two: Shop) -> None:
+    def test_failure_is_returned_again(self, two: Shop) -> None:
         result = two.send("late_failing", "report", task_id="dies-unstored", link_error=two.sign("mark"))
         with pytest.raises(ValueError, match="as told"):
             result.get(timeout=LIMIT)

@@ -17,7 +17,7 @@ from celery_singleton_lock.testing import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
-#: What differs, and why; the same list stands in docs/locks.md. All others pass.
+#: What differs, and why; the same list is in docs/locks.md. All others pass.
 DIFFERENT = {
     "test_lock": "reads the value, and asks for a key that never ends",
     "test_lock_token": "reads the value, and asks for a key that never ends",

@@ -101,7 +101,7 @@ class TestAskedAhead:
 
 
 class TestLostReplies:
-    def test_acquire_whose_reply_is_lost_is_no_self_deadlock(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
+    def test_acquire_whose_reply_is_lost_does_not_deadlock(self, lossy: tuple[RedisStore, LossyProxy]) -> None:
         store, proxy = lossy
         proxy.lose(1)
         lease = taken(store)
@@ -170,7 +170,7 @@ class TestLostReplies:
             acquire(store)
         assert client.exists(f"{KEY}:run") == 0
 
-    def test_interrupted_abandon_is_said_all_the_same(
+    def test_interrupted_abandon_is_sent_anyway(
         self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease = taken(store, ttl=600.0)
@@ -248,7 +248,7 @@ class TestServer:
 
     @pytest.mark.parametrize("waiting", [False, True])
     def test_wake_up_that_nobody_claimed_costs_nobody_its_place(self, store: RedisStore, waiting: bool) -> None:
-        """Somebody came just then, and has the lock: who blocks next is woken by the end of that."""
+        """Somebody came just then, and has the lock: the next to block is woken by the end of that."""
         first = taken(store)
         requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True) for _ in range(2)]
         assert [type(store.acquire(request)) for request in requests] == [Held, Held]
@@ -272,7 +272,7 @@ class TestServer:
         assert store.renew([lease], timeout=1) == [True]
         assert store.free(lease)
 
-    def test_read_only_replica_is_said(self, store: RedisStore, client: Redis) -> None:
+    def test_read_only_replica_is_reported(self, store: RedisStore, client: Redis) -> None:
         client.replicaof("127.0.0.1", 1)
         with pytest.raises(LockUnavailable, match=r"ReadOnly|read only"):
             acquire(store)
@@ -302,7 +302,7 @@ class TestServer:
             store.acquire(LockRequest("elsewhere:{x}", new_owner(), ttl=TTL, holder=ME))
         store.close()
 
-    def test_wrong_password_is_said_at_once_without_it(self, own_redis: RedisServer, client: Redis) -> None:
+    def test_wrong_password_is_reported_at_once_without_it(self, own_redis: RedisServer, client: Redis) -> None:
         client.config_set("requirepass", "right")
         store = open_url(f"redis://:wr0ng@127.0.0.1:{own_redis.port}/0")
         with pytest.raises(LockUnavailable, match="Authentication") as caught:
@@ -334,7 +334,7 @@ class TestForeignValues:
         assert found.keys() == {KEY, "probe:text"}
         assert found["probe:text"].holder is None
 
-    def test_record_of_another_type_is_no_record(self, store: RedisStore, client: Redis) -> None:
+    def test_record_of_another_type_does_not_count(self, store: RedisStore, client: Redis) -> None:
         client.lpush(f"{KEY}:done:{ME.message}", "x")
         lease = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, once=True))
         assert isinstance(lease, Lease)

@@ -84,7 +84,7 @@ def die(server: RedisServer) -> None:
 
 @pytest.fixture(params=[False, True], ids=["new connections", "old connections"])
 def connected(request: pytest.FixtureRequest, store: RedlockStore) -> None:
-    """Some failures look different to who was connected already."""
+    """Some failures look different on existing connections."""
     if request.param:
         store.free(taken(store))
 
@@ -117,7 +117,9 @@ class TestFailedNodes:
         until(lambda: nodes.holding(RUN) == [], "nothing is left of the attempts")
         until(lambda: isinstance(acquire_or_none(store), Lease), "it is available again")
 
-    def test_holder_is_told_when_it_loses_the_majority(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
+    def test_holder_learns_that_it_has_lost_the_majority(
+        self, nodes: Nodes, store: RedlockStore, fail: Callable
+    ) -> None:
         lease, told = taken(store, ttl=2.0), Told()
         Heartbeat(store).start(lease, told.lost)
         for server in nodes.servers[:3]:
@@ -218,12 +220,12 @@ class TestReach:
             until(lambda: nodes.holding(RUN) == [], "the nodes whose replies were lost are told on a new connection")
             store.close()
 
-    def test_error_of_one_node_is_no_error(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_error_of_one_node_is_not_an_error(self, nodes: Nodes, store: RedlockStore) -> None:
         nodes.servers[0].client().execute_command("ACL", "SETUSER", "default", "-@scripting")
         lease = taken(store)
         assert store.free(lease)
 
-    def test_reasons_of_all_nodes_are_told(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_reasons_of_all_nodes_are_reported(self, nodes: Nodes, store: RedlockStore) -> None:
         for server in nodes.servers[:3]:
             server.client().execute_command("ACL", "SETUSER", "default", "-@scripting")
         with pytest.raises(LockUnavailable, match=r"(?s)(NoPermission.*){3}"):
@@ -270,7 +272,7 @@ class TestReach:
 
 
 class TestGivenUp:
-    """What was asked for and given up is no hold, whatever the nodes carry out later."""
+    """What was asked for and given up is not a hold, whatever the nodes carry out later."""
 
     def stop_majority(self, nodes: Nodes) -> None:
         for server in nodes.servers[:3]:
@@ -329,7 +331,7 @@ class TestGivenUp:
         ],
         ids=["free", "abandon"],
     )
-    def test_interrupted_end_is_said_all_the_same(
+    def test_interrupted_end_is_sent_anyway(
         self,
         nodes: Nodes,
         store: RedlockStore,
@@ -349,7 +351,7 @@ class TestGivenUp:
             ending(store, lease)
         until(lambda: not nodes.holding(RUN), "all nodes have heard of it")
 
-    def test_release_without_an_answer_is_said_again_and_was_one(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_release_without_an_answer_is_repeated_and_counts(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken(store, ttl=LONG)
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
@@ -357,7 +359,9 @@ class TestGivenUp:
         self.wait_until_free(nodes)
         assert store.free(lease) == Freeing.UNCLEAR
 
-    def test_release_is_said_to_nodes_that_come_back_with_their_data(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_release_is_repeated_to_nodes_that_come_back_with_their_data(
+        self, nodes: Nodes, store: RedlockStore
+    ) -> None:
         lease = taken(store, ttl=LONG)
         for server in nodes.servers[:3]:
             server.client().save()
@@ -381,7 +385,7 @@ class TestGivenUp:
             assert len(request.attempts) <= MOST_LATE + 2  # The last two may be settled.
             store.close()
 
-    def test_no_attempt_has_the_name_of_one_that_is_being_undone(self) -> None:
+    def test_no_attempt_has_the_name_of_an_attempt_that_is_being_undone(self) -> None:
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         names = set()
         for _ in range(commands.ATTEMPTS - 1):
@@ -532,7 +536,7 @@ class TestManyLeases:
         with pytest.raises(LockUnavailable):
             store.renew(self.many(store, 5000, 30.0), timeout=0.5)
         assert waits, "it has waited"
-        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "for ever less, of one time"
+        assert sorted(filter(None, waits), reverse=True) == [*filter(None, waits)], "less and less, of one time"
         assert max(waits) <= 0.5
         resume(nodes)
 
@@ -549,7 +553,7 @@ class TestManyLeases:
         assert store.renew(self.many(store, 2000, 30.0), timeout=5.0) == [False] * 2000
 
     @pytest.mark.slow
-    def test_holders_are_told_before_their_leases_are_over(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_holders_learn_of_it_before_their_leases_are_over(self, nodes: Nodes, store: RedlockStore) -> None:
         leases, told = [], []
         for number in range(300):
             holder = Holder(f"task {number}")
@@ -616,7 +620,7 @@ class TestForgetfulNodes:
         assert lease.held
         until(lambda: isinstance(acquire_for(other, 2.0), (Lease, Held)), "they vote again after one ttl")
 
-    def test_so_does_one_that_was_flushed(self, nodes: Nodes) -> None:
+    def test_so_does_a_flushed_node(self, nodes: Nodes) -> None:
         self.remember(nodes)
         lease = taken_on_all(nodes, open_url(nodes.url))
         for server in nodes.servers[:3]:
@@ -674,7 +678,7 @@ class TestForgetfulNodes:
         until(leads_again, "it leads again")
         leadership.resign()
 
-    def test_renewal_without_a_majority_is_no_renewal(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_renewal_without_a_majority_does_not_count(self, nodes: Nodes, store: RedlockStore) -> None:
         lease = taken_on_all(nodes, store)
         for server in nodes.servers[:3]:
             server.flush()
@@ -697,7 +701,7 @@ class TestFences:
             until(lambda: released(store, acquire_or_none(store)), "they are connected to again")
         assert fences == sorted(set(fences))
 
-    def test_they_grow_over_changing_majorities_when_the_clock_stands_still(
+    def test_they_grow_over_changing_majorities_with_a_stopped_clock(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Then it is the counters alone that count, and any later majority knows of the highest."""
@@ -752,7 +756,7 @@ class TestMarks:
         assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Record)
         until(lambda: nodes.holding(RUN) == [], "the two have been told to take it back")
 
-    def test_node_that_is_told_later_forgets_it_with_the_others(
+    def test_node_that_learns_it_later_forgets_it_with_the_others(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By the time that is left a reader sees how long ago the body ended."""
@@ -778,7 +782,7 @@ class TestMarks:
 
 
 class TestSemaphore:
-    def test_what_is_left_of_an_attempt_is_no_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_rest_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
         owner, node = new_owner(), store._nodes.each[0].server
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
         assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
@@ -791,7 +795,7 @@ class TestSemaphore:
         with pytest.raises(LockUnavailable, match="slots"):
             store.refuse(KEY, ME, Record(ME.message, b"record", 60.0))
 
-    def test_so_many_hold_it(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_limit_of_holders(self, nodes: Nodes, store: RedlockStore) -> None:
         """Not more, as counting on each node would: three that each admit two admit three with a majority."""
         leases = [acquire(store, limit=2, holder=Holder(f"task {number}")) for number in range(3)]
         assert [type(lease) for lease in leases] == [Lease, Lease, Held]

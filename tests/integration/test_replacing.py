@@ -70,7 +70,7 @@ def test_one_runs_and_the_newest_waits(shop: Shop, tasks: SimpleNamespace) -> No
     assert overlaps(shop.record.runs("report")) == []
 
 
-def test_one_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespace) -> None:
+def test_message_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespace) -> None:
     """It was put back, as another one runs."""
     start(shop)
     running = tasks.newest_alone.delay("report", LONG)

@@ -157,7 +157,9 @@ def test_broker_goes_in_each_state_of_a_message(
     pool: str,
     way: str,
 ) -> None:
-    """While one runs, a copy of it stands by, others wait for the lock, are put back, or are just being put back."""
+    """While one runs, a copy of it waits as insurance, others wait for the lock, are put back, or are just being put
+    back.
+    """
     with RabbitMQ() as rabbitmq, LossyProxy(rabbitmq.port) as proxy:
         shop = shop_on(
             redis_server,

@@ -33,7 +33,7 @@ def test_late_holder_frees(own_redis: RedisServer, name: str, found: str) -> Non
     assert race.paused_holder(course(name, own_redis))["its release then"] == found
 
 
-def test_ours_is_kept_by_who_works_on(own_redis: RedisServer) -> None:
+def test_lock_is_kept_while_its_holder_works_on(own_redis: RedisServer) -> None:
     assert race.long_work(course("SET NX PX + Lua", own_redis)) == "second holder in"
     own_redis.flush()
     assert race.long_work(course("`Lock`", own_redis)) == "kept"

@@ -1,8 +1,9 @@
 """The sent-twice matrix of canvas: one object, sent again and again, runs as often as with the stock Task.
 
-Ids are no names for messages: users freeze signatures, and Celery 5.7 gives the last step of one chain object the same
-id at each send. Each shape is sent three times, by a program that has the tasks, with the stock Task and with ours in
-the same run; what ran, with which arguments, what callers get, and the states of all results are compared.
+Ids do not identify messages: users freeze signatures, and Celery 5.7 gives the last step of one chain object the same
+id at each send. Each shape is sent three times, by a program that has the tasks, with the stock Task and with
+SingletonTask in the same run; what ran, with which arguments, what callers get, and the states of all results are
+compared.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ def _shown(value: Any) -> str:
 
 @contextmanager
 def sending(redis: RedisServer, directory: Path, pool: str, *, by_name: bool = False) -> Iterator[Sender]:
-    """One worker of this pool, and who sends to it.
+    """One worker of this pool, and its sender.
 
     On a server that outlives the test: what is left of results asks for it when it is collected.
     """
@@ -266,12 +267,12 @@ def differences(sender: Sender, family: str, names: tuple[str, ...]) -> dict[str
 
 
 def compare(sender: Sender, family: str, names: tuple[str, ...], *, at_once: bool) -> dict[str, object]:
-    """Send each shape several times, with the stock Task and with ours; what differs."""
+    """Send each shape several times, with the stock Task and with SingletonTask; what differs."""
     for number in range(1, TIMES + 1):
         for one in ("stock", family):
             sender.send(one, names)
         if not at_once:
-            # Those that differ do so for ever: they are waited for once.
+            # Those that differ do so forever: they are waited for once.
             sender.wait("stock", names, number)
             sender.wait(family, names, number, seconds=LIMIT if number == 1 else 10)
             sender.forget_chords()

@@ -89,7 +89,7 @@ def test_no_permission_any_more(split: Shop, server: Redis) -> None:
 
 
 def test_full_memory(split: Shop, server: Redis) -> None:
-    """Who holds a lock keeps it, and frees it; new ones wait."""
+    """A holder keeps its lock, and frees it; new ones wait."""
     result = split.send("exclusive", "report", 2 * TTL)
     split.record.wait_for(starts=1)
     server.config_set("maxmemory", 1)

@@ -80,7 +80,7 @@ def took(client: Redis) -> float:
 
 
 def sent_to(client: Redis, key: str) -> int:
-    """The port of the server to which another one sends those who ask for the key."""
+    """The port of the server to which another one redirects requests for the key."""
     with pytest.raises(ResponseError) as error:
         client.get(key)
     return int(str(error.value).rpartition(":")[2])
@@ -237,7 +237,7 @@ class TestEnd:
         assert len(pids) >= 2
         assert not any(map(is_alive, pids))
 
-    def test_taken_port_is_no_error(self, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_taken_port_is_not_an_error(self, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
         with RedisServer() as other:
             free, taken = ports.with_bus, [other.port]
             monkeypatch.setattr(ports, "with_bus", lambda: taken.pop() if taken else free())
@@ -247,7 +247,7 @@ class TestEnd:
         assert taken == []
 
 
-def test_taken_bus_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_bus_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     free = ports.with_bus
     taken = [free()]
     with socket.create_server(("127.0.0.1", taken[0] + 10_000)):
@@ -256,7 +256,7 @@ def test_taken_bus_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
             assert cluster.master_of(KEY).client().set(KEY, 1)
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "LIMIT", 0.5)
     with pytest.raises(AssertionError, match=r"0\.5 s in vain until it comes: not yet"):
         servers._wait(lambda: "not yet", "it comes")

@@ -24,7 +24,7 @@ def shop(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
 def quit_at_work(shop: Shop, worker: Worker) -> None:
     """A cold shutdown of a worker that names its task as active.
 
-    Celery (seen in 5.7, without our package) waits for a child for ever if the signal comes while it is reading from
+    Celery (seen in 5.7, without this package) waits for a child forever if the signal comes while it is reading from
     that child that a task has begun. Once it names the task, it has read that.
     """
     inspect = shop.app.control.inspect(destination=[worker.name], timeout=1.0, limit=1)
@@ -78,7 +78,7 @@ def test_cold_shutdown_frees_the_lock(shop: Shop, pool: str) -> None:
     quit_at_work(shop, worker)
     assert not is_alive(run.pid)
     if pool == "gevent" and celery.VERSION[:2] < (5, 5):
-        # It ends without a `finally` in its greenlets: whoever meets the lock frees it.
+        # It ends without a `finally` in its greenlets: the next that meets the lock frees it.
         shop.start("two", pool=pool)
         shop.send("exclusive", "report")
         shop.record.wait_for(starts=2, job="report")

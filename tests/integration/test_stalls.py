@@ -1,7 +1,7 @@
 """The lock server stalls for a while: every message ends all the same, none is run twice, and none ends late.
 
-Whatever was asked for in front of the stall is carried out behind it, when those who asked have long given up. The ttl
-is longer than any test waits, so that what is left behind by mistake would be held for ever.
+Whatever was asked for in front of the stall is carried out behind it, when the callers have long given up. The ttl
+is longer than any test waits, so that what is left behind by mistake would be held forever.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-def test_harness_sees_what_ours_does(course: Callable[[str], Course], patient: Callable[[], None]) -> None:
+def test_harness_sees_what_singleton_task_does(course: Callable[[str], Course], patient: Callable[[], None]) -> None:
     ours = course("`SingletonTask`")
     assert task_race.sent_by_name(ours) == "1 at once"
     patient()

@@ -113,7 +113,7 @@ class TestSentinel:
         with pytest.raises(InvalidOption, match="master_name"):
             open_url(sentinels.url)
 
-    def test_unknown_master_is_said(self, sentinels: SentinelGroup) -> None:
+    def test_unknown_master_is_reported(self, sentinels: SentinelGroup) -> None:
         store = open_url(sentinels.url, {"master_name": "nobody"})
         with pytest.raises(LockUnavailable, match="nobody"):
             acquire(store)
@@ -185,7 +185,7 @@ class TestFailover:
 
 
 def replicated(master: RedisServer, replicas: int, *, key: str = "replicated") -> bool:
-    """Wait until so many have all that was written."""
+    """Wait until that many have all that was written."""
     with master.client() as client:
         client.set(key, 1, px=1)  # WAIT looks at what its own connection has written.
         return int(client.wait(replicas, 5000)) == replicas
@@ -241,13 +241,13 @@ class TestReplicas:
         assert not pair[0].client().exists(f"{KEY}:run")
         pair[1].resume()
 
-    def test_held_lock_is_said_to_be_held_all_the_same(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_held_lock_is_still_reported_as_held(self, pair: tuple[RedisServer, RedisServer]) -> None:
         taken(open_url(pair[0].url))
         pair[1].pause()
         assert isinstance(acquire(open_url(pair[0].url, replicas=1), waiting=True), Held)
         pair[1].resume()
 
-    def test_end_of_a_message_is_on_the_replica_when_it_is_said(self) -> None:
+    def test_end_of_a_message_is_on_the_replica_when_it_is_reported(self) -> None:
         """Else a failover would forget that it was carried out, when its message is acknowledged already."""
         with ExitStack() as exits:
             master = exits.enter_context(RedisServer())
@@ -265,7 +265,7 @@ class TestReplicas:
             store.remember(KEY, record_of(remembered))
             assert keeps_record_of(replica, remembered)
 
-    def test_end_that_did_not_reach_it_is_said_again(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_end_that_did_not_reach_it_is_repeated(self, pair: tuple[RedisServer, RedisServer]) -> None:
         master, replica = pair
         store, ran, refused = open_url(master.url, replicas=1), Holder("ran"), Holder("refused")
         lease = taken(store)
@@ -280,8 +280,8 @@ class TestReplicas:
         until(lambda: keeps_record_of(replica, ran), "it has the record")
         assert store.refuse(KEY, refused, record_of(refused)) is None, "what it finds is its own"
 
-    def test_end_is_said_to_the_new_master(self, pair: tuple[RedisServer, RedisServer]) -> None:
-        """The old one lives on without its replicas, and takes it from who is still connected to it."""
+    def test_new_master_learns_of_the_end(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        """The old one lives on without its replicas, and takes it from clients that are still connected to it."""
         old, new = pair
         master = old
 
@@ -299,7 +299,7 @@ class TestReplicas:
             assert keeps_record_of(new, message)
             assert isinstance(acquire(store), Lease)
 
-    def test_end_is_said_until_a_replica_has_it(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_end_is_repeated_until_a_replica_has_it(self, pair: tuple[RedisServer, RedisServer]) -> None:
         """Also where the primary has carried it out long ago: it may be a deposed one."""
         master, replica = pair
         store, message = open_url(master.url, replicas=1), Holder("ran")
@@ -531,7 +531,7 @@ class TestCluster:
         assert store.free(taken(store))
         store.close()
 
-    def test_no_node_is_said(self) -> None:
+    def test_missing_nodes_are_reported(self) -> None:
         with pytest.raises(LockUnavailable, match="Connection"):
             acquire(open_url("redis+cluster://127.0.0.1:1"))
 

@@ -25,7 +25,7 @@ from tests.web.scenes import entry, hold, with_task, write
 
 TOKEN = "a-token-of-these-tests"
 
-#: What is said of a lock whose holder is alive; what follows is about the command line.
+#: The text about a lock whose holder is alive; what follows is about the command line.
 NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
@@ -59,7 +59,7 @@ def test_page_goes_on_when_the_lock_server_is_gone_and_comes_back(
         until(lambda: page.read()[0] == 200)
 
 
-def test_user_of_the_lock_server_who_may_only_read_is_enough(own_redis: RedisServer) -> None:
+def test_read_only_user_of_the_lock_server_is_enough(own_redis: RedisServer) -> None:
     writing = with_task(Celery("shop", broker=own_redis.url, set_as_current=False))
     lease = hold(writing, "acme")
     write(writing, entry(writing, "acme", "skip"))
@@ -100,7 +100,7 @@ def test_locks_in_memory_cannot_be_shown_by_another_process(shop: Shop) -> None:
 
 @contextmanager
 def signed_in(shop: Shop) -> Iterator[Callable[..., str]]:
-    """Press a button on the page of the one lock that is held; what is said."""
+    """Press a button on the page of the one lock that is held; the answer."""
     with site(shop, "--allow-release", CELERY_SINGLETON_LOCK_WEB_TOKEN=TOKEN) as page:
         assert TOKEN not in page.told
         with httpx.Client(base_url=page.url, headers={"origin": page.url}, timeout=LIMIT) as client:

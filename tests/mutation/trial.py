@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.mutation.change import Change
 from tests.mutation.files import ROOT
 
-#: Seconds for all tests: a change may make one wait for ever.
+#: Seconds for all tests: a change may make one wait forever.
 PATIENCE = 600
 _NOT_COPIED = shutil.ignore_patterns(".venv", ".git", ".nox", "__pycache__", "_build")
 

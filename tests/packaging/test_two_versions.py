@@ -332,12 +332,12 @@ def test_one_beat_leads(deploy: Deploy, order: Sequence[str]) -> None:
     """The other takes over when that one is killed, and sends nothing that was sent."""
     first, second = order
     deploy.broker.delete("ticks")
-    leads, stands_by = f"first-{first}", f"second-{second}"
-    with deploy.beat(first, leads, "beat: leads schedule") as leader, deploy.beat(second, stands_by, "stands by"):
+    leads, standby = f"first-{first}", f"second-{second}"
+    with deploy.beat(first, leads, "beat: leads schedule") as leader, deploy.beat(second, standby, ") leads schedule"):
         until(lambda: deploy.broker.llen("ticks") >= 2)
-        assert "beat: leads schedule" not in deploy.log(stands_by)
+        assert "beat: leads schedule" not in deploy.log(standby)
         kill(leader)
-        until(lambda: "beat: leads schedule" in deploy.log(stands_by))
+        until(lambda: "beat: leads schedule" in deploy.log(standby))
         number = deploy.broker.llen("ticks")
         until(lambda: deploy.broker.llen("ticks") >= number + 2)
     ids = [headers(message)["id"] for message in deploy.broker.lrange("ticks", 0, -1)]

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGE = "celery_singleton_lock"
 
-#: pytest's plugin, which stands beside it.
+#: pytest's plugin, which is beside it.
 PLUGIN = "_celery_singleton_lock_pytest.py"
 
 APP = """
@@ -141,7 +141,7 @@ def test_every_module_that_needs_no_extra_can_be_imported(installed: Path, tmp_p
 
 @pytest.fixture
 def celery(installed: Path, tmp_path: Path, own_redis: RedisServer) -> Callable[..., str]:
-    """Run Celery's program for an app that was written by somebody who has only the wheel."""
+    """Run Celery's program for an app that was written with only the wheel."""
     (tmp_path / "shop.py").write_text(APP)
     return lambda *arguments: run(
         installed / "celery", "-A", "shop", *arguments, cwd=tmp_path, SHOP=own_redis.url, PYTHONPATH=str(tmp_path)

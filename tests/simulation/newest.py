@@ -23,6 +23,9 @@ OFTEN = 0.2
 #: Seconds in which a message ends that waits in line as a newer one comes, and those that each one more may take.
 AT_ONCE, EACH = 1.0, 0.3
 
+#: Seconds beyond a renewal within which a body is stopped that a newer message stops.
+STOPPED = 1.0
+
 #: Seconds within which a worker is known to have a copy in line.
 IN_LINE = 0.1
 
@@ -98,6 +101,9 @@ class Newest:
         self._next_look = self.run.now + OFTEN
         self._look_at_orders()
         trouble_ends = trouble.last_end(self.world, but=trouble.BRIEF)
+        for running in self.world.bodies.running.values():
+            for body in running:
+                self._is_stopped(body, trouble_ends)
         older = [copy for copy in self.world.parked.in_line() if self._newer_came_at(copy) is not None]
         for copy in older:
             if not self.world.parked.has_room(copy):
@@ -107,6 +113,19 @@ class Newest:
                 self.run.fail(
                     f"for {self.run.now - since:.1f} s: message {copy.request.id} is in line, and a newer one has come"
                 )
+
+    def _is_stopped(self, body: Running, trouble_ends: float) -> None:
+        """A body that a newer message stops ends within a renewal, at the latest."""
+        order = self._order[body.key]
+        if apps.TASKS[body.task]["on_conflict"] != "replace" or body.number not in order:
+            return
+        own, _ = order[body.number]
+        newer = [at for place, at in order.values() if place > own]
+        if not newer or not (body.process.alive and body.process.runs):
+            return
+        since = max(min(newer), body.began, trouble_ends, body.process.frozen_until)
+        if self.run.now - since > body.lease.ttl / 3 + STOPPED + 20 * self.world.plan.latency:
+            self.run.fail(f"for {self.run.now - since:.1f} s: message {body.number} runs, which a newer one stops")
 
     def look_at_the_end(self) -> None:
         """The newest of each key was not superseded; what was, has not run since."""

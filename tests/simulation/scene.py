@@ -14,6 +14,9 @@ from tests.simulation.scheduler import Simulation
 from tests.simulation.shrinking import shrink
 from tests.simulation.simulate import Result, prepare, simulate
 
+#: Of plans.
+KINDS = ("tasks", "locks", "beats", "nodes", "sent", "joined", "newest", "follows")
+
 
 def traces(*seeds: str) -> dict[str, str]:
     """A digest of the trace of each seed."""
@@ -34,7 +37,7 @@ def left(*seeds: str) -> list[int]:
     counts = []
     for _ in range(2):
         for seed in seeds:
-            simulate(draw(int(seed), kind=["tasks", "locks", "beats", "nodes", "sent"][int(seed) % 5]))
+            simulate(draw(int(seed), kind=KINDS[int(seed) % len(KINDS)]))
         gc.collect()
         counts.append(sum(isinstance(it, Simulation) for it in gc.get_objects()))
     return counts

@@ -82,7 +82,7 @@ def test_who_waits_is_woken_in_order(redis_server: RedisServer, control: RealSes
 @pytest.mark.slow
 @given(steps=HAND_OVERS)
 @settings(max_examples=MANY // 5, **_SETTINGS)
-def test_many_who_wait_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
+def test_many_waiters_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
     compare(redis_server, control, steps, 2)
 
 
@@ -108,7 +108,7 @@ def test_many_refusals(
     compare_refusals(redis_server, control, before, after, state)
 
 
-def test_what_stands_behind_a_woken_pop_runs_at_the_end_of_the_turn(
+def test_commands_behind_a_woken_pop_run_at_the_end_of_the_turn(
     redis_server: RedisServer, control: RealSession
 ) -> None:
     """Also behind what other clients have sent meanwhile: both servers read from two at once."""

@@ -41,7 +41,7 @@ def test_a_seed_has_one_trace_in_every_process_and_after_other_seeds() -> None:
 
 def test_a_simulation_that_is_over_is_forgotten() -> None:
     """But for what copies of the package have that no later one has used yet."""
-    before, after = scene("left", *map(str, range(6)))
+    before, after = scene("left", *map(str, range(8)))
     assert after <= before
 
 

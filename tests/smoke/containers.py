@@ -1,6 +1,6 @@
 """Two worker containers on a Redis broker and a Redis backend, and a third Redis, on another network, for the record.
 
-Each worker has a queue of its own, so that a test knows who gets a message.
+Each worker has a queue of its own, so that a test knows which one gets a message.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def worker_hostname() -> str | None:
 
 @pytest.fixture
 def keeps_everything() -> bool:
-    """Whether the broker, who has the locks as well, still knows what it knew when it was restarted."""
+    """Whether the broker, which has the locks as well, still knows what it knew when it was restarted."""
     return True
 
 
@@ -179,7 +179,7 @@ def celery_worker_cluster(
 
 
 class Shop:
-    """Two workers, who can be sent work and done harm to, and what they recorded."""
+    """Two workers that get work and are harmed, and what they recorded."""
 
     def __init__(self, setup: CeleryTestSetup, record: Redis, engine: DockerClient, inside: Network) -> None:
         self.one, self.two = setup.worker_cluster
@@ -202,7 +202,7 @@ class Shop:
         return [run for run in read(self._record) if run.job == job]
 
     def wait_for(self, job: str, *, starts: int = 0, ends: int = 0) -> list[Run]:
-        """The runs of a job, once so many have started and ended."""
+        """The runs of a job, once that many have started and ended."""
         deadline = clock.now() + LIMIT
         while True:
             runs = self.runs(job)

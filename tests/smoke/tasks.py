@@ -19,7 +19,7 @@ record = Redis.from_url(os.environ.get("RECORD_URL", "redis://"))
 
 @shared_task(bind=True, base=SingletonTask, name="work", lock_key=["job"])
 def work(self: Any, job: str, seconds: float, step: float = 0.05) -> str:
-    """Record a step of `job` every so many seconds."""
+    """Record a step of `job` at intervals of that many seconds."""
     with run(record, self, job) as record_step:
         until = clock.now() + seconds
         while clock.now() < until:

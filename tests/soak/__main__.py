@@ -15,7 +15,7 @@ from celery_singleton_lock import clock
 from tests.soak.picture import picture
 from tests.soak.soak import Soak, grown
 
-#: Pictures have so many points.
+#: Pictures have that many points.
 POINTS = 240
 
 

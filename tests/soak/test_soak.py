@@ -15,12 +15,12 @@ def test_what_grows_until_it_is_warm_is_flat() -> None:
     assert grown(WARM) == []
 
 
-def test_what_grows_on_is_told() -> None:
+def test_growth_is_reported() -> None:
     leak = [{"MB of prefork": 40.0 + number / 4, "threads of prefork": 7.0} for number in range(POINTS)]
     assert [one.split()[:3] for one in grown(leak)] == [["MB", "of", "prefork"]]
 
 
-def test_a_peak_is_no_growth() -> None:
+def test_a_peak_is_not_growth() -> None:
     peak = [{"keys of locks": 9000.0 if number == POINTS - 5 else 1000.0} for number in range(POINTS)]
     assert grown(peak) == []
 

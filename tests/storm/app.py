@@ -15,11 +15,11 @@ from celery import Celery, states
 from celery.backends.redis import RedisBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.signals import worker_ready
-from kombu.transport import redis as transport
 from redis import Redis
 
 from celery_singleton_lock import LockConflict
 from tests.storm import history, mutants
+from tests.storm.broker import report_queue
 from tests.storm.waiting import KEEPS_OUT
 
 #: Seconds between two lines of a body.
@@ -156,29 +156,6 @@ def _report_ends() -> None:
     RedisBackend.store_result = told
 
 
-def _report_queue() -> None:
-    """Have kombu write down what is put into a queue, and what a worker has taken and noted.
-
-    It takes a message off the list before it notes that: whoever is killed or cut off in between loses it.
-    """
-    append, put, restore = transport.QoS.append, transport.Channel._put, transport.Channel._do_restore_message
-
-    def taken(self: Any, message: Any, delivery_tag: str) -> None:
-        append(self, message, delivery_tag)
-        _note("taken", message.headers)
-
-    def queued(self: Any, queue: str, message: Any, **kwargs: Any) -> None:
-        put(self, queue, message, **kwargs)
-        _note("queued", message["headers"])
-
-    def restored(self: Any, payload: Any, *args: Any, **kwargs: Any) -> None:
-        restore(self, payload, *args, **kwargs)
-        _note("queued", payload["headers"])
-
-    transport.QoS.append, transport.Channel._put = taken, queued
-    transport.Channel._do_restore_message = restored
-
-
 def _report_records() -> None:
     """Have a refusal, or a run that was stopped, write down that its end is recorded: it is told some time later."""
     from celery_singleton_lock.task import refusal
@@ -194,12 +171,6 @@ def _report_records() -> None:
     refusal._record_at_store = recorded
 
 
-def _note(event: str, headers: Mapping[str, Any]) -> None:
-    queued = headers.get("singleton_lock_queued")
-    owner = {"owner": queued[3]} if queued and queued[0] == headers.get("id") else {}
-    history.write(event, message=headers.get("id"), retries=headers.get("retries", 0), **owner)
-
-
 @worker_ready.connect
 def _ready(sender: Any, **_: Any) -> None:
     """Tell the storm, which waits at this list."""
@@ -213,6 +184,6 @@ if history.HOST in os.environ:
     AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})
     mutants.apply(os.environ.get(MUTANT, ""))
     _report_ends()
-    _report_queue()
+    report_queue()
     _report_records()
     app = make(json.loads(os.environ["TEST_CONF"]), os.environ.get(PACKAGE, ""))

@@ -92,7 +92,7 @@ def test_two_keys_do_not_meet() -> None:
     assert found(judge(body("a", 1, 3), body("b", 2, 4, key="other"))) == []
 
 
-def test_one_that_began_long_ago_is_still_there_after_others() -> None:
+def test_run_that_began_long_ago_is_still_there_after_others() -> None:
     assert found(judge(body("a", 1, 9), body("b", 2, 3), body("c", 8, 8.5))) == [("overlap", "")] * 2
 
 
@@ -119,10 +119,10 @@ class TestABodyThatStoodStill:
     def test_with_its_whole_worker_is_an_exception(self) -> None:
         assert found(judge(self.still(), self.frozen, body("b", 8, 12))) == [("overlap", FROZEN)]
 
-    def test_for_no_reason_is_no_exception(self) -> None:
+    def test_without_a_reason_there_is_no_exception(self) -> None:
         assert found(judge(self.still(), body("b", 8, 12))) == [("overlap", "")]
 
-    def test_as_another_worker_was_frozen_is_no_exception(self) -> None:
+    def test_another_frozen_worker_is_not_an_excuse(self) -> None:
         other = fault("worker: frozen", 3, 9, pids=[2], fate="frozen")
         assert found(judge(self.still(), other, body("b", 8, 12))) == [("overlap", "")]
 
@@ -137,14 +137,14 @@ class TestABodyThatStoodStill:
     def test_as_c_code_held_its_process_is_an_exception(self) -> None:
         assert found(judge(self.still(), body("c", 3, 9, key="hog-1"), body("b", 8, 12))) == [("overlap", HOGGED)]
 
-    def test_and_was_not_stopped_then_is_no_exception(self) -> None:
+    def test_not_being_stopped_then_is_not_an_excuse(self) -> None:
         assert found(judge(self.still(14), self.frozen, body("b", 8, 9.5))) == [("overlap", "")]
 
-    def test_long_before_is_no_exception(self) -> None:
+    def test_long_before_is_not_an_excuse(self) -> None:
         assert found(judge(self.still(14), self.frozen, body("b", 12, 13))) == [("overlap", "")]
 
 
-def test_a_gap_as_between_any_two_lines_is_no_exception() -> None:
+def test_a_gap_as_between_any_two_lines_is_not_an_excuse() -> None:
     frozen = fault("worker: frozen", 2, 2.4, pids=[1], fate="frozen")
     assert found(judge(body("a", 1, 3, every=0.5), frozen, body("b", 2.2, 4))) == [("overlap", "")]
 
@@ -155,10 +155,10 @@ class TestALockServerThatForgot:
     def test_excuses_until_the_next_renewal(self) -> None:
         assert found(judge(body("a", 1, 4), self.empty, body("b", 3, 5))) == [("overlap", FORGOT)]
 
-    def test_excuses_nobody_who_goes_on_after_the_next_renewal(self) -> None:
+    def test_excuses_no_run_that_goes_on_after_the_next_renewal(self) -> None:
         assert found(judge(body("a", 1, 4.6), self.empty, body("b", 3, 5))) == [("overlap", "")]
 
-    def test_excuses_nobody_who_goes_on(self) -> None:
+    def test_excuses_no_run_that_goes_on(self) -> None:
         assert found(judge(body("a", 1, 9), self.empty, body("b", 3, 5))) == [("overlap", "")]
 
     def test_excuses_nothing_where_a_majority_remembers(self) -> None:
@@ -178,12 +178,12 @@ def test_a_worker_that_was_killed_before_anybody_knew_is_an_exception() -> None:
     assert found(judge(*lines)) == [("again", KILLED)]
 
 
-def test_a_worker_that_was_killed_when_it_was_told_is_no_exception() -> None:
+def test_a_worker_that_was_killed_when_the_end_was_known_is_not_an_excuse() -> None:
     lines = body("a", 1, 2, told="SUCCESS"), fault("kill", 1.9, 2.1, pids=[1], fate="killed"), body("a", 3, 4, pid=2)
     assert found(judge(*lines)) == [("again", "")]
 
 
-def test_a_body_whose_end_no_lock_server_could_be_told_is_an_exception() -> None:
+def test_a_body_whose_end_reached_no_lock_server_is_an_exception() -> None:
     lines = (
         body("a", 1, 2),
         fault("partition", 1.9, 8, silent=["*/0"]),
@@ -193,7 +193,7 @@ def test_a_body_whose_end_no_lock_server_could_be_told_is_an_exception() -> None
     assert found(judge(*lines)) == [("again", SILENT)]
 
 
-def test_a_worker_that_was_killed_before_any_lock_server_could_be_told_is_an_exception() -> None:
+def test_a_worker_that_was_killed_before_the_end_reached_a_lock_server_is_an_exception() -> None:
     silence, death = fault("partition", 1.9, 8, silent=["*/0"]), fault("kill", 4, 4.1, pids=[1], fate="killed")
     lines = body("a", 1, 2, told="SUCCESS"), silence, death, body("a", 6, 7, pid=2)
     assert found(judge(*lines)) == [("again", SILENT)]
@@ -215,24 +215,24 @@ def test_a_worker_that_was_ending_lives_until_it_has_ended(until: float, excuse:
     assert found(judge(*lines)) == [("again", excuse)]
 
 
-def test_an_end_of_one_that_was_stopped_after_a_success_is_no_exception() -> None:
+def test_an_end_of_a_stopped_run_after_a_success_is_not_an_excuse() -> None:
     """It is told when it is recorded."""
     silence = fault("partition", 0, 1.9, silent=["*/0"])
     lines = silence, end_of("a", 1, "SUCCESS"), end_of("a", 2, "FAILURE", error="LockLost")
     assert found(judge(*lines)) == [("told twice", "")]
 
 
-def test_a_silence_that_was_over_is_no_exception() -> None:
+def test_a_silence_that_was_over_is_not_an_excuse() -> None:
     lines = body("a", 1, 2), fault("partition", 0, 1.9, silent=["*/0"]), body("a", 6, 7, pid=2)
     assert found(judge(*lines)) == [("again", "")]
 
 
-def test_a_silence_that_ended_before_the_copy_ran_is_no_exception() -> None:
+def test_a_silence_that_ended_before_the_copy_ran_is_not_an_excuse() -> None:
     lines = body("a", 1, 2), fault("partition", 1.9, 4, silent=["*/0"]), body("a", 6, 7, pid=2)
     assert found(judge(*lines)) == [("again", "")]
 
 
-def test_a_silence_on_another_host_is_no_exception() -> None:
+def test_a_silence_on_another_host_is_not_an_excuse() -> None:
     lines = body("a", 1, 2), fault("partition", 1.9, 8, silent=["west/0"]), body("a", 6, 7, pid=2)
     assert found(judge(*lines)) == [("again", "")]
 
@@ -244,7 +244,7 @@ def test_a_redlock_is_silent_where_no_quorum_answers(nodes: int, excuse: str) ->
     assert found(judge(*lines, quorum=3, servers=5)) == [("again", excuse)]
 
 
-def test_a_worker_that_was_killed_long_after_the_end_is_no_exception() -> None:
+def test_a_worker_that_was_killed_long_after_the_end_is_not_an_excuse() -> None:
     lines = body("a", 1, 2), fault("kill", 3.5, 3.6, pids=[1], fate="killed"), body("a", 4, 5, pid=2)
     assert found(judge(*lines)) == [("again", "")]
 
@@ -284,13 +284,13 @@ def test_a_worker_that_ended_its_body_as_it_went_on_is_an_exception(began: float
     assert found(judge(first, frozen, body("a", start, 10, pid=2))) == [("again", excuse)]
 
 
-def test_a_child_that_alone_stood_still_before_it_was_recorded_is_no_exception() -> None:
+def test_a_frozen_child_before_the_record_is_not_an_excuse() -> None:
     stopped = fault("child: stopped", 2.1, 9, pids=[1], fate="stopped")
     assert found(judge(body("a", 1, 2), stopped, body("a", 7, 8, pid=2))) == [("again", "")]
 
 
 @pytest.mark.parametrize("error", ["LockLost", "ConnectionError", "Reject"])
-def test_an_end_without_a_fault_that_explains_it_is_no_exception(error: str) -> None:
+def test_an_end_without_a_fault_that_explains_it_is_not_an_excuse(error: str) -> None:
     sending = {**sent("a"), "policy": "skip"}
     lines = sending, end_of("a", 1, "FAILURE", error=error), body("a", 2, 3, told="SUCCESS")
     assert found(judge(*lines)) == [("again", ""), ("told twice", "")]
@@ -303,7 +303,7 @@ def test_a_task_that_was_failed_after_its_success_is_an_exception_too() -> None:
     assert found(judge(*lines)) == [("told twice", UNTOLD)]
 
 
-def test_a_success_that_was_told_after_such_a_failure_is_no_exception() -> None:
+def test_a_success_after_such_a_failure_is_not_an_excuse() -> None:
     """Nothing was sent for it: a copy found that it had ended."""
     cut, ran = fault("broker: connections cut", 0.5, 0.6), body("a", 0.7, 0.9)
     lines = sent("a"), cut, ran, end_of("a", 1, "FAILURE", error="ConnectionError"), end_of("a", 2, "SUCCESS", pid=2)
@@ -360,14 +360,14 @@ def test_a_retry_that_celery_took_for_unsent_was_sent(error: str, retries: int, 
     assert found(judge(*lines)) == [("again", excuse), ("told twice", excuse)]
 
 
-def test_a_retry_that_was_not_sent_for_no_reason_is_no_exception() -> None:
+def test_a_retry_that_was_not_sent_for_no_reason_is_not_an_excuse() -> None:
     taken = {"at": 1.5, "event": "taken", "message": "a", "retries": 1}
     told = end_of("a", 1, "FAILURE", error="Reject"), body("a", 2, 3, told="SUCCESS", retries=1)
     assert found(judge({**sent("a"), "policy": "retry"}, taken, *told)) == [("again", ""), ("told twice", "")]
 
 
 @pytest.mark.parametrize(("recorded", "pid", "excuse"), [(0.8, 1, FORGOT), (1.5, 1, ""), (0.8, 2, "")])
-def test_an_end_that_was_forgotten_before_it_was_told(recorded: float, pid: int, excuse: str) -> None:
+def test_an_end_that_was_forgotten_before_it_was_reported(recorded: float, pid: int, excuse: str) -> None:
     """It was recorded before the lock server came back empty, and told after that, by the same process."""
     record = {"at": recorded, "event": "recorded", "message": "a", "pid": pid}
     empty, end = fault("restarts empty", 1, 1.2, forgot="7000"), end_of("a", 2, "FAILURE", error="LockLost")
@@ -375,7 +375,7 @@ def test_an_end_that_was_forgotten_before_it_was_told(recorded: float, pid: int,
     assert found(verdict) == [("again", excuse), ("told twice", excuse)]
 
 
-def test_a_run_that_was_stopped_and_could_not_be_recorded_is_no_exception() -> None:
+def test_a_stopped_run_that_could_not_be_recorded_is_not_an_excuse() -> None:
     silence = fault("partition", 0, 0.5, silent=["east/0"])
     lines = silence, end_of("a", 1, "FAILURE", error="LockLost"), body("a", 2, 3, told="SUCCESS")
     assert found(judge(*lines)) == [("again", ""), ("told twice", "")]
@@ -410,7 +410,7 @@ def test_a_success_that_no_lock_server_heard_of_may_be_followed_by_a_refusal(unt
     assert found(judge(*lines)) == [("told twice", excuse)]
 
 
-def test_an_end_that_was_told_by_two_copies() -> None:
+def test_an_end_that_two_copies_reported() -> None:
     assert found(judge(end_of("a", 1, "SUCCESS"), end_of("a", 2, "SUCCESS"))) == []
 
 

@@ -26,7 +26,7 @@ def test_one_after_another_is_one() -> None:
     assert (found.cover("east", 1, 5), found.cover("west", 1, 5)) == (True, False)
 
 
-def test_needs_so_many_servers_at_once() -> None:
+def test_needs_that_many_servers_at_once() -> None:
     found = silences(("*/0", 1, 4), ("*/1", 2, 5), too_few=2)
     assert [found.touch("east", at, at) for at in (1.5, 3.0, 4.8)] == [False, True, False]
 

@@ -12,6 +12,7 @@ from redis import Redis
 from typing_extensions import assert_type
 
 from celery_singleton_lock import (
+    CallOptions,
     Lease,
     Lock,
     LockConflict,
@@ -52,6 +53,14 @@ assert_type(rebuild.lock_key_of(7, full=True), str)
 rebuild.delay(7)
 rebuild.apply_async((7,), singleton_lock={"on_conflict": "raise", "wait": 5})
 rebuild.apply_async((7,), singleton_lock=False)
+rebuild.apply_async((7,), singleton_lock=True)  # type: ignore[arg-type]
+rebuild.apply_async((7,), singleton_lock={"timeout": 5})  # type: ignore[arg-type]
+rebuild.apply_async((7,), singleton_lock={"on_conflict": "explode"})  # type: ignore[arg-type]
+rebuild.apply((7,), singleton_lock={"key": "seven"})
+rebuild.s(7).set(singleton_lock={"wait": 5})  # type: ignore[call-arg] # Celery's stubs know its own options only.
+rebuild.signature((7,), options={"singleton_lock": {"wait": 5}})
+options: CallOptions = {"ttl": 60}
+rebuild.apply_async((7,), singleton_lock=options)
 chain = rebuild.s(7) | bill.si(7)
 
 

@@ -14,7 +14,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def app(request: pytest.FixtureRequest) -> Celery:
-    """An app whose broker, results and locks are in memory; its keys are no other app's."""
+    """An app whose broker, results and locks are in memory; no other app has its keys."""
     name = f"{request.module.__name__.rpartition('_')[2]}{next(_numbers)}"
     app = Celery(name, set_as_current=False, broker="memory://", backend="cache+memory://")
     app.conf.singleton_lock_prefix = app.main

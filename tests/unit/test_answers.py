@@ -69,7 +69,7 @@ QUESTIONS = (lock_commands.ACQUIRE, commands.VOTE)
     [7, b"OK", None, [], [1], [1, "7", 0], [0, 5, 5, 0], [2, VALUE], [9, 1], [[1], 1, 0], [1, 7, 0, 5]],
     ids=repr,
 )
-def test_answer_that_is_none_is_no_lease(of: Any, answer: Any) -> None:
+def test_invalid_answer_is_not_a_lease(of: Any, answer: Any) -> None:
     store = of(dict.fromkeys(QUESTIONS, as_resp(answer)))
     with pytest.raises(LockUnavailable, match="not an answer to lock/acquire"):
         store.acquire(asked())
@@ -86,7 +86,7 @@ def test_too_few_answers_renew_nothing(of: Any) -> None:
 
 
 def test_server_that_always_names_more_slots_is_asked_no_further(of: Any) -> None:
-    """`K:slots` of a stranger, above all bounds: each refusal asked for ever."""
+    """`K:slots` of a stranger, above all bounds: each refusal asked forever."""
     store = of({lock_commands.REFUSE: as_resp([5, 10**9])})
     with pytest.raises(LockUnavailable, match="slots"):
         store.refuse(KEY, Holder("id"), RECORD)
@@ -98,7 +98,7 @@ def test_error_that_does_not_say_where_is_an_error(of: Any, error: str) -> None:
         of(dict.fromkeys(QUESTIONS, as_resp(Exception(error)))).acquire(asked())
 
 
-def test_user_who_may_not_ask_for_the_time_that_is_left(of: Any) -> None:
+def test_user_without_the_right_to_pttl(of: Any) -> None:
     store = of({b"GET": as_resp(VALUE), b"PTTL": as_resp(ResponseError("NOPERM no"))})
     for look in (lambda: store.inspect(KEY), lambda: store.held(KEY)):
         with pytest.raises(LockUnavailable, match="no"):

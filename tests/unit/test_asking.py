@@ -102,7 +102,7 @@ def test_message_that_cannot_be_made_leaves_no_lock(steps: Steps, job: Any) -> N
     assert held(job, 1) == ()
 
 
-def test_another_ones_refusal_as_it_is_made_is_none_of_its_own(steps: Steps, job: Any) -> None:
+def test_refusal_of_another_is_not_taken_for_its_own(steps: Steps, job: Any) -> None:
     """A router sends something as well, for which there is no lock server."""
 
     def router(*_: Any, **__: Any) -> None:

@@ -65,7 +65,7 @@ def pool_warnings(options: dict[str, Any], pool: str) -> list[Finding]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 @pytest.mark.parametrize("broker", ["redis://localhost", "amqp://localhost", "sentinel://a;sentinel://b", "sqs://"])
-def test_nothing_is_said_about_the_defaults(pool: str, broker: str) -> None:
+def test_defaults_give_no_finding(pool: str, broker: str) -> None:
     app = with_task({}, {"broker_url": broker, "singleton_lock_backend": "redis://localhost"})
     app.conf.worker_enable_prefetch_count_reduction = False  # See the next test.
     assert warnings_at_start(app, Settings.from_app(app), pool=pool) == []
@@ -83,7 +83,7 @@ def test_pools_of_greenlets_that_reconnect_to_rabbitmq(pool: str, told: bool) ->
     assert not found(**REDIS)
 
 
-def test_nothing_is_said_about_a_plain_task() -> None:
+def test_plain_task_gives_no_finding() -> None:
     app = make_app()
     app.task(shared=False, name="plain", reject_on_worker_lost=True)(bill)
     assert audit_tasks(app, Settings.from_app(app), pool="prefork") == []
@@ -155,7 +155,7 @@ def test_no_warning_where_it_is_meant(options: dict[str, Any], conf: dict[str, A
     assert warnings_at_start(app, Settings.from_app(app), pool="prefork") == []
 
 
-def test_time_limits_that_a_pool_has_not_are_told() -> None:
+def test_missing_time_limits_of_a_pool_are_reported() -> None:
     limits = {"soft_time_limit": 30, "time_limit": 60}
     assert pool_warnings(limits, "prefork") == []
     (threads,) = pool_warnings(limits, "threads")
@@ -171,7 +171,7 @@ def test_limit_that_is_left_ends_a_run_that_hangs() -> None:
     assert "a run that hangs" in only_soft.text
 
 
-def test_what_is_true_of_many_tasks_is_said_once() -> None:
+def test_finding_about_many_tasks_is_reported_once() -> None:
     app = make_app(task_time_limit=60)
     for number in range(7):
         app.task(shared=False, base=SingletonTask, name=f"bill{number}")(bill)
@@ -222,17 +222,17 @@ def test_forgetting_a_message_before_its_copy_may_come_is_a_problem(done_ttl: fl
     assert "3600 s" in finding.text
 
 
-def test_forgetting_is_no_problem_where_no_copy_comes() -> None:
+def test_forgetting_is_harmless_if_no_copy_comes() -> None:
     conf = {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost", "singleton_lock_done_ttl": 60}
     assert of_app(with_task({}, conf)) == []
 
 
-def test_locks_that_are_switched_off_are_told() -> None:
+def test_locks_that_are_switched_off_are_reported() -> None:
     (finding,) = of_app(with_task({}, {"singleton_lock_enabled": False}))
     assert (finding.severity, finding.subject) == ("warning", "singleton_lock_enabled")
 
 
-def test_pickled_results_are_told() -> None:
+def test_pickled_results_are_reported() -> None:
     (finding,) = of_app(with_task({}, {"result_serializer": "pickle"}))
     assert (finding.severity, finding.subject) == ("warning", "result_serializer")
 
@@ -278,7 +278,7 @@ class TestSharedName:
         other = app.task(shared=False, base=SingletonTask, lock_name="ledger", lock_key="{tenant_id}")(refund)
         assert one.lock_key_of("a", 1) != other.lock_key_of("a", 1)
 
-    def test_different_limits_are_told(self) -> None:
+    def test_different_limits_are_reported(self) -> None:
         (finding,) = self._of({"lock_key": [], "lock_limit": 2}, {"lock_key": []})
         assert finding.severity == "warning"
         assert "2 for bill; 1 for refund" in finding.text

@@ -72,7 +72,7 @@ def test_neither_password_nor_user_is_shown(url: str) -> None:
     said = told_of(url)
     assert PASSWORD not in said
     if "@" in url:
-        assert USER not in said, "without one, nothing tells a user from a host"
+        assert USER not in said, "without one, a user cannot be told from a host"
 
 
 @given(st.text())
@@ -142,7 +142,7 @@ def test_scheme_in_upper_case_opens_the_same_store(scheme: str) -> None:
     assert (type(one), one.server) == (type(other), other.server)
 
 
-def test_url_twice_is_no_second_node() -> None:
+def test_repeated_url_is_not_a_second_node() -> None:
     with pytest.raises(ValueError, match="each named once"):
         Backend.parse("redis://a;REDIS://a;redis://b")
 

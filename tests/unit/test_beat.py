@@ -362,7 +362,7 @@ def test_entry_whose_schedule_fails_does_not_stop_the_others(make: Callable[...,
     run(scheduler, lambda: len(Recorder.sent) >= 3)
 
 
-def test_lock_server_that_does_not_answer_is_told_once(
+def test_lock_server_that_does_not_answer_is_reported_once(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = make(beat_schedule=every(0.01, "a"))
@@ -447,7 +447,7 @@ def test_both_of_two_that_send_a_tick_name_its_sending_the_same(make: Callable[.
     assert [headers[SENT_HEADER] for _, headers in Recorder.sent] == [fixed(task_id) for task_id, _ in Recorder.sent]
 
 
-def test_task_of_ours_keeps_that_name_when_it_is_sent(make: Callable[..., ExclusiveScheduler]) -> None:
+def test_exclusive_task_keeps_that_name_when_it_is_sent(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler, sent = make(beat_schedule=every(0.05, "a")), []
 
     @scheduler.app.task(base=SingletonTask, name="task.a")
@@ -523,7 +523,7 @@ def test_leader_that_comes_by_too_late_asks_before_it_leads_on(monkeypatch: pyte
     assert other.lead(0)
     assert not leadership.lead(0.001)
     leadership.resign()
-    assert other.lead(0), "who does not lead frees nothing"
+    assert other.lead(0), "a standby frees nothing"
 
 
 IN_A_WORKER = """
@@ -545,8 +545,8 @@ print([step.name.rpartition(".")[2] for step in worker.steps], "encodings.idna" 
 """
 
 
-def test_nothing_of_ours_runs_beside_a_fork_at_the_start_of_a_worker() -> None:
-    """The child of a fork waits for ever for a module that a thread was just importing."""
+def test_no_thread_runs_beside_a_fork_at_the_start_of_a_worker() -> None:
+    """The child of a fork waits forever for a module that a thread was just importing."""
     done = subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True, text=True)
     assert done.stdout.splitlines()[-1] == "['Pool', 'Beat', 'singleton-lock', 'Consumer'] True"
 

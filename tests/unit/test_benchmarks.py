@@ -32,7 +32,7 @@ def test_no_round_begins_when_time_is_over() -> None:
     assert found.figures == {"base": [1.0], "other": [2.0]}
 
 
-def test_table_shows_columns_and_rates_who_is_to_be() -> None:
+def test_table_shows_columns_and_rates() -> None:
     found = Rounds("base", {"base": [1.0], "other": [3.0], "idle": [0.0]}, again=[2.0])
     assert found.table("A table", lambda name: {"name": name}, unrated=["idle"]) == Table(
         "A table",

@@ -121,7 +121,7 @@ def test_private_part_is_there(name: str, part: celery_inside.Part) -> None:
     if SINCE.get(name, (0, 0)) > VERSION:
         pytest.skip(f"since Celery {SINCE[name]}")
     owner, _, attribute = name.rpartition(".")
-    assert is_there(resolved(owner), attribute), f"{name} is gone; what hangs on it: {part.promise}"
+    assert is_there(resolved(owner), attribute), f"{name} is gone; what depends on it: {part.promise}"
 
 
 def resolved(name: str) -> Any:
@@ -154,7 +154,7 @@ class TestNothingElseTouchesIt:
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
     def test_module_uses_private_names_of_its_own_only(self, path: Path) -> None:
         tree = ast.parse(path.read_text())
-        # A class of ours may use what its base has, in the module where that is.
+        # A class of this package may use what its base has, in the module where that is.
         bases = (PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in imports(tree))
         ours = {path, *bases} & set(MODULES)
         own = {name for one in ours for name in own_names(ast.parse(one.read_text()))}
@@ -163,7 +163,7 @@ class TestNothingElseTouchesIt:
             for line, name in names_used(tree)
             if is_private(name) and name not in own and name not in DOCUMENTED
         }
-        assert not foreign, "give it a name in _celery.py that says what it means, and the promise that hangs on it"
+        assert not foreign, "give it a name in _celery.py that says what it means, and the promise that depends on it"
 
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
     def test_module_imports_nothing_from_the_inside(self, path: Path) -> None:
@@ -261,7 +261,7 @@ class TestRequest:
     def test_lost_child_that_had_stored_its_result_is_known(
         self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else a chord waits for ever for a part that was not counted."""
+        """Else a chord waits forever for a part that was not counted."""
         assert "_success_was_stored" in Request.on_failure.__code__.co_names
         for answer in (False, {"status": "SUCCESS"}):
             monkeypatch.setattr(Request, "_success_was_stored", lambda self, answer=answer: answer)
@@ -384,7 +384,7 @@ class TestApps:
     def test_app_is_active(self, app: Celery) -> None:
         assert app in _celery.active_apps()
 
-    def test_app_that_celery_makes_stands_in(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_app_that_celery_makes_is_found(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """Else Django's checks look at an app that nobody has made, and find no broker of Redis there."""
         assert not _celery.is_stand_in(app)
         monkeypatch.setattr(_state, "default_app", None)
@@ -517,7 +517,7 @@ class TestWorkers:
         app.conf.result_serializer = "pickle"
         assert _celery.counts_part_once(app.backend) is False
 
-    def test_main_process_is_no_child(self) -> None:
+    def test_main_process_is_not_a_child(self) -> None:
         assert _celery.is_child_of_a_pool() is False
         assert current_process().daemon is False
 
@@ -532,7 +532,7 @@ class TestWorkers:
 
 
 class TestScheduler:
-    def test_heap_is_made_anew_where_there_is_none(self, scheduler: Scheduler) -> None:
+    def test_missing_heap_is_made_anew(self, scheduler: Scheduler) -> None:
         _celery.forget_heap(scheduler)
         assert list(_celery.entries_beside(scheduler, scheduler.schedule["first"])) == []
         assert _celery.next_entry(scheduler) is None

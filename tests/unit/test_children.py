@@ -247,7 +247,7 @@ def test_next_delivery_takes_the_place_of_the_last(store: Store, family: Childre
     family.assign(child.pid, second)
     child.kill()
     until(lambda: not is_held(store, "second"))
-    assert is_held(store, "first"), "whoever holds it now is not the child's concern"
+    assert is_held(store, "first"), "its present holder is not the child's concern"
 
 
 def test_nothing_is_renewed_or_freed_for_what_has_ended(store: Store, family: Children, fork: Callable) -> None:
@@ -297,7 +297,7 @@ def test_forgetting_a_child_waits_for_its_end(store: Store, family: Children, fo
     assert child.poll() is not None
 
 
-def test_forgetting_a_child_does_not_wait_for_ever(
+def test_forgetting_a_child_does_not_wait_forever(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "DEATH", 0.05)
@@ -344,7 +344,7 @@ def test_loss_of_a_delivery_does_not_wait_for_the_next_child_of_that_number(
     until(lambda: not is_held(store, "running"))
 
 
-def test_lease_that_is_told_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
+def test_lease_that_is_reported_late_is_renewed(store: Store, family: Children, fork: Callable) -> None:
     """Its key takes a while to be made."""
 
     class Late(Delivery):

@@ -55,7 +55,7 @@ def test_what_python_does_not_write_down_is_shown() -> None:
 
 
 @given(st.text(), st.text())
-def test_long_texts_are_told_apart(one: str, other: str) -> None:
+def test_long_texts_are_distinguished(one: str, other: str) -> None:
     one, other = cleaned.printable(one), cleaned.printable(other)
     assert (cleaned.text("x" * 300 + one) == cleaned.text("x" * 300 + other)) == (one == other)
 
@@ -132,7 +132,7 @@ class TestEntry:
             assert is_clean(count[1]), by
 
     @given(anything)
-    def test_what_is_no_entry_is_none(self, content: object) -> None:
+    def test_invalid_entry_is_ignored(self, content: object) -> None:
         assert Entry.loads(json.dumps(content)) is None
 
     @given(st.binary())

@@ -37,7 +37,7 @@ def lock(name: str = "job", **changes: Any) -> HeldLock:
     return HeldLock.of(key_of(name), held)
 
 
-def test_holder_is_told_in_short_and_in_words() -> None:
+def test_holder_is_shown_in_short_and_in_words() -> None:
     assert lock().holder_in_short() == "some-task"
     assert lock().holder_in_words() == "task some-task on one@host (pid 42)"
     assert lock(pid=0).holder_in_short() == "some-task (kept)"
@@ -47,7 +47,7 @@ def test_holder_is_told_in_short_and_in_words() -> None:
     assert lock(ttl=0.0).end_in_words() == "expires in 20 s; nobody renews it"
 
 
-def test_lock_of_a_message_is_told_as_queued() -> None:
+def test_lock_of_a_message_is_shown_as_queued() -> None:
     running = lock(pid=0, node="web")
     queued = replace(running, key=key_of_queue(running.key))
     assert cells(queued)[:2] == (running.key, "some-task (queued)")
@@ -120,7 +120,7 @@ class TestSelection:
     def test_takes_what_fits_all_that_is_asked(self, runtime: Any, selection: Selection, names: list[str]) -> None:
         assert sorted(lock.name for lock in selection.of(runtime)) == names
 
-    def test_of_nothing_is_told_from_one_of_something(self) -> None:
+    def test_empty_one_differs_from_one_with_content(self) -> None:
         assert not Selection(None, None, None)
         assert Selection(None, None, 0.0)
 

@@ -64,7 +64,9 @@ def test_only_what_both_have_is_compared() -> None:
     assert {name: rounds.ratio(THIS).median for name, rounds in found.items()} == {"a": 1.5, "b": 1.0}
 
 
-def test_no_history_is_said_and_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+def test_missing_history_is_reported_and_not_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
     monkeypatch.setattr(compare, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.setattr(sys, "argv", ["compare", "--quick"])

@@ -107,7 +107,7 @@ class TestInterrupted:
     def test_command_that_was_sent_is_known_to_be_under_way(
         self, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else the connection would go to who comes next, who would be given the waiter's wake-up for an answer."""
+        """Else the next user would get the connection, and the waiter's wake-up for an answer."""
         server = played()
         exits.callback(server.close)
         monkeypatch.setattr(Wire, "sendall", interrupted_after(Wire.sendall))
@@ -135,7 +135,7 @@ class Emptied(deque[Any]):
 
 
 @pytest.mark.parametrize("what", ["connections", "conversations"])
-def test_closing_beside_a_thread_that_takes_the_last_one_is_no_error(exits: ExitStack, what: str) -> None:
+def test_closing_beside_a_thread_that_takes_the_last_one_is_not_an_error(exits: ExitStack, what: str) -> None:
     store = redlock(exits, [played()])
     if what == "connections":
         store._nodes.each[0].server._free = Emptied()

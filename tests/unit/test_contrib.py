@@ -69,7 +69,7 @@ def test_lock_of_a_message_is_not_counted_as_held(app: Celery) -> None:
     assert 'singleton_lock_queued_now{lock="shop.queued"} 1.0' in page
 
 
-def test_prometheus_is_told_that_the_server_does_not_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prometheus_learns_that_the_server_does_not_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise LockUnavailable("redis", "closed")
 

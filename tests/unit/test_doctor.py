@@ -52,11 +52,11 @@ def found(*probes: Probe, of: Settings | None = None) -> list[Finding]:
     return list(of_servers(probes, of or settings()))
 
 
-def test_nothing_is_said_about_a_server_that_is_well() -> None:
+def test_healthy_server_gives_no_finding() -> None:
     assert found(server()) == []
 
 
-def test_nothing_is_said_about_nodes_that_are_well() -> None:
+def test_healthy_nodes_give_no_finding() -> None:
     nodes = (server(f"{name}:6379/0", aof_enabled="0") for name in "abc")
     assert found(*nodes, of=settings("redis://a;redis://b;redis://c")) == []
 
@@ -112,7 +112,7 @@ def test_right_to_wait_matters_with_replicas_only() -> None:
     assert (finding.severity, finding.remedy) == ("problem", "ACL SETUSER <its user> ~singleton_lock:* +wait")
 
 
-def test_what_could_not_be_looked_at_is_said() -> None:
+def test_what_could_not_be_checked_is_reported() -> None:
     (finding,) = found(Probe("a:6379/0", refused_extras=["TIME"]))
     assert (finding.severity, "could not be looked at" in finding.text) == ("note", True)
 
@@ -151,14 +151,14 @@ class TestClocks:
     """Of servers."""
 
     @pytest.mark.parametrize(("ahead", "words"), [(7.5, "7.5 s ahead of"), (-7.5, "7.5 s behind")])
-    def test_wrong_one_is_told(self, ahead: float, words: str) -> None:
+    def test_wrong_one_is_reported(self, ahead: float, words: str) -> None:
         (finding,) = found(replace(server(), ahead=ahead))
         assert (finding.severity, words in finding.text) == ("warning", True)
 
     def test_slow_answer_proves_nothing(self) -> None:
         assert found(replace(server(), ahead=7.5, uncertain=7.0)) == []
 
-    def test_nodes_that_differ_are_told(self) -> None:
+    def test_nodes_that_differ_are_reported(self) -> None:
         apart = [replace(server("a"), ahead=0.8), replace(server("b"), ahead=-0.8), server("c")]
         (finding,) = found(*apart, of=settings("redis://a;redis://b;redis://c"))
         assert "its clock and that of b are 1.6 s apart" in finding.text
@@ -185,7 +185,7 @@ class TestRedlock:
 class TestSentinels:
     """What the Sentinels say."""
 
-    def test_nothing_is_said_where_they_agree(self) -> None:
+    def test_agreement_gives_no_finding(self) -> None:
         assert list(of_sentinels([SentinelProbe("a", "m:1"), SentinelProbe("b", "m:1")])) == []
 
     def test_silent_one_and_one_that_knows_no_master(self) -> None:
@@ -208,11 +208,11 @@ class TestKeys:
     def _found(self, *keys: Key) -> list[Finding]:
         return list(of_keys("a:6379/0", keys, MemoryStore()))
 
-    def test_nothing_is_said_about_what_is_ours(self) -> None:
+    def test_own_keys_give_no_finding(self) -> None:
         held = Held(Holder("id", 0, "one@host", 7), "o" * 32, 20.0)
         assert self._found(Key(f"{self.KEY}:run", 20.0, held), Key(f"{self.KEY}:fence", 3600.0)) == []
 
-    def test_key_that_lives_for_ever(self) -> None:
+    def test_key_that_never_expires(self) -> None:
         eternal, other = self._found(Key(f"{self.KEY}:fence", None), Key("singleton_lock:mine", None))
         assert (eternal.severity, eternal.subject) == ("problem", f"{self.KEY}:fence")
         assert (other.severity, "another prefix" in other.remedy) == ("note", True)
@@ -225,7 +225,7 @@ class TestKeys:
         (finding,) = self._found(Key(f"{self.KEY}:run", None, foreign_type="list"))
         assert (finding.severity, "there is a list" in finding.text) == ("problem", True)
 
-    def test_only_some_of_many_are_told_one_by_one(self) -> None:
+    def test_only_some_of_many_are_listed(self) -> None:
         findings = self._found(*(Key(f"{self.KEY}:fence{number}", None) for number in range(MAX_NAMED + 3)))
         assert len(findings) == MAX_NAMED + 1
         assert "and 3 more keys like" in findings[-1].text
@@ -241,10 +241,10 @@ class TestWorkers:
         peer = Peer("one@host", frozenset({"bill"}), frozenset(plain.split()), standing)
         return judged(RULES, WorkerContext(f"worker {peer.node}", peer, frozenset({"bill", "refund"}), self.OWN))
 
-    def test_nothing_is_said_about_one_that_locks_as_we_do(self) -> None:
+    def test_worker_that_locks_the_same_way_gives_no_finding(self) -> None:
         assert self._found(plain="mail") == []
 
-    def test_nothing_is_said_about_one_that_has_other_tasks(self) -> None:
+    def test_worker_with_other_tasks_gives_no_finding(self) -> None:
         mails = Peer("mails@host", frozenset(), frozenset({"mail"}), None)
         assert judged(RULES, WorkerContext(f"worker {mails.node}", mails, frozenset({"bill"}), self.OWN)) == []
 
@@ -259,7 +259,7 @@ class TestWorkers:
             ({"standing": None}, "warning", "does not report how it locks"),
         ],
     )
-    def test_what_sets_it_apart_is_told(self, its: dict[str, Any], severity: str, words: str) -> None:
+    def test_differences_are_reported(self, its: dict[str, Any], severity: str, words: str) -> None:
         (finding,) = self._found(**its)
         assert (finding.severity, finding.subject) == (severity, "worker one@host")
         assert words in finding.text

@@ -63,7 +63,7 @@ def test_conflict_with_a_lock_that_does_not_end_says_so() -> None:
     assert pickle.loads(pickle.dumps(error)).remaining == math.inf
 
 
-def test_errors_share_no_parent_but_the_base() -> None:
+def test_errors_share_only_the_base_class() -> None:
     for error in ERRORS:
         assert isinstance(error, SingletonLockError)
     assert not issubclass(LockLost, LockConflict)

@@ -1,4 +1,4 @@
-"""An explanation tells what the key is made of, and nothing else."""
+"""An explanation shows what the key is made of, and nothing else."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_each_form_of_lock_key_shows_what_it_makes() -> None:
     assert explained(make_task(lock_key=[]), 7).counts == {}
 
 
-def test_call_that_does_not_fit_is_explained_all_the_same() -> None:
+def test_call_that_does_not_fit_is_explained_anyway() -> None:
     explanation = explained(make_task(lock_key=["order"]), fast=True)
     assert explanation.arguments == {}
     assert "do not fit" in explanation.lock_key
@@ -154,7 +154,7 @@ class TestOnTheCommandLine:
             ([], 2, "Missing argument"),
         ],
     )
-    def test_what_cannot_be_explained_is_said(self, words: list[str], status: int, reason: str) -> None:
+    def test_unknown_explanation_is_reported(self, words: list[str], status: int, reason: str) -> None:
         shown = self._run(*words)
         assert shown.exit_code == status
         assert reason in shown.output

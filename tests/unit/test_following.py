@@ -172,7 +172,7 @@ class TestEnds:
         assert line.queued() == []
 
     @pytest.mark.parametrize("end", [Reject("as told"), Ignore()])
-    def test_one_runs_where_its_end_is_none(self, line: Line, scope: str, end: Exception) -> None:
+    def test_one_runs_if_its_end_is_not_a_result(self, line: Line, scope: str, end: Exception) -> None:
         line.begin(followers=2, lock_scope=scope)
         line.body = fail(end)
         with pytest.raises(type(end)):
@@ -224,7 +224,7 @@ class TestEnds:
 
 
 class TestLooks:
-    def test_bound_of_retries_is_none_of_them(self, line: Line) -> None:
+    def test_limit_of_retries_does_not_limit_them(self, line: Line) -> None:
         line.begin(on_conflict="retry", lock_conflict_retries=1)
         for looked in range(3):
             header = line.is_put_back()
@@ -325,7 +325,7 @@ class TestLooks:
         assert line.follower() == "ran"
         assert line.queued() == [line.id(0)]
 
-    def test_large_value_is_told_again(self, line: Line, app: Celery) -> None:
+    def test_large_value_is_returned_again(self, line: Line, app: Celery) -> None:
         """Its worker died before its own result was stored: the leader has it still."""
         line.begin()
         line.body = lambda: "x" * 10_000

@@ -88,7 +88,7 @@ def test_only_the_child_starts_anew() -> None:
     assert counted.times == 0
 
 
-def test_to_start_anew_is_no_reason_to_stay() -> None:
+def test_restart_after_a_fork_keeps_nothing_alive() -> None:
     counted = Counted()
     gone = weakref.ref(counted)
     del counted

@@ -174,7 +174,7 @@ def test_lost_when_taken_over(store: Store, heartbeat: Heartbeat) -> None:
     heartbeat.stop(lease)
 
 
-def test_loss_is_said_again_until_stopped(store: Store, heartbeat: Heartbeat) -> None:
+def test_loss_is_repeated_until_stopped(store: Store, heartbeat: Heartbeat) -> None:
     lease, execution = store.take(), Execution()
     store.free(lease)
     heartbeat.start(lease, execution.when_lost)
@@ -188,7 +188,7 @@ def test_loss_is_said_again_until_stopped(store: Store, heartbeat: Heartbeat) ->
 class TestSuperseded:
     """A newer task is to run."""
 
-    def test_it_is_said_until_stopped_and_the_lease_is_renewed(self, store: Store, heartbeat: Heartbeat) -> None:
+    def test_stop_is_repeated_and_the_lease_is_renewed(self, store: Store, heartbeat: Heartbeat) -> None:
         lease, execution = store.take(), Execution()
         heartbeat.start(lease, execution.when_lost)
         heartbeat.supersede(lease.owner, "newer")
@@ -325,7 +325,7 @@ def test_any_callable_learns_of_the_loss(store: Store, heartbeat: Heartbeat) -> 
 
 
 def test_forgotten_lease_ends(store: Store, heartbeat: Heartbeat) -> None:
-    """A time limit that strikes right before `stop` must not leave a lock that is renewed for ever."""
+    """A time limit that strikes right before `stop` must not leave a lock that is renewed forever."""
     lease, execution = store.take(), Execution()
     heartbeat.start(lease, execution.when_lost)
     del lease, execution
@@ -368,7 +368,7 @@ class TestOverdue:
         lease.extend(clock.now() - 700.0)
         return lease
 
-    def test_lock_that_is_still_ours_is_held_on(self, store: Store, overdue: Lease) -> None:
+    def test_lock_that_is_still_held_is_kept(self, store: Store, overdue: Lease) -> None:
         assert not overdue.held
         overdue.check()
         assert overdue.held
@@ -386,7 +386,7 @@ class TestOverdue:
             overdue.check()
         assert other.held
 
-    def test_no_answer_is_no_trust(self, store: Store, overdue: Lease) -> None:
+    def test_without_an_answer_there_is_no_trust(self, store: Store, overdue: Lease) -> None:
         store.fail = True
         with pytest.raises(LockLost, match="overdue"):
             overdue.check()
@@ -520,7 +520,7 @@ class TestErrors:
         for lease in (bad, *(lease for lease, _ in good)):
             heartbeat.stop(lease)
 
-    def test_store_that_fails_in_an_unknown_way_is_told_in_time(
+    def test_unknown_failure_of_a_store_is_reported_in_time(
         self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def explode(leases: Sequence[Lease], *, timeout: float) -> list[bool]:
@@ -537,7 +537,7 @@ class TestErrors:
             assert "no such thing" in str(lease.reason)
             heartbeat.stop(lease)
 
-    def test_answers_for_too_few_are_no_answers(
+    def test_answers_for_too_few_do_not_count(
         self, store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(store, "renew", lambda leases, timeout: [])

@@ -183,7 +183,7 @@ class TestEnded:
 
 
 class TestWaits:
-    def test_bound_of_retries_is_none_of_its_looks(self, app: Celery, sent: Sent) -> None:
+    def test_limit_of_retries_does_not_limit_its_looks(self, app: Celery, sent: Sent) -> None:
         """`lock_conflict_retries` may be set for the whole app."""
         task, runs = make(app, one, on_conflict="join", lock_conflict_retries=1)
         hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=Holder("other"))
@@ -233,7 +233,7 @@ class TestDied:
         pair.task.run = run
         assert pair.copy() == "ran"
 
-    def test_heir_of_an_earlier_delivery_is_none_of_this_one(self, app: Celery, sent: Sent) -> None:
+    def test_heir_of_an_earlier_delivery_does_not_count(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, fail(SystemExit()))
         with pytest.raises(SystemExit):
             deliver(pair.task, id=pair.first)
@@ -357,7 +357,7 @@ class TestNotJoined:
         assert (runs, sent) == ([], [])
 
     @pytest.mark.parametrize("holder", [Holder(), replace(Holder("nobody"), replaced=-1)])
-    def test_holder_that_is_no_task(self, app: Celery, sent: Sent, holder: Holder) -> None:
+    def test_holder_that_is_not_a_task(self, app: Celery, sent: Sent, holder: Holder) -> None:
         task, _ = make(app, lambda: 1, on_conflict="join")
         hold = LockRequest(task.lock_key_of(), new_owner(), ttl=60.0, holder=holder)
         assert isinstance(Runtime.of(app).store.acquire(hold), Lease)

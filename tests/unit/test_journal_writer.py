@@ -1,4 +1,4 @@
-"""What a process tells the journal: all of it once, on the server's clock, and in nobody's way."""
+"""What a process writes to the journal: all of it once, on the server's clock, and in nobody's way."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_thread_of_its_own_writes(book: Book, journal_writer: JournalWriter, mon
         assert book.counts()["conflicts", "report", "skip"] == number
 
 
-def test_child_of_a_fork_tells_only_its_own(book: Book, journal_writer: JournalWriter) -> None:
+def test_child_of_a_fork_reports_only_its_own(book: Book, journal_writer: JournalWriter) -> None:
     journal_writer.add(refusal())
     pid = os.fork()
     if pid == 0:
@@ -258,7 +258,7 @@ class TestWarnings:
         journal_writer.write()
         assert book.counts()["overlaps", "report", ""] == 1
 
-    def test_clock_that_was_set_is_no_overlap(
+    def test_clock_that_was_set_is_not_an_overlap(
         self, book: Book, journal_writer: JournalWriter, overlaps: list[dict[str, Any]]
     ) -> None:
         """Of the server: what was known of its clock before is not believed any more."""

@@ -86,7 +86,7 @@ def test_full_pipe_stops_nobody(channel: None) -> None:
 
 
 def test_deliveries_that_begin_make_room(channel: None) -> None:
-    """Whoever reports last finds room, as long as it takes until somebody asks for a report."""
+    """The last to report finds room, as long as it takes until somebody asks for a report."""
     last = Delivery()
     for _ in range(50):
         in_child(lambda: [send(new_owner(), "k" * 1000) for _ in range(4)])
@@ -138,7 +138,7 @@ def test_delivery_that_has_gone_is_not_kept(channel: None) -> None:
     ],
     ids=["ttl beyond floats", "no ttl", "no end of slots", "too many slots", "no owner", "no key", "too short"],
 )
-def test_line_of_somebody_else_is_none(fields: list[object]) -> None:
+def test_foreign_line_does_not_count(fields: list[object]) -> None:
     """The fuzzer found the first: the main process raised OverflowError where it looks for its children's locks."""
     assert Report.loads(json.dumps(fields).encode()) is None
     assert Report.loads(b"[" * 4000) is None

@@ -66,7 +66,7 @@ def received(body: Any, serializer: str) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in value and type, as far as a message tells: the oracle for "different arguments"."""
+    """Equal in value and type, as far as a message shows: the oracle for "different arguments"."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):

@@ -99,7 +99,7 @@ def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
 def test_interrupted_start_loses_nothing_and_leads_to_no_second_thread(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Ctrl-C, a time limit: whoever has something to do next finds all of it, and the thread that is there."""
+    """Ctrl-C, a time limit: the next caller finds all of it, and the thread that is there."""
     made, start = threading.Thread.__init__, threading.Thread.start
     started: list[threading.Thread] = []
 
@@ -165,7 +165,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 class TestWithoutThreads:
-    """Whoever has something to write is a task that has ended: it must not fail for that."""
+    """The writer is a task that has ended: it must not fail for that."""
 
     def test_journal_is_written_when_there_are_some_again(self, no_threads: pytest.MonkeyPatch) -> None:
         journal = MemoryStore().journal("p", size=100)

@@ -316,7 +316,7 @@ def test_while_the_lock_server_is_silent_nobody_is_woken(worker: Worker) -> None
     worker.park("three", 1.0)
 
 
-@pytest.mark.parametrize("error", [LockUnavailable("server", "cut"), RuntimeError("a fault of ours")])
+@pytest.mark.parametrize("error", [LockUnavailable("server", "cut"), RuntimeError("an internal fault")])
 def test_it_goes_on_after_an_error(worker: Worker, error: Exception) -> None:
     worker.wake_ups.failures.append(error)
     worker.park("one", 1.0)

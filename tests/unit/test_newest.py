@@ -223,7 +223,7 @@ class TestStopped:
         assert come(task, "b", sent[-1]) == "done"
         assert len(runs) == 2
 
-    def test_failure_as_it_cleans_up_is_no_other_end(self, meets: Any) -> None:
+    def test_failure_during_clean_up_does_not_change_the_end(self, meets: Any) -> None:
         def fail() -> None:
             try:
                 sleep()

@@ -17,7 +17,7 @@ from hypothesis import given
 
 from celery_singleton_lock import InvalidOption, SingletonTask, cleaned
 from celery_singleton_lock.options.app import Settings, accepted, problems
-from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, SETTINGS
+from celery_singleton_lock.options.rules import ACCEPTABLE, CALL_KEYS, SETTINGS, CallOptions
 from celery_singleton_lock.options.task import MAX_ASKED, Options, check_accepted, check_call, options_for
 from tests.unit.test_cleaned import anything
 
@@ -286,7 +286,7 @@ class TestTaskAttributes:
         with pytest.raises(InvalidOption, match="did you mean 'lock_ttl'"):
             options(lock_tll=3)
 
-    def test_policy_that_is_none_is_refused(self) -> None:
+    def test_unknown_policy_is_refused(self) -> None:
         with pytest.raises(InvalidOption, match="'rerun'; allowed: 'existing' or 'raise' or 'skip' or 'replace'"):
             options(on_duplicate="rerun")
 
@@ -429,7 +429,7 @@ class TestBackend:
     def test_set_beats_the_broker(self) -> None:
         assert settings(singleton_lock_backend="redis://other/3").backend.urls == ("redis://other/3",)
 
-    def test_result_backend_when_the_broker_is_no_redis(self) -> None:
+    def test_result_backend_if_the_broker_is_not_redis(self) -> None:
         made = settings(broker_url="amqp://localhost", result_backend="redis://results/1")
         assert made.backend.urls == ("redis://results/1",)
 
@@ -458,7 +458,7 @@ class TestBackend:
             "memory://;memory://;memory://",
         ],
     )
-    def test_several_servers_that_are_no_redlock_are_refused(self, urls: str) -> None:
+    def test_several_servers_without_a_redlock_are_refused(self, urls: str) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_backend") as caught:
             settings(singleton_lock_backend=urls)
         assert "s3cret" not in str(caught.value)
@@ -500,3 +500,7 @@ class TestBackend:
         made = settings(singleton_lock_backend="redis://user:s3cret@h:1/2")
         assert "s3cret" not in made.backend.masked
         assert "s3cret" not in repr(made)
+
+
+def test_type_of_a_calls_options_has_what_a_call_may_say() -> None:
+    assert {*CallOptions.__annotations__} == {*CALL_KEYS}

@@ -246,6 +246,6 @@ class TestBroker:
         assert name_in_message(text) in set(messages._names_in(stored))
         assert name_in_message(text[:-5]) not in set(messages._names_in(stored))
 
-    def test_attempt_of_a_redlock_is_no_part_of_a_name(self) -> None:
+    def test_attempt_of_a_redlock_is_not_part_of_a_name(self) -> None:
         stem = "d31c43ab95f919e9c8bef85b6373"
         assert name_in_message(f"{stem}0000") == name_in_message(f"{stem}0003")

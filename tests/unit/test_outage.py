@@ -70,7 +70,7 @@ def test_one_that_is_answered_between_failures_goes_on(now: list[float], said: C
     assert said() == ["no lock from redis://locks:6379: ConnectionError: refused; trying again"]
 
 
-def test_next_one_is_said_again(now: list[float], said: Callable[[], list[str]]) -> None:
+def test_next_one_is_repeated(now: list[float], said: Callable[[], list[str]]) -> None:
     outage = Outage()
     for _ in range(2):
         outage.failed(SILENT, [lease("export", now, 10.0)])
@@ -79,6 +79,6 @@ def test_next_one_is_said_again(now: list[float], said: Callable[[], list[str]])
     assert len(said()) == 4
 
 
-def test_nothing_is_said_without_a_failure(now: list[float], said: Callable[[], list[str]]) -> None:
+def test_nothing_is_reported_without_a_failure(now: list[float], said: Callable[[], list[str]]) -> None:
     Outage().answered("redis://locks:6379")
     assert said() == []

@@ -54,7 +54,7 @@ def test_what_did_not_run_here_is_never_over(text: str) -> None:
 
 
 @pytest.mark.parametrize("pid", ["", "-1", "0x1", "٣", "1.5", "one"])
-def test_what_is_no_pid_is_never_over(pid: str) -> None:
+def test_invalid_pid_is_never_over(pid: str) -> None:
     place = process_identity.own().split("/")[0]
     assert not process_identity.is_over(f"{place}/{pid}/1")
 

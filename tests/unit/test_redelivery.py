@@ -100,9 +100,7 @@ class TestSecondCopy:
             deliver(task)
         assert len(runs) == 1
 
-    def test_of_a_part_of_a_chord_is_told_to_the_chord_alone(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_end_of_a_part_is_reported_to_the_chord_alone(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """Celery sends callbacks and the next step, stores the value, and then has the chord count it."""
         monkeypatch.setattr(redelivery, "counts_part_once", lambda _: True)
         monkeypatch.setattr(redelivery, "SETTLING", -1.0)
@@ -344,7 +342,7 @@ def test_result_whose_time_is_not_known_is_its_own(app: Celery, date: object) ->
     assert len(runs) == 1
 
 
-def test_revocation_that_is_told_again_is_settled(app: Celery) -> None:
+def test_repeated_revocation_is_settled(app: Celery) -> None:
     task, runs = make(app, lambda: 1, ignore_result=True)
     with hold_lock(task), pytest.raises(Skipped):
         deliver(task, chain=[task.si()])

@@ -120,9 +120,7 @@ class TestEndWithoutABody:
             deliver(task)
         assert len(runs) == 1
 
-    def test_loss_that_cannot_be_recorded_is_told_when_it_can(
-        self, app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_loss_that_cannot_be_recorded_is_reported_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """Else a copy that waits, and runs, would tell another end."""
         task, runs = make(app, lambda: lose(task), acks_late=True)
         store, sent = Runtime.of(app).store, sends(monkeypatch)
@@ -138,7 +136,7 @@ class TestEndWithoutABody:
                 deliver(task, headers=headers)
         assert len(runs) == 1
 
-    def test_loss_that_cannot_be_recorded_is_no_end_where_a_copy_runs(
+    def test_loss_that_cannot_be_recorded_is_not_the_end_if_a_copy_runs(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bodies = iter([lambda: lose(task), lambda: "done"])
@@ -154,7 +152,7 @@ class TestEndWithoutABody:
         assert len(runs) == 2
 
     @pytest.mark.parametrize("request_", [{}, {"delivery_info": {"redelivered": True}}], ids=["first", "redelivered"])
-    def test_loss_of_a_message_without_copies_is_told_at_once(
+    def test_loss_of_a_message_without_copies_is_reported_at_once(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
     ) -> None:
         task, _ = make(app, lambda: lose(task))
@@ -196,7 +194,7 @@ class TestEndWithoutABody:
             deliver(task)
 
     def test_next_attempt_of_one_that_was_lost_runs(self, app: Celery) -> None:
-        """What stands in a header about another attempt says nothing about this one."""
+        """A header about another attempt says nothing about this one."""
         task, runs = make(app, lambda: 1, acks_late=True)
         assert deliver(task, retries=1, headers={PUT_BACK_HEADER: {"retries": 0, "lost": 1}}) == 1
         assert len(runs) == 1
@@ -254,7 +252,7 @@ class TestInterrupted:
             deliver(task, retries=1)
         assert len(runs) == 1
 
-    def test_what_a_delivery_before_gave_up_is_no_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_an_earlier_delivery_gave_up_is_not_a_copy(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         task, runs = make(app, lambda: 1)
         given_up = "a" * 32
         headers = {PUT_BACK_HEADER: {"retries": 0, "given_up": [given_up]}}
@@ -369,7 +367,7 @@ def test_policy_that_fails_beside_a_task_of_the_same_id(app: Celery) -> None:
     assert runs == []
 
 
-def test_end_that_could_not_be_stored_is_told_by_a_copy(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_stores_an_end_that_could_not_be_stored(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is recorded by then. The result backend is away, and the message is put back: that settles nothing."""
     task, _ = make(app, lambda: 1, on_conflict="skip", acks_late=True)
     runtime, put_back = Runtime.of(app), []

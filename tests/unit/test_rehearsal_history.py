@@ -42,7 +42,7 @@ class TestOverlaps:
     def test_one_that_begins_within_another(self) -> None:
         assert overlaps(of(began("a", 1.0), began("b", 1.5), ended("b", 1.6), ended("a", 2.0)), 1, {}) == 1
 
-    def test_one_that_never_ends_runs_for_ever(self) -> None:
+    def test_work_that_never_ends_runs_forever(self) -> None:
         assert overlaps(of(began("a", 1.0), began("b", 1000.0)), 1, {}) == 1
 
     def test_one_that_was_killed_does_not_run(self) -> None:

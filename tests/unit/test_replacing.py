@@ -1,4 +1,4 @@
-"""A message that waits is replaced: who has its lock then, and who is superseded, wherever the sender or it stops."""
+"""A waiting message is replaced: its lock's holder then, and the superseded one, wherever the sender or it stops."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_two_sends_of_one_id_are_two_messages(store: Any) -> None:
 def test_superseded_for_as_long_as_it_may_come(
     store: Any, monkeypatch: pytest.MonkeyPatch, left: float | None, newest: float, least: float
 ) -> None:
-    """What is left of a lock that was not confirmed yet is no measure of that."""
+    """What is left of a lock that was not confirmed yet does not measure that."""
     said: list[float] = []
     monkeypatch.setattr(store, "refuse", lambda key, holder, record, **_: said.append(record.seconds))
     old, found = queue(store)
@@ -158,7 +158,7 @@ class TestSilentStore:
         replacing.take_over(silent, lock(), "new", found)
         assert replacing.started(silent, old) is None
 
-    def test_newest_was_sent_all_the_same(self, silent: Any) -> None:
+    def test_newest_was_sent_anyway(self, silent: Any) -> None:
         old, found = queue(silent)
         taken = replacing.take_over(silent, lock(), "new", found)
         replacing.supersede(silent, taken.lock, "new", [old.owner])

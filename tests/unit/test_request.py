@@ -131,7 +131,7 @@ def put_back_for(app: Celery, key: str, since: float = 1000.0) -> dict[str, Any]
 
 
 class TestLine:
-    def test_copy_that_waits_for_a_lock_stands_in_line(
+    def test_copy_that_waits_for_a_lock_is_in_line(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting
     ) -> None:
         key = key_of_text(app.main, "job", "1")
@@ -160,7 +160,7 @@ class TestLine:
         assert receive(**copy).eta == soon
 
     @pytest.mark.parametrize("is_woken", [True, False])
-    def test_copy_that_expires_is_told_so_at_once(
+    def test_copy_that_expires_ends_at_once(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, is_woken: bool
     ) -> None:
         line.is_woken = is_woken
@@ -390,7 +390,7 @@ def test_report_of_another_delivery_is_not_this_ones(receive: Callable) -> None:
     assert first.hold() is None
 
 
-def test_owner_is_not_shown_to_who_inspects(receive: Callable) -> None:
+def test_inspect_does_not_show_the_owner(receive: Callable) -> None:
     shown = receive().info()
     assert not [name for name in shown["delivery_info"] if name.startswith("singleton")]
     assert shown["delivery_info"]["routing_key"] == "celery"
@@ -434,7 +434,7 @@ def test_copy_that_goes_on_elsewhere_is_not_announced(receive: Callable) -> None
 
 
 @pytest.mark.parametrize("tag", [[], {}, 7, ["x"]], ids=repr)
-def test_consumer_that_a_sender_has_named_is_none(
+def test_consumer_that_a_sender_has_named_does_not_count(
     app: Celery, receive: Callable[..., SingletonRequest], tag: Any
 ) -> None:
     """On Redis what is said of a delivery comes with the message: a list in it stopped the consumer."""
@@ -448,10 +448,10 @@ def test_consumer_that_a_sender_has_named_is_none(
     assert original_of(request.context).queue == "celery"
 
 
-def test_end_of_a_message_that_cannot_be_read_is_none(
+def test_message_that_cannot_be_read_has_no_end(
     app: Celery, receive: Callable[..., SingletonRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its third part is no dictionary, and its child died before it came to say so: the consumer raised TypeError."""
+    """Its third part is not a dictionary, and its child died before it said so: the consumer raised TypeError."""
     task = make(app)
     message = Message(
         body=[[], {}, [1]],

@@ -85,7 +85,7 @@ def test_copy_waits_for_a_lock_since_its_first_conflict() -> None:
         [KEY.replace("job", "\n"), 1],
     ],
 )
-def test_what_is_no_lock_of_the_app_is_not_waited_for(waits: object) -> None:
+def test_foreign_lock_is_not_waited_for(waits: object) -> None:
     """A process would take elements from lists that are none of its business."""
     assert waits_for(request_with({"retries": 0, "waits": waits, "since": 1.0}), "app") is None
     assert waits_for(request_with({"retries": 0, "waits": [KEY, 1], "since": 1.0}, retries=1), "app") is None

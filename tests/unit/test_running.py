@@ -89,7 +89,7 @@ def test_it_is_of_one_request_and_goes_with_it(app: Celery) -> None:
 
 
 def test_what_a_worker_has_carried_out_is_not_kept(app: Celery) -> None:
-    """Not even what is still to be said of it: a request that never gets that far would stay for ever."""
+    """Not even what is still to be said of it: a request that never gets that far would stay forever."""
     seen: list[weakref.ref[Context]] = []
     task = bound(app, lambda self: seen.append(weakref.ref(self.request)))
     task.push_request(id="x", called_directly=False, is_eager=False, delivery_info={}, chain=[task.si()])

@@ -189,7 +189,7 @@ class TestCanvas:
         ids=["chain", "group", "chord", "errback"],
     )
     @pytest.mark.parametrize("policy", ["existing", "skip", "raise", lambda *_: "skip"])
-    def test_parts_follow_whoever_has_the_lock(self, sent: Sent, canvas: Callable[[Any], Any], policy: Any) -> None:
+    def test_parts_follow_any_holder_of_the_lock(self, sent: Sent, canvas: Callable[[Any], Any], policy: Any) -> None:
         job = sent.task(on_duplicate=policy)
         first = job.delay(1)
         before = len(sent.headers)
@@ -234,10 +234,10 @@ class TestCanvas:
             first = job.delay(1)
             job.apply_async((1,), link=job.si(2))
         assert heard == ["follow"]
-        assert first.id not in str(sent.headers[1]), "whoever looks for the first message must not find it here"
+        assert first.id not in str(sent.headers[1]), "a search for the first message must not find it here"
 
     def test_callable_that_fails(self, sent: Sent) -> None:
-        """Whoever sends a canvas is told."""
+        """The sender of a canvas gets an error."""
         job = sent.task(on_duplicate=lambda *_: 1 / 0)
         job.delay(1)
         with pytest.raises(ZeroDivisionError):
@@ -289,7 +289,7 @@ class TestLockServerThatDoesNotAnswer:
         assert QUEUED_HEADER not in silent.headers[0]
         assert "is sent without a lock" in caplog.text
 
-    def test_or_the_caller_is_told(self, silent: Sent) -> None:
+    def test_or_the_caller_gets_an_error(self, silent: Sent) -> None:
         job = silent.task(on_send_unavailable="raise")
         with pytest.raises(LockUnavailable):
             job.delay(1)

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception raised outside body"),
 ]
 
-#: What Celery tells a result backend when a task has ended.
+#: What Celery stores in a result backend when a task has ended.
 TELLING = ("mark_as_done", "mark_as_failure")
 
 
@@ -57,7 +57,7 @@ def trace(task: Any, **headers: Any) -> None:
 
 @pytest.mark.parametrize(("body", "state"), [(lambda: 1, "SUCCESS"), (lambda: 1 / 0, "FAILURE")])
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_copy_tells_what_could_not_be_told(
+def test_copy_reports_what_could_not_be_reported(
     app: Celery, put_back: list[dict[str, Any]], body: Any, state: str, acks_late: bool
 ) -> None:
     task, runs = make(app, body, acks_late=acks_late)
@@ -117,7 +117,7 @@ def test_body_does_not_run_again_though_its_end_is_forgotten(
     assert isinstance(store.acquire(other), Lease)
 
 
-def test_copy_does_not_ask_a_result_backend_for_ever(app: Celery, put_back: list[dict[str, Any]]) -> None:
+def test_copy_does_not_ask_a_result_backend_forever(app: Celery, put_back: list[dict[str, Any]]) -> None:
     """Its record would end, and its body run again."""
     task, runs = make(app, lambda: 1)
     with backend_away(task, ConnectionError("away")):

@@ -59,7 +59,7 @@ def threads() -> int:
     return sum(thread.name == "singleton-lock-stops" for thread in threading.enumerate())
 
 
-def test_run_is_told_and_the_thread_ends_with_the_last_one(heard: Heard, runs: Any) -> None:
+def test_run_is_called_and_the_thread_ends_with_the_last_one(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     for owner in ("one", "two"):
         calls.expect(owner)
@@ -102,7 +102,7 @@ def test_lock_server_that_does_not_answer_is_asked_again(
     assert heard.closed.wait(LIMIT)
 
 
-def test_where_nobody_is_told_there_is_no_thread_for_long(runs: Any) -> None:
+def test_without_calls_the_thread_ends_soon(runs: Any) -> None:
     calls = StopCalls(lambda: None, runs)
     calls.expect("one")
     until(lambda: threads() == 0, "the thread has ended")

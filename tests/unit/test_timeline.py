@@ -12,6 +12,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal.timeline import (
     OPEN,
     Window,
+    beside_each_other,
     page,
     running,
 )
@@ -81,6 +82,13 @@ def test_keys_have_a_lane_each_and_names_a_chart() -> None:
     assert "2 keys" in text
 
 
+def test_runs_beside_each_other_have_a_lane_each() -> None:
+    """With `lock_limit`; a copy that did not run is where the first run is."""
+    entries = [run(1.0, 5.0), run(2.0, 4.0), run(3.0, 9.0), run(4.0, 6.0), run(5.0, 7.0), run(5.5, 5.5, kind="skip")]
+    lanes = [[entry.began for entry in lane] for lane in beside_each_other(entries)]
+    assert lanes == [[1.0, 5.0, 5.5], [2.0, 4.0], [3.0]]
+
+
 def test_names_are_text_and_not_markup() -> None:
     evil = '"><script>alert(1)</script>$title'
     more = {"task": evil, "key": f"p:1:{{{evil}:1}}", "task_id": evil, "node": evil}
@@ -99,7 +107,7 @@ def test_many_are_drawn_and_the_table_is_folded() -> None:
     assert len(text) < 5_000_000
 
 
-def test_nothing_is_said_to_be_nothing() -> None:
+def test_empty_result_is_reported_as_such() -> None:
     assert "Nothing happened" in page("Locks", [], WINDOW)
 
 
@@ -122,6 +130,6 @@ def test_what_is_held_is_running() -> None:
 @pytest.mark.parametrize(
     "held", [Held(None, "o", 1.0), Held(Holder("i"), "o", 1.0), Held(Holder("i", ttl=30.0), "o", 60.0)]
 )
-def test_lock_that_nobody_runs_under_is_no_run(held: Held) -> None:
+def test_lock_without_a_running_task_is_not_a_run(held: Held) -> None:
     """A stranger's, one that is kept between two attempts, or that of a message."""
     assert running("p:1:{a:1}", held, 1_000_600.0) is None

@@ -1,4 +1,4 @@
-"""Whether a holder can still be running under its lock, and who gets to see what."""
+"""Whether a holder can still be running under its lock, and what is shown to whom."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_process_that_is_provably_over_holds_nothing() -> None:
     assert judge(replace(HELD, holder=gone), replace(HELD, holder=gone)) is Verdict.OVER
 
 
-def test_living_process_is_no_proof_of_life() -> None:
+def test_living_process_proves_nothing() -> None:
     """It may be another task's by now: a child of a worker outlives what it carried out."""
     here = replace(HELD.holder, process=process_identity.own())
     assert judge(replace(HELD, holder=here), replace(HELD, holder=here)) is None
@@ -61,7 +61,7 @@ def test_lock_that_ended_or_changed_hands_is_not_touched() -> None:
     assert judge(HELD, replace(HELD, owner="other")) is Verdict.ENDED
 
 
-def test_what_is_kept_on_purpose_and_what_is_not_ours_is_not_touched() -> None:
+def test_kept_and_foreign_values_are_not_touched() -> None:
     assert judge(HELD, replace(HELD, holder=replace(HELD.holder, ttl=0.0))) is Verdict.KEPT
     assert judge(HELD, replace(HELD, holder=None)) is Verdict.FOREIGN
 

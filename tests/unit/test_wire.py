@@ -68,7 +68,7 @@ def test_all_is_sent_though_the_system_takes_it_in_parts(ends: tuple[Wire, socke
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
-def test_what_nobody_reads_is_not_sent_for_ever(ends: tuple[Wire, socket.socket], seconds: float) -> None:
+def test_what_nobody_reads_is_not_sent_forever(ends: tuple[Wire, socket.socket], seconds: float) -> None:
     wire, _ = ends
     wire.wait_at_most(seconds)
     with pytest.raises((TimeoutError, BlockingIOError)):

@@ -20,7 +20,7 @@ from tests.web.scenes import hold, over
 
 TOKEN = "a-token-of-the-tests"
 
-#: What is said of a lock whose holder is alive; what follows is about the command line.
+#: The text about a lock whose holder is alive; what follows is about the command line.
 NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
@@ -257,12 +257,12 @@ class TestWhoMay:
         assert f'{COOKIE}=""; expires=' in answer.headers["set-cookie"]
 
     @pytest.mark.parametrize("cookie", ["", "x", "1.2.3", "é", '";', f"{COOKIE}={'x' * 5000}"])
-    def test_nonsense_is_no_session(self, client: Client, cookie: str) -> None:
+    def test_nonsense_is_not_a_session(self, client: Client, cookie: str) -> None:
         answer = client.get("/login", headers={"cookie": f"{COOKIE}={cookie}".encode()})
         assert answer.status_code == 200
         assert "You are signed in" not in answer.text
 
-    def test_long_form_is_no_form(self, client: Client) -> None:
+    def test_long_form_is_ignored(self, client: Client) -> None:
         fields = {"token": TOKEN, "more": "x" * 100_000}
         assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
 
@@ -293,7 +293,7 @@ class TestPrivate:
         assert "acme" not in answer.text
 
 
-def test_session_of_another_token_is_none() -> None:
+def test_session_of_another_token_does_not_count() -> None:
     one, other = (Access(["localhost"], token=token) for token in (TOKEN, TOKEN + "2"))
     assert one.is_session(one.new_session())
     assert not other.is_session(one.new_session())

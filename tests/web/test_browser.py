@@ -135,7 +135,7 @@ def test_locks_come_and_go_while_somebody_looks(visit: Visiting) -> None:
     assert made.wrong == []
 
 
-def test_page_stands_still_when_it_is_told_to(visit: Visiting) -> None:
+def test_page_can_be_paused(visit: Visiting) -> None:
     made = visit()
     five(made)
     made.go("locks")
@@ -365,7 +365,7 @@ class TestActing:
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("link", name="Signed in")).to_be_visible()
 
-    def test_lock_is_released_by_whoever_is_signed_in(self, made: Visit) -> None:
+    def test_signed_in_user_releases_a_lock(self, made: Visit) -> None:
         lease = hold(made.app, "acme", process=over())
         page = made.go(f"lock?key={lease.key}")
         expect(page.get_by_role("button", name="Release")).to_have_count(0)

@@ -18,6 +18,10 @@ from tests.web.reading import Page
 FOUND = ("", "locks", "locks?q=acme", "tasks", "timeline", "refused", "beat", "doctor", "id?id=id-of-acme")
 
 
+# One project is set up for all of them.
+pytestmark = pytest.mark.xdist_group("web_django")
+
+
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     """What a project found that has the entry in its admin: see `django_site`."""

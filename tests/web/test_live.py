@@ -157,7 +157,7 @@ def test_locks_are_looked_at_once_for_all_and_only_while_somebody_listens(
     asyncio.run(listen())
 
 
-def test_lock_server_that_is_gone_is_said_and_the_stream_goes_on(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lock_server_is_reported_and_the_stream_goes_on(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: Any) -> Any:
         raise LockUnavailable("nobody answers")
 
@@ -175,7 +175,7 @@ def test_lock_server_that_is_gone_is_said_and_the_stream_goes_on(app: Celery, mo
     asyncio.run(listen())
 
 
-def test_error_of_ours_ends_neither_the_looks_nor_the_stream(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_ends_neither_the_looks_nor_the_stream(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     async def listen() -> None:
         async with listening(site_of(app)) as listener:
             await listener.event()

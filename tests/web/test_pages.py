@@ -71,7 +71,7 @@ def test_page_says_so_where_nothing_is_held(client: Client) -> None:
     assert "Nothing happened in this time." in page(client, "/timeline").rows()
 
 
-def test_each_kind_of_ending_is_said_in_words(app: Celery, client: Client) -> None:
+def test_each_kind_of_ending_has_words(app: Celery, client: Client) -> None:
     write(app, *(entry(app, f"({kind})", kind, holder="the-holder", holder_node="two@web") for kind in KINDS))
     shown = page(client, f"/task?name={TASK}").rows()
     for kind in KINDS:
@@ -79,7 +79,7 @@ def test_each_kind_of_ending_is_said_in_words(app: Celery, client: Client) -> No
         assert "the-holder" in row
 
 
-def test_refusals_say_who_had_the_lock(app: Celery, client: Client) -> None:
+def test_refusals_name_the_holder(app: Celery, client: Client) -> None:
     since = clock.wall() - 50
     refusal = entry(app, "acme", "skip", holder="the-holder", holder_node="two@web", holder_since=since)
     write(app, entry(app, "acme"), refusal, entry(app, "acme", "retry", holder="the-holder"))
@@ -218,7 +218,7 @@ class TestHosts:
         assert client.get("/", headers={"host": "ops.example:80"}).status_code == 200
         assert client.get("/").status_code == 421
 
-    def test_one_name_is_no_list_of_names(self, app: Celery) -> None:
+    def test_one_name_is_not_a_list_of_names(self, app: Celery) -> None:
         with pytest.raises(TypeError, match=r"\['ops.example'\]"):
             app_of(app, hosts="ops.example")
 
@@ -237,7 +237,7 @@ class TestHosts:
             ("ftp://localhost:1", False),
         ],
     )
-    def test_origin_is_ours_if_all_of_it_is(self, origin: str | None, own: bool) -> None:
+    def test_origin_must_match_in_all_parts(self, origin: str | None, own: bool) -> None:
         assert is_own_origin(origin, "localhost:1") is own
 
     def test_name_of_nonsense_is_nobodys(self) -> None:

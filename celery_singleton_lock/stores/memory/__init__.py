@@ -1,6 +1,6 @@
-"""Locks in the memory of this process: for tests and for `memory://` brokers. Excludes threads, not processes.
+"""Locks in the memory of this process: for tests and for `memory://` brokers. They exclude threads, not processes.
 
-Begin with `store.py`; what beat and the journal write is beside it.
+Begin with `store.py`; what beat and the journal write is in the other modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of all copies, in the memory of this process."""
+"""What happened to all copies, in the memory of this process."""
 
 from __future__ import annotations
 

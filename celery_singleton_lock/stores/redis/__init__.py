@@ -1,5 +1,5 @@
 """Locks on Redis: one server, one behind Sentinels, a cluster (`store.py`), or the nodes of a Redlock (`redlock/`).
 
-What runs on a server is in `scripts/`; what of a lock it is asked, in `lock_commands.py`. How it gets there:
-`connection.py`, `server.py`, `cluster.py`.
+`scripts/` has what runs on a server, and `lock_commands.py` the commands for one lock. `connection.py`, `server.py` and
+`cluster.py` send them.
 """

@@ -1,4 +1,6 @@
-"""The private part of redis-py that we touch; see `celery_singleton_lock/_celery.py`, where those of Celery are."""
+"""The private part of redis-py that this package touches; see `celery_singleton_lock/_celery.py`, where those of Celery
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a URL says that the locks are, as redis-py would connect to it. Nothing is connected to here."""
+"""The addresses in a URL, and how to connect to them with redis-py. Nothing is connected to here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lock servers say about themselves, as far as their user may ask: facts, and no judgement of them.
+"""What the lock servers report about themselves, as far as their user may ask: facts only, no judgement.
 
 Everything here goes on connections of its own, and nothing blocks a server. What is written is one key of a few
 seconds.

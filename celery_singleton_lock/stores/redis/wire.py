@@ -1,4 +1,4 @@
-"""Bytes to and from a server, by a socket each of whose steps takes so long at most.
+"""Bytes to and from a server, by a socket with a time limit for each step.
 
 Python asks the system if a socket with a timeout is ready before each step, which may be a tenth of what a round trip
 takes. So a plain socket is one that never waits here: what it takes at once needs no such question,

@@ -68,7 +68,7 @@ class NewestContract:
         assert (found.by, found.owner) == ("third", "")
         assert isinstance(come(store, THIRD), Lease)
 
-    def test_newcomer_that_finds_it_free_supersedes_who_waits(self, store: LockStore) -> None:
+    def test_newcomer_that_finds_it_free_supersedes_waiting_messages(self, store: LockStore) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
@@ -167,7 +167,7 @@ class NewestContract:
         store.free(other)
         assert isinstance(come(store, SECOND), Lease)
 
-    def test_holder_is_told_for_whom_it_is_to_stop(self, store: LockStore) -> None:
+    def test_holder_is_reported_for_whom_it_is_to_stop(self, store: LockStore) -> None:
         first, second, third = STOPPABLE
         running = come(store, first, stops=True)
         assert isinstance(running, Lease)
@@ -240,7 +240,7 @@ class NewestContract:
         assert again.fence == running.fence
         assert told(store, again) == "second"
 
-    def test_holder_with_a_label_is_told(self, store: LockStore) -> None:
+    def test_holder_with_a_label_is_reported(self, store: LockStore) -> None:
         running = come(store, replace(STOPPABLE[0], label='tenant [7], "x"]]'), stops=True)
         assert isinstance(running, Lease)
         assert told(store, running) is None

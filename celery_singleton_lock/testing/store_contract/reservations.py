@@ -54,7 +54,7 @@ class ReservationContract:
         taken(store, holder=NEXT)
         assert isinstance(ask(store, holder=NEXT), Held)
 
-    def test_it_does_not_wait_for_ever(self, store: LockStore) -> None:
+    def test_it_does_not_wait_forever(self, store: LockStore) -> None:
         reserved(store, SHORT)
         assert until_free(store).held
 

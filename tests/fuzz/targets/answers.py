@@ -124,7 +124,7 @@ class Player:
 
     def __init__(self) -> None:
         self.choices = Choices(b"")
-        #: Whether it falls silent: whoever waits for it waits for as long as the protocol says.
+        #: Whether it falls silent: a caller waits for it for as long as the protocol says.
         self.is_silent_at_times = True
 
     def answer(self, command: Sequence[bytes]) -> bytes:
@@ -175,7 +175,7 @@ class Wire(socket.socket):
 
 
 class Dialed:
-    """A connection of redis-py's, as far as ours uses it."""
+    """A connection of redis-py's, as far as this package uses it."""
 
     def __init__(self, player: Player) -> None:
         self._sock = Wire.to(player)

@@ -1,6 +1,6 @@
-"""Messages as a worker gets them: its main process first, then whoever carries them out.
+"""Messages as a worker gets them: its main process first, then the process that carries them out.
 
-Celery's own request is what ours is measured by: what it takes, ours takes; what it refuses, it refuses by its own
+Celery's own request is the measure: what it takes, this package takes; what it refuses, it refuses by its own
 errors, which its consumer knows.
 """
 
@@ -85,11 +85,11 @@ PROPERTIES = {
 }
 DELIVERY = {"exchange": "", "routing_key": "celery", "redelivered": True, "consumer_tag": "7", "is_eager": True}
 
-#: What Celery reads of a request besides: where it refuses that, nothing of ours was asked.
+#: What Celery reads of a request besides: where it refuses that, this package was not asked.
 _CELERYS = ("timelimit", "eta", "expires")
 
 
-#: Pauses that one message may make at most: who makes more waits for ever.
+#: Pauses that one message may make at most: one that makes more waits forever.
 PAUSES = 5
 
 

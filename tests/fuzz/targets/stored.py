@@ -1,7 +1,7 @@
 """Values in Redis that were not written here, under every name that is read; on a real server.
 
 Whatever stands there: a store says what it found, or that it cannot (`LockUnavailable`), a stranger's hold stays, and
-whoever only looks shows something.
+a reader shows something.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.patience import in_this_thread
 OWNER = "d31c43ab95f919e9c8bef85b6373f466"
 MESSAGE = "id:0.0"
 
-#: What stands beside a lock and beside a schedule, and in the journal, each as it should be.
+#: What is beside a lock and beside a schedule, and in the journal, each as it should be.
 OF_LOCK: Mapping[str, Any] = {
     "run": HOLDER,
     "run:1": HOLDER,

@@ -11,7 +11,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ["TEST_DATABASE"],
-        # IMMEDIATE: who reads first and writes then is refused at once where another has begun to write.
+        # IMMEDIATE: reading first and writing then is refused at once if another has begun to write.
         "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
     }
 }

@@ -1,4 +1,4 @@
-"""What a majority of the nodes of a Redlock shows, of what each does."""
+"""Combines what the nodes of a Redlock show into what a majority shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a Redlock together: what a majority says, and what is sent again to those that did not answer."""
+"""The nodes of a Redlock together: the answer of a majority, and what is sent again to nodes that did not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store on a majority of servers that do not know each other.
+"""A store on a majority of independent servers.
 
 Beside what `docs/protocol.md`, section 10, says: one connection per node carries everything in order, so that taking
 back never overtakes a late acquire; and a waiter is woken by one node, the same for all who wait for a lock while that

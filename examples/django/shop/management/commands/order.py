@@ -17,5 +17,5 @@ class Command(BaseCommand):
     def handle(self, *, tenant_id: int, **_: Any) -> None:
         report = Report.objects.create(tenant_id=tenant_id, ordered_by="a customer")
         # The worker would not find the report before the transaction is committed. What beat sends is skipped while
-        # another one of the tenant's is made; who has ordered one waits for that.
+        # another one of the tenant's is made; each order waits for that.
         rebuild_report.apply_async_on_commit((tenant_id, report.id), singleton_lock={"wait": 60})

@@ -1,0 +1,39 @@
+"""What kombu does with a message, written down: that it is in a queue, and that a worker has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kombu.transport import redis as transport
+
+from tests.storm import history
+
+
+def report_queue() -> None:
+    """Have kombu write down what is put into a queue, and what a worker has taken and noted.
+
+    It takes a message off the list before it notes that: whoever is killed or cut off in between loses it.
+    """
+    append, put, restore = transport.QoS.append, transport.Channel._put, transport.Channel._do_restore_message
+
+    def taken(self: Any, message: Any, delivery_tag: str) -> None:
+        append(self, message, delivery_tag)
+        _note("taken", message.headers)
+
+    def queued(self: Any, queue: str, message: Any, **kwargs: Any) -> None:
+        put(self, queue, message, **kwargs)
+        _note("queued", message["headers"])
+
+    def restored(self: Any, payload: Any, *args: Any, **kwargs: Any) -> None:
+        restore(self, payload, *args, **kwargs)
+        _note("queued", payload["headers"])
+
+    transport.QoS.append, transport.Channel._put = taken, queued
+    transport.Channel._do_restore_message = restored
+
+
+def _note(event: str, headers: Mapping[str, Any]) -> None:
+    queued = headers.get("singleton_lock_queued")
+    owner = {"owner": queued[3]} if queued and queued[0] == headers.get("id") else {}
+    history.write(event, message=headers.get("id"), retries=headers.get("retries", 0), **owner)
