@@ -1,7 +1,7 @@
 """Every private or undocumented part of Celery, kombu and billiard that this package touches, under the name of what it
 means. No other module touches one.
 
-Each says which promise hangs on it. `tests/unit/test_celery_private.py` looks for what follows "Touches" and
+Each names the promise that depends on it. `tests/unit/test_celery_private.py` looks for what follows "Touches" and
 asserts what is expected of it, so that a new version fails there first; `docs/celery-inside.md` is made from this.
 """
 

@@ -23,14 +23,14 @@ PAGE = Path(__file__).parent / "celery-inside.md"
 ROOMS: tuple[ModuleType, ...] = (_celery, _redis_py)
 
 BEGINNING = """<!-- Made from the code by `python -m docs.celery_inside`; do not edit. -->
-# Celery's inside
+# Celery's internals
 
-Most of what this package does, it does with what Celery documents. Some promises need more: parts of Celery, kombu,
-billiard, redis-py and Python that are private, or documented nowhere. They are touched in one module,
-`celery_singleton_lock/_celery.py` (redis-py's in `stores/redis/_redis_py.py`), each under the name of what it means.
+This package mostly uses Celery's documented interface. Some promises need more: parts of Celery, kombu, billiard,
+redis-py and Python that are private, or not documented. Only `celery_singleton_lock/_celery.py` touches them
+(for redis-py `stores/redis/_redis_py.py`), each under a name for what it means.
 
-A new version may change such a part without a word. So `tests/unit/test_celery_private.py` asserts each one, and fails
-before anything else does; `nox -s prereleases` runs it on versions that are not out yet.
+A new version may change such a part without notice. So `tests/unit/test_celery_private.py` checks each of them, and
+fails first; `nox -s prereleases` runs it on versions that are not released yet.
 """
 
 
@@ -41,7 +41,7 @@ class Part:
     Attributes:
         name: ours.
         meaning: what it is for.
-        promise: what hangs on it.
+        promise: what depends on it.
         touches: the dotted names of the private parts.
     """
 
@@ -55,7 +55,7 @@ def page() -> str:
     """The page as it is to be."""
     versions = {library: seen for room in ROOMS for library, seen in room.LOOKED_AT.items()}
     read = "; ".join(f"{library} {', '.join(seen)}" for library, seen in versions.items())
-    return f"{BEGINNING}\nThe versions that were read: {read}.\n\n" + "\n".join(map(_section, parts()))
+    return f"{BEGINNING}\nThese versions were read: {read}.\n\n" + "\n".join(map(_section, parts()))
 
 
 def parts() -> Iterator[Part]:
@@ -76,7 +76,7 @@ def _own(room: ModuleType) -> Mapping[str, Any]:
 def _section(part: Part) -> str:
     touched = ", ".join(f"`{name}`" for name in part.touches)
     promise = re.sub(r"^as for `(\w+)`", r"as for [\1](#\1)", part.promise)
-    return f"## {part.name}\n\n{part.meaning}\n\n- what hangs on it: {promise}\n- touches: {touched}\n"
+    return f"## {part.name}\n\n{part.meaning}\n\n- what depends on it: {promise}\n- touches: {touched}\n"
 
 
 if __name__ == "__main__":

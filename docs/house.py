@@ -16,8 +16,8 @@ PACKAGE = HERE.parent / "celery_singleton_lock"
 BEGINNING = """<!-- Made from the code by `python -m docs.house`; do not edit. -->
 # The house
 
-Where a line belongs, and where to find it. How it works together is in the [protocol](protocol.md); how to work on it
-in `CONTRIBUTING.md`.
+This page shows where to find a line of code, and where a new one belongs. The [protocol](protocol.md) describes how it
+works together, `CONTRIBUTING.md` how to work on it.
 
 ## Layers
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.diagnosis.finding import merged, notes, serious
 from celery_singleton_lock.options.app import problems
 
 
-@command.locks_command()
+@command.locks_command(short_help="Check the settings of each exclusive task.")
 @command.as_json
 @findings.strict
 def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:

@@ -9,7 +9,7 @@ import click
 from celery_singleton_lock.cli import command, findings
 
 
-@command.locks_command()
+@command.locks_command(short_help="Check servers, keys, settings and workers.")
 @command.as_json
 @findings.strict
 @command.option(

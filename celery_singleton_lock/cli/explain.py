@@ -21,7 +21,9 @@ _AND = "--"
 
 
 # Options come before the task, so that what follows is left as it is, `--` included.
-@command.locks_command(context_settings={"allow_interspersed_args": False})
+@command.locks_command(
+    context_settings={"allow_interspersed_args": False}, short_help="Show a call's key, and who holds its lock."
+)
 @command.as_json
 @click.argument("call", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [ARG]... [-- TASK [ARG]...]")
 def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) -> None:

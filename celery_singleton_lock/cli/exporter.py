@@ -9,7 +9,7 @@ import click
 from celery_singleton_lock.cli import command
 
 
-@command.locks_command()
+@command.locks_command(short_help="Serve metrics to Prometheus.")
 @command.option(
     "--port",
     type=click.IntRange(0, 65535),

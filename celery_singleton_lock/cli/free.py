@@ -39,7 +39,7 @@ def _how(function: Callable[..., Any]) -> Callable[..., Any]:
     return force(yes(dry_run(command.as_json(function))))
 
 
-@command.locks_command()
+@command.locks_command(short_help="Free one lock whose holder is gone.")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @_how
 def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
@@ -55,7 +55,7 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
         ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))
 
 
-@command.locks_command()
+@command.locks_command(short_help="Free the locks of a task, node or lost message.")
 @selection.options
 @command.option(
     "--orphaned",

@@ -23,7 +23,7 @@ INTERVAL = 2.0
 MIN_INTERVAL = 0.2
 
 
-@command.locks_command("list")
+@command.locks_command("list", short_help="List the locks that are held.")
 @selection.options
 @command.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @command.option(

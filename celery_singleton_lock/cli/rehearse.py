@@ -24,7 +24,9 @@ _VERDICTS = {True: ("as promised", "green"), False: ("NOT as promised", "red"), 
 
 
 # Options come before the task, as those of `explain`.
-@command.locks_command("rehearse", context_settings={"allow_interspersed_args": False})
+@command.locks_command(
+    "rehearse", context_settings={"allow_interspersed_args": False}, short_help="Run a task under faults: what holds?"
+)
 @command.option(
     "--fault",
     "names",

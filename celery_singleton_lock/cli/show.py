@@ -19,7 +19,7 @@ from celery_singleton_lock.task import outcome
 _FEW = 5
 
 
-@command.locks_command()
+@command.locks_command(short_help="Show all that is known about one lock.")
 @click.argument("words", nargs=-1, required=True, metavar="KEY | TASK [ARG]...")
 @command.as_json
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) -> None:

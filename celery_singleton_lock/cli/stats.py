@@ -15,7 +15,7 @@ from celery_singleton_lock.keys.key import name_in
 _COLUMNS = ("TASK", "RUNS", "HELD EACH", "WAITED EACH", "OTHERWISE")
 
 
-@command.locks_command()
+@command.locks_command(short_help="Show what was counted for each task.")
 @command.as_json
 def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
     """Show what the workers counted for each task: runs, conflicts, losses and more, and copies refused in a row.

@@ -11,7 +11,7 @@ from celery_singleton_lock.cli import command
 from celery_singleton_lock.journal.timeline import Window, page, running
 
 
-@command.locks_command()
+@command.locks_command(short_help="Draw who held which lock when.")
 @command.option(
     "--minutes",
     type=command.Number(0.01, 43_200),

@@ -19,7 +19,7 @@ TOKEN = "CELERY_SINGLETON_LOCK_WEB_TOKEN"  # noqa: S105 - its name
 ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
 
 
-@command.locks_command()
+@command.locks_command(short_help="Show the locks on a live page.")
 @command.option(
     "--port",
     type=click.IntRange(0, 65535),

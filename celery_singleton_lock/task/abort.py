@@ -25,7 +25,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
@@ -49,12 +49,13 @@ class Body:
 
     Attributes:
         struck: whether it was to end.
-        retry: with which it has ended, though it may not have come to that: the next attempt is sent.
+        sent: with which it has ended, though it may not have come to that: the next attempt is sent, or what replaces
+            it.
     """
 
     def __init__(self, lease: Lease) -> None:
         self.struck = False
-        self.retry: Retry | None = None
+        self.sent: Retry | Ignore | None = None
         self._lease = lease
         self._struck_at = 0.0
         self._strike_again_at = 0.0
@@ -94,13 +95,15 @@ class Body:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """The next attempt is sent: neither raise anything meanwhile nor kill, since nobody could tell if it was."""
+        """The next attempt is sent, or what replaces it: neither raise anything meanwhile nor kill, since nobody could
+        tell if it was.
+        """
         with self._mutex.lock:
             self._is_spared = True
         try:
             yield
-        except Retry as sent:
-            self.retry = sent
+        except (Retry, Ignore) as sent:
+            self.sent = sent
             raise
         finally:
             self._is_spared = False

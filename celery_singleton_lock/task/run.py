@@ -107,8 +107,8 @@ class Run:
         except Aborted:
             if not self._body.struck:
                 raise
-            if self._body.retry is not None:  # It came as that was on its way out, and is late.
-                raise self._body.retry from None
+            if self._body.sent is not None:  # It came as that was on its way out, and is late.
+                raise self._body.sent from None
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
             _fail_for_loss(it, LockLost(lease.key, self._why_lost()))

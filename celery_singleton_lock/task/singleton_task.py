@@ -217,9 +217,14 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return super().retry(*args, **kwargs)
 
     def on_replace(self, sig: Any) -> Any:
-        """Like Celery's: copies that have joined this task wait for what replaces it."""
-        progress_of(self.request).is_replaced = True
-        return super().on_replace(sig)
+        """Like Celery's. What is sent is the end of this task, as for `retry`, and copies that have joined it wait for
+        that.
+        """
+        progress = progress_of(self.request)
+        progress.is_replaced = True
+        body = None if self.request.is_eager else progress.body  # What runs within this is not sent.
+        with nullcontext() if body is None else body.sending():
+            return super().on_replace(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock where a worker or `apply` calls; plainly where a program calls the task as a function."""

@@ -275,15 +275,16 @@ class Children:
             return
         holds = [hold for _, hold in pairs]
         try:
-            self._store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
+            renewed = self._store.renew(holds, timeout=trust.step_of(hold.good_for for hold in holds))
         except LockUnavailable as error:
             logger.debug("children: %d holds not renewed, trying again: %s", len(holds), error)
             for child, hold in pairs:
                 child.renew_after(min(RETRY_AFTER, hold.ttl * trust.RETRY_SHARE))
             return
         with self._mutex.lock:
-            for child, hold in pairs:
-                if self._children.get(child.pid) is child:
+            for (child, hold), is_held in zip(pairs, renewed, strict=True):
+                # What has freed its lock has stopped: it may still store its end, and send what follows.
+                if is_held and self._children.get(child.pid) is child:
                     child.stop_at_last(hold)
 
 

@@ -15,6 +15,9 @@ WIDTH = 84
 
 STYLES = {"report": "bold green", "plain job": "yellow"}
 
+#: How a run begins and goes on, so that the jobs differ without colours as well.
+GLYPHS = {"report": ("▌", "█"), "plain job": ("▒", "░")}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -73,14 +76,14 @@ def draw(console: Console, runs: list[Run], skipped: list[dict[str, object]], ki
     console.print(table)
     console.print(
         Text("█ report (exclusive)  ", STYLES["report"])
-        + Text("█ plain job  ", STYLES["plain job"])
+        + Text("░ plain job  ", STYLES["plain job"])
         + Text("× a copy was skipped  ☠ the worker was killed", "red")
     )
 
 
 def bar(row: Text, first: int, last: int, run: Run) -> None:
     for at in range(first, last + 1):
-        place(row, at, "▌" if at == first else "█", STYLES[run.job])
+        place(row, at, GLYPHS[run.job][at > first], STYLES[run.job])
 
 
 def place(row: Text, at: int, char: str, style: str) -> None:

@@ -177,12 +177,13 @@ class TestNothingIsLost:
         assert len(shop.record.runs("report")) == 2
 
     def test_worker_with_the_newest_is_killed(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+        """Acknowledged late: what was just woken, to end or to ask again, is not lost with its worker."""
         shop = shop_on(redis_server, singleton_lock_ttl=TTL, broker_transport_options=FORGETFUL)
         shop.start("holding", arguments=("-Q", "held"))
-        holder = shop.send("rerunning", "report", LONG, queue="held")
+        holder = shop.send("rerunning_late", "report", LONG, queue="held")
         shop.record.wait_for(starts=1)
         (killed,) = shop.start("killed")
-        older, newest = waiting(shop), waiting(shop)
+        older, newest = waiting(shop, "rerunning_late"), waiting(shop, "rerunning_late")
         until(lambda: shop.log.count(f"[{newest.id}] received") > 1)
         killed.kill()
         shop.start("staying")

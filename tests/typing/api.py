@@ -54,7 +54,7 @@ rebuild.delay(7)
 rebuild.apply_async((7,), singleton_lock={"on_conflict": "raise", "wait": 5})
 rebuild.apply_async((7,), singleton_lock=False)
 rebuild.apply_async((7,), singleton_lock=True)  # type: ignore[arg-type]
-rebuild.apply_async((7,), singleton_lock={"wiat": 5})  # type: ignore[arg-type]
+rebuild.apply_async((7,), singleton_lock={"timeout": 5})  # type: ignore[arg-type]
 rebuild.apply_async((7,), singleton_lock={"on_conflict": "explode"})  # type: ignore[arg-type]
 rebuild.apply((7,), singleton_lock={"key": "seven"})
 rebuild.s(7).set(singleton_lock={"wait": 5})  # type: ignore[call-arg] # Celery's stubs know its own options only.

@@ -177,7 +177,7 @@ def test_next_attempt_is_sent_in_one_go(in_main_thread: bool) -> None:
             body.strike()
             time.sleep(LIMIT)
         assert body.struck
-        sent.append("retry is known" if body.retry else "")
+        sent.append("retry is known" if body.sent else "")
 
     thread = threading.Thread(target=work)
     if in_main_thread:

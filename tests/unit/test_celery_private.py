@@ -121,7 +121,7 @@ def test_private_part_is_there(name: str, part: celery_inside.Part) -> None:
     if SINCE.get(name, (0, 0)) > VERSION:
         pytest.skip(f"since Celery {SINCE[name]}")
     owner, _, attribute = name.rpartition(".")
-    assert is_there(resolved(owner), attribute), f"{name} is gone; what hangs on it: {part.promise}"
+    assert is_there(resolved(owner), attribute), f"{name} is gone; what depends on it: {part.promise}"
 
 
 def resolved(name: str) -> Any:
@@ -163,7 +163,7 @@ class TestNothingElseTouchesIt:
             for line, name in names_used(tree)
             if is_private(name) and name not in own and name not in DOCUMENTED
         }
-        assert not foreign, "give it a name in _celery.py that says what it means, and the promise that hangs on it"
+        assert not foreign, "give it a name in _celery.py that says what it means, and the promise that depends on it"
 
     @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
     def test_module_imports_nothing_from_the_inside(self, path: Path) -> None:

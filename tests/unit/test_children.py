@@ -134,6 +134,20 @@ def test_child_that_has_stopped_for_one_is_left_alone(store: Store, family: Chil
     assert child.poll() is None
 
 
+def test_child_that_has_stopped_for_one_may_take_its_time_to_say_so(
+    store: Store, family: Children, fork: Callable
+) -> None:
+    """Its lock is free, and it stores its end, in a result backend that is slow."""
+    child, delivery = fork(), Delivery(store)
+    family.assign(child.pid, delivery)
+    supersede(store)
+    until(lambda: store.renewed > 0, "renewed")
+    store.free(delivery.hold())
+    renewed = store.renewed
+    until(lambda: child.poll() or store.renewed > renewed + children.PATIENCE + 1, "asked for again and again")
+    assert child.poll() is None
+
+
 def test_who_begins_with_a_delivery_waits_for_nothing(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from celery_singleton_lock.task import requeue
 from celery_singleton_lock.task.message_identity import SENT_HEADER
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
+from celery_singleton_lock.task.running import progress_of
 from tests.patience import LIMIT
 from tests.servers import until
 from tests.unit.deliveries import deliver, hold, make
@@ -239,6 +240,30 @@ class TestStopped:
         with pytest.raises(Skipped):
             come(task, "a")
         assert len(runs) == 1
+
+    def test_what_replaces_it_is_its_end(self, meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has the id, and is to have the result: nobody could tell whether it was sent, were that interrupted."""
+        sent: list[str] = []
+
+        def replace() -> None:
+            other, _ = make(task.app, lambda: None)
+            body = progress_of(task.request).body
+            assert body is not None
+
+            def send(*_: Any, **options: Any) -> None:
+                until(lambda: body.struck, "it is to stop")
+                for _ in range(1000):
+                    clock.sleep(0)
+                sent.append(options["task_id"])
+
+            monkeypatch.setattr(other, "apply_async", send)
+            task.replace(other.si())
+
+        task, _ = meets(replace)
+        with pytest.raises(Ignore, match="Replaced by new task"):
+            come(task, "a")
+        assert sent == [f"{task.app.main}-a"]
+        assert task.backend.get_task_meta(sent[0])["status"] == states.PENDING
 
     def test_one_whose_lock_is_lost_as_well_fails_so(self, meets: Any) -> None:
         def lose() -> None:

@@ -126,7 +126,8 @@ class MemoryStore:
         if request.arrival is None or found.holder.order != request.arrival.order:
             return None
         if found.holder.ttl == 0:
-            return slot_of(found.owner, live)
+            # As for a slot that is free: others may run beside it, under a higher limit.
+            return slot_of(found.owner, live) if len(live) <= request.limit else None
         if found.holder.superseded_by is None:
             found.holder = replace(found.holder, superseded_by=request.holder.task_id)
         return None

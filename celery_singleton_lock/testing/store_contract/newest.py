@@ -258,6 +258,17 @@ class NewestContract:
         assert isinstance(come(store, following, stops=True), Superseded)
         assert told(store, newest) is None
 
+    def test_what_is_kept_beside_one_that_runs_is_waited_for(self, store: LockStore) -> None:
+        """That one may be of a task with a higher limit, under the same name."""
+        first, second, _ = STOPPABLE
+        running, following = come(store, first, stops=True), replace(first, retries=1)
+        assert isinstance(running, Lease)
+        beside = taken(store, holder=THIRD, limit=2)
+        store.free(running, reservation=Reservation(following, TTL / 2))
+        assert type(come(store, second, stops=True)) is Held
+        store.free(beside)
+        assert isinstance(come(store, second, stops=True), Lease)
+
     def test_what_was_kept_for_an_older_one_is_free_when_that_comes(self, store: LockStore) -> None:
         """The newest came before it was kept."""
         first, second, _ = STOPPABLE

@@ -112,7 +112,8 @@ elseif free and (kept or held < limit) then
 elseif stops ~= '' and first then
   local is_kept
   first, is_kept = stop(KEYS[FIRST + first_slot], first)
-  slot = is_kept and first_slot or nil
+  -- As for a slot that is free: others may run beside it, under a higher limit.
+  slot = is_kept and held <= limit and first_slot or nil
 end
 if not slot then
   if newer and not copy then
