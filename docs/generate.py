@@ -23,7 +23,7 @@ from celery_singleton_lock.backend import MAX_NODES, MIN_NODES, SCHEMES
 from celery_singleton_lock.options import rules
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.beat import BeatSettings
-from celery_singleton_lock.options.task import KEY_ATTRIBUTES
+from celery_singleton_lock.options.rules import KEY_ATTRIBUTES
 
 HERE = Path(__file__).parent
 

@@ -2,5 +2,5 @@
 
 Begin with `rules`, which has the tables. `task`, `app` and `beat` look options up and return them as one checked value;
 `delivery` is about the broker's settings, as far as locks depend on them; `words` has the names that other packages
-use.
+use, and `misplaced` finds options in places where they do nothing.
 """

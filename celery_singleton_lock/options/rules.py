@@ -177,6 +177,9 @@ OPTIONS: Mapping[str, Option] = {
     ),
 }
 
+#: Task attributes of this package without an app-wide default.
+KEY_ATTRIBUTES = ("lock_key", "lock_name")
+
 #: What a call may not change: whether it is another one's duplicate depends on these, or they say nothing to a worker.
 _OF_THE_TASK = ("scope", "limit", "on_duplicate", "queue_ttl", "on_send_unavailable")
 

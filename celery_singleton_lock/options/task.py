@@ -14,6 +14,7 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import may_be_asked
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.misplaced import check_attributes
 from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
@@ -32,10 +33,7 @@ from celery_singleton_lock.options.rules import (
     Option,
     is_seconds,
 )
-from celery_singleton_lock.options.words import FOREIGN, did_you_mean, is_slip
-
-#: Task attributes of this package without an app-wide default.
-KEY_ATTRIBUTES = ("lock_key", "lock_name")
+from celery_singleton_lock.options.words import did_you_mean
 
 #: Seconds that a message may ask for at most, where the task and the settings do not say more themselves.
 MAX_ASKED = 3600.0
@@ -219,7 +217,7 @@ def check_task(task: Any) -> None:
         value = raw_attribute(task, attribute)
         if value is not None:
             rule.require(value, f"option {attribute} of task {task.name}")
-    _refuse_unknown_attributes(task)
+    check_attributes(task)
 
 
 def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[False] | None:
@@ -286,21 +284,3 @@ def raw_attribute(task: Any, name: str) -> Any:
     if isinstance(value, property):
         return None
     return value.__func__ if isinstance(value, MethodType) else value
-
-
-def _refuse_unknown_attributes(task: Any) -> None:
-    known = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
-    # Celery has names of its own that begin so.
-    policies = [name for name in known if name.startswith("on_")]
-    for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
-        if (foreign := FOREIGN.get(name)) is not None and foreign.looks_so(value):
-            raise InvalidOption(
-                f"task {task.name} has the attribute {name!r}, an option of {foreign.package}; use {foreign.here} here"
-            )
-        if name in known or callable(value) or isinstance(value, property):
-            continue
-        if name.startswith("lock_") or (name.startswith("on_") and is_slip(name, policies)):
-            raise InvalidOption(
-                f"task {task.name} has the attribute {name!r}{did_you_mean(name, known)} (names that begin "
-                "with lock_ are reserved for options of this package)"
-            )

@@ -11,43 +11,84 @@ from celery_singleton_lock import cleaned
 #: How alike two names are of which one is taken for a slip of the pen: "lock_timeout" is no slip for "lock_limit".
 _ALIKE = 0.8
 
-#: The last part of an option's name here, by what others call the same.
+#: The same of one that may be somebody's own: "log_key" and "on_conflict_mail" are.
+_VERY_ALIKE = 0.87
+
+#: The last part of an option's name here, by what others call the same. Nothing that others also use for something
+#: else: what is proposed will be tried.
 _HERE: Mapping[str, str] = {
     **dict.fromkeys(("timeout", "expire", "expires", "expiry", "expiration", "ex", "px", "lease", "lease_time"), "ttl"),
     **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "blocking", "block"), "wait"),
-    **dict.fromkeys(("max_concurrency", "concurrency", "max_leases", "slots", "count"), "limit"),
+    **dict.fromkeys(("max_concurrency", "concurrency", "max_leases", "slots"), "limit"),
     **dict.fromkeys(("keys", "unique_on", "unique_key", "args"), "key"),
 }
 
-#: Names of this package begin with one of these.
-_BEGINNINGS = ("singleton_lock_", "lock_", "")
+#: What differs between an option here and what others call so.
+_DIFFERS: Mapping[str, str] = {
+    "ttl": " (seconds; it is renewed while the task runs, so it need not be longer than that)",
+    "wait": " (seconds)",
+}
+
+#: Names of this package begin with one of these, and some of others that are corrected with the second.
+_BEGINNINGS = (
+    ("singleton_lock_beat_lock_", "singleton_lock_beat_"),
+    ("singleton_lock_beat_", "singleton_lock_beat_"),
+    ("singleton_lock_", "singleton_lock_"),
+    ("lock_", "lock_"),
+    ("lock_", ""),
+    ("", ""),
+)
 
 
 class Foreign(NamedTuple):
-    """An option of another package, as it stands on a task."""
+    """An option of another package, given to a task or to a call of one.
+
+    Attributes:
+        looks_so: whether a value is one that it may have there; others have attributes of that name, too.
+        here: what to do instead.
+    """
 
     package: str
     looks_so: Callable[[Any], bool]
     here: str
 
 
-#: Task options of other packages, which would do nothing here.
+def _is_options(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+#: Options of other packages, which would do nothing here.
 FOREIGN: Mapping[str, Foreign] = {
     "once": Foreign(
         "celery-once",
-        lambda value: isinstance(value, Mapping),
-        "lock_key for its keys, lock_scope='until_executed', and on_duplicate for graceful",
+        _is_options,
+        "use lock_key for its keys, lock_scope='until_executed' ('until_executing' for unlock_before_run), "
+        "on_duplicate for graceful, and nothing for its timeout: the lock is renewed",
     ),
-    "unique_on": Foreign("celery-singleton", lambda value: isinstance(value, (list, tuple, str)), "lock_key"),
-    "raise_on_duplicate": Foreign(
+    "unique_on": Foreign(
         "celery-singleton",
-        lambda value: isinstance(value, bool),
-        "lock_scope='until_executed' with on_duplicate='raise'",
+        lambda value: isinstance(value, (list, tuple, str)),
+        "use lock_key, and lock_scope='until_executed'",
+    ),
+    "raise_on_duplicate": Foreign(
+        "celery-singleton", _is_switch, "use lock_scope='until_executed' with on_duplicate='raise', or 'existing'"
+    ),
+    "lock_expiry": Foreign(
+        "celery-singleton",
+        lambda value: True,
+        "remove it: the lock is renewed while the task runs, and lock_ttl (30 s by default) is how long it outlives "
+        "its worker",
     ),
     "heimdall": Foreign(
         "celery-heimdall",
-        lambda value: isinstance(value, Mapping),
-        "lock_key for its key, and lock_scope='until_executed'",
+        _is_options,
+        "use lock_key for its key, lock_scope='until_executed' for unique ('until_expired' with lock_queue_ttl for "
+        "unique_wait_for_expiry), on_duplicate='raise' for unique_raises, and nothing for unique_timeout: the lock is "
+        "renewed; there are no rate limits here",
     ),
 }
 
@@ -55,22 +96,31 @@ FOREIGN: Mapping[str, Foreign] = {
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """The end of an error about a name that is not known."""
     allowed = tuple(allowed)
-    meant = _meant(cleaned.text(name), allowed)
-    hint = f"; did you mean {meant!r}?" if meant else ""
+    meant, differs = _meant(cleaned.text(name), allowed)
+    hint = f"; did you mean {meant!r}{differs}?" if meant else ""
     return f"{hint}; allowed: {', '.join(allowed)}"
 
 
 def is_slip(name: str, allowed: Iterable[str]) -> bool:
-    """Whether it is one of these names, mistyped."""
-    return bool(difflib.get_close_matches(name, tuple(allowed), n=1, cutoff=_ALIKE))
+    """Whether it is one of these names, mistyped, though it has no beginning that is reserved for them."""
+    return bool(difflib.get_close_matches(name, tuple(allowed), n=1, cutoff=_VERY_ALIKE))
 
 
-def _meant(name: str, allowed: tuple[str, ...]) -> str | None:
+def is_anagram(name: str, allowed: Iterable[str]) -> bool:
+    """Whether it is none of these names, but has the letters of one: they were mixed up."""
+    letters = sorted(name)
+    return name not in (names := tuple(allowed)) and any(sorted(it) == letters for it in names)
+
+
+def _meant(name: str, allowed: tuple[str, ...]) -> tuple[str, str]:
+    """The name that was meant, and what differs there; empty texts where nothing is near."""
+    by_name = {it.lower(): it for it in allowed}
     folded = name.lower()
-    for beginning in _BEGINNINGS:
+    for beginning, corrected in _BEGINNINGS:
         start, found, end = folded.rpartition(beginning) if beginning else ("", "", folded)
-        if (found or not beginning) and end in _HERE:
-            wanted = f"{start}{beginning}{_HERE[end]}"
-            return next((it for it in allowed if it.lower() == wanted), None)
+        if found or not beginning:
+            here = _HERE.get(end, end)
+            if (wanted := f"{start}{corrected}{here}") in by_name:
+                return by_name[wanted], _DIFFERS.get(here, "") if end in _HERE else ""
     close = difflib.get_close_matches(name, allowed, n=1, cutoff=_ALIKE)
-    return close[0] if close else None
+    return (close[0] if close else ""), ""

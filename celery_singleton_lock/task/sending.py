@@ -170,10 +170,10 @@ class _Before(NamedTuple):
 
 def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
     """Whether it is Celery that sends it, for what a worker carries out: an error would be the end of that."""
-    return before.is_one or _is_sent_by_celery(named)
+    return before.is_one or is_sent_by_celery(named)
 
 
-def _is_sent_by_celery(named: Mapping[str, Any]) -> bool:
+def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     """Whether it follows on what a worker has carried out, and no body sends it."""
     sender = current_worker_task()
     return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
@@ -250,7 +250,7 @@ class _Duplicate(NamedTuple):
         try:
             return self._policy() == "replace"
         except Exception as error:  # It is the user's.
-            if not _is_sent_by_celery(named):
+            if not is_sent_by_celery(named):
                 raise
             logger.warning(
                 "%s[%s] follows, because its on_duplicate failed: %r", self.task.name, named["task_id"], error

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from celery import Task
+from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption, LockLost
@@ -22,6 +23,7 @@ from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
+from celery_singleton_lock.options.misplaced import wrong_in_call
 from celery_singleton_lock.options.rules import CallOptions, ConflictPolicy, DuplicatePolicy
 from celery_singleton_lock.options.task import (
     Options,
@@ -40,6 +42,8 @@ from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
 from celery_singleton_lock.task.running import progress_of
 from celery_singleton_lock.task.task_lock import TaskLock
+
+logger = get_logger(__name__)
 
 #: The message header that carries the options of a call.
 CALL_HEADER = "singleton_lock"
@@ -254,6 +258,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             return carry_out(Execution.of(self, lock), body, brought)
 
     def _with_call_header(self, given: object, options: dict[str, Any], *, applied: bool = False) -> dict[str, Any]:
+        self._refuse_misplaced(options)
         call = check_call(given, self.name)
         if call is not None:
             if not (applied or self.app.conf.task_always_eager):
@@ -265,6 +270,14 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                     "singleton_lock travels"
                 )
         return options
+
+    def _refuse_misplaced(self, options: Mapping[str, Any]) -> None:
+        """Refuse what would do nothing; what Celery sends on behalf of a message goes on, which may be an older one."""
+        if (error := wrong_in_call(options, self.name)) is None:
+            return
+        if not sending.is_sent_by_celery(options):
+            raise error
+        logger.warning("%s, which does nothing", error)
 
     def _call_in(self, options: Mapping[str, Any]) -> Mapping[str, Any] | Literal[False] | None:
         """The options of the lock in what is to be sent: of this call, or of the one that it is a retry of."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -294,18 +295,40 @@ class TestTaskAttributes:
         ("name", "meant"),
         [
             ("lock_timeout", "lock_ttl"),
-            ("lock_expiry", "lock_ttl"),
+            ("lock_expire", "lock_ttl"),
+            ("lock_ex", "lock_ttl"),
             ("lock_blocking_timeout", "lock_wait"),
             ("lock_max_concurrency", "lock_limit"),
             ("lock_unique_on", "lock_key"),
             ("on_conflcit", "on_conflict"),
+            ("lcok_ttl", "lock_ttl"),
+            ("singleton_lock_wait", "lock_wait"),
+            ("singleton_lock_timeout", "lock_ttl"),
         ],
     )
     def test_words_of_others_are_known(self, name: str, meant: str) -> None:
         with pytest.raises(InvalidOption, match=f"'{name}'; did you mean '{meant}'"):
             options(**{name: 5})
 
-    @pytest.mark.parametrize("name", ["lock_time", "lock_mode", "lock_hold"])
+    def test_a_word_for_the_lease_says_that_it_is_renewed(self) -> None:
+        """Else a timeout of an hour becomes an hour for which a dead worker's job is stuck."""
+        with pytest.raises(InvalidOption, match=r"'lock_ttl' \(seconds; it is renewed"):
+            options(lock_px=3_600_000)
+
+    @pytest.mark.parametrize("name", ["on_conflcit", "on_dupliacte", "lock_kye"])
+    def test_letters_that_are_mixed_up_are_found_with_a_function_too(self, name: str) -> None:
+        with pytest.raises(InvalidOption, match=f"'{name}'; did you mean '(on_conflict|on_duplicate|lock_key)'"):
+            options(**{name: lambda *_: "skip"})
+
+    def test_scope_without_its_beginning_is_found_by_its_value(self) -> None:
+        with pytest.raises(InvalidOption, match="'scope'; did you mean 'lock_scope'"):
+            options(scope="until_executed")
+
+    def test_options_of_a_call_are_refused_on_a_task(self) -> None:
+        with pytest.raises(InvalidOption, match="'singleton_lock', an option of a call; on a task, set lock_ttl"):
+            options(singleton_lock={"ttl": 5})
+
+    @pytest.mark.parametrize("name", ["lock_time", "lock_mode", "lock_hold", "lock_count"])
     def test_nothing_is_guessed_that_does_something_else(self, name: str) -> None:
         with pytest.raises(InvalidOption, match=f"'{name}'; allowed: lock_key"):
             options(**{name: 5})
@@ -317,6 +340,9 @@ class TestTaskAttributes:
             ({"unique_on": ["tenant_id"]}, "celery-singleton; use lock_key"),
             ({"raise_on_duplicate": True}, "celery-singleton; use lock_scope"),
             ({"heimdall": {"unique": True}}, "celery-heimdall; use lock_key"),
+            ({"lock_expiry": 3600}, "celery-singleton; remove it: the lock is renewed"),
+            ({"once": {}}, "celery-once; use lock_key"),
+            ({"unique_on": "tenant_id"}, "celery-singleton; use lock_key"),
         ],
     )
     def test_options_of_other_packages_are_refused(self, foreign: dict[str, Any], here: str) -> None:
@@ -324,7 +350,16 @@ class TestTaskAttributes:
             options(**foreign)
 
     def test_attributes_of_ones_own_are_left_alone(self) -> None:
-        options(once=True, heimdall="x", on_failure_mail="me@example.org")
+        options(once=True, heimdall="x", on_failure_mail="me@example.org", scope="global", ttl=5, timeout=60)
+        options(clock_key="x", log_key="y", link_ttl=5, on_conflict_mail="me@example.org", on_conflicted=lambda: None)
+
+    def test_attributes_of_other_packages_are_found_in_a_base_class(self) -> None:
+        class Base(SingletonTask):
+            abstract = True
+            raise_on_duplicate = False
+
+        with pytest.raises(InvalidOption, match="celery-singleton; use lock_scope"):
+            app().task(base=Base, name="shop.bill", shared=False, lazy=False)(body(lambda tenant: None))
 
     @pytest.mark.parametrize("name", ["", 3, []])
     def test_lock_name_is_a_text(self, name: object) -> None:
@@ -380,6 +415,11 @@ def test_task_goes_with_its_app(policy: Any) -> None:
 
 
 class TestSettings:
+    @pytest.mark.parametrize("name", ["singleton_lock_beat_timeout", "singleton_lock_beat_lock_timeout"])
+    def test_words_of_other_beats_are_known(self, name: str) -> None:
+        with pytest.raises(InvalidOption, match=f"{name}; did you mean 'singleton_lock_beat_ttl'"):
+            settings(**{name: 30})
+
     def test_unknown_setting_is_refused_with_a_hint(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_tll; did you mean 'singleton_lock_ttl'"):
             settings(singleton_lock_tll=3)
@@ -504,3 +544,41 @@ class TestBackend:
 
 def test_type_of_a_calls_options_has_what_a_call_may_say() -> None:
     assert {*CallOptions.__annotations__} == {*CALL_KEYS}
+
+
+class TestMisplacedInACall:
+    """Options in a call that Celery would carry along, to no effect."""
+
+    @pytest.mark.parametrize(
+        ("given", "instead"),
+        [
+            ({"once": {"graceful": True}}, "'once', an option of celery-once; use lock_key"),
+            ({"unique_on": ["tenant"]}, "'unique_on', an option of celery-singleton; use lock_key"),
+            ({"raise_on_duplicate": True}, "'raise_on_duplicate', an option of celery-singleton; use lock_scope"),
+            ({"lock_expiry": 60}, "'lock_expiry', an option of celery-singleton; remove it"),
+            ({"heimdall": {"unique": True}}, "'heimdall', an option of celery-heimdall; use lock_key"),
+            ({"lock_ttl": 5}, "'lock_ttl', which a call does not have; use singleton_lock={'ttl': …}"),
+            ({"lock_key": "x"}, "'lock_key', which a call does not have; use singleton_lock={'key': …}"),
+            ({"on_conflict": "raise"}, "use singleton_lock={'on_conflict': …}"),
+            ({"on_duplicate": "raise"}, "'on_duplicate', which a call does not have; set it on the task"),
+            ({"lock_scope": "until_executed"}, "'lock_scope', which a call does not have; set it on the task"),
+            ({"on_conflcit": "raise"}, "'on_conflcit'; for an option of this package, use singleton_lock"),
+            ({"singelton_lock": {"ttl": 5}}, "'singelton_lock'; for an option of this package, use singleton_lock"),
+            ({"singleton_locks": {"ttl": 5}}, "'singleton_locks'; for an option of this package, use singleton_lock"),
+            ({"lock_timeout": 5}, "'lock_timeout'; for an option of this package, use singleton_lock"),
+        ],
+    )
+    @pytest.mark.parametrize("how", ["apply_async", "apply", "set"])
+    def test_is_refused(self, how: str, given: dict[str, Any], instead: str) -> None:
+        made = app(task_always_eager=True, singleton_lock_backend="memory://")
+        task = made.task(base=SingletonTask, name="shop.bill", shared=False)(body(lambda tenant: None))
+        call = task.s(7).set(**given).apply_async if how == "set" else partial(getattr(task, how), (7,), **given)
+        with pytest.raises(InvalidOption, match=r"a call of shop\.bill has the option ") as caught:
+            call()
+        assert instead in str(caught.value)
+
+    def test_options_of_celery_and_of_others_are_left_alone(self) -> None:
+        made = app(task_always_eager=True, singleton_lock_backend="memory://")
+        task = made.task(base=SingletonTask, name="shop.bill", shared=False)(body(lambda tenant: tenant))
+        result = task.apply_async((7,), countdown=1, link=[], once=True, timeout=5, queue="q", priority=3)
+        assert result.get() == 7

@@ -218,6 +218,19 @@ class TestCanvas:
         assert len(sent.headers) == 3
         assert not any(QUEUED_HEADER in headers for headers in sent.headers[1:])
 
+    def test_a_part_with_an_option_of_another_package_goes_on(
+        self, sent: Sent, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It was sent before the package was replaced: an error would fail the step before it."""
+        job = sent.task()
+        request = Context(id="step", root_id="step", headers={}, delivery_info={})
+        with carried_out(job, request):
+            job.apply_async((1,), once={"graceful": True}, root_id="step", parent_id="step")
+        assert len(sent.headers) == 1
+        assert "'once', an option of celery-once" in caplog.text
+        with pytest.raises(InvalidOption, match="celery-once"):
+            job.apply_async((2,), once={"graceful": True})
+
     def test_its_own_id_is_not_followed(self, sent: Sent) -> None:
         job = sent.task()
         job.apply_async((1,), task_id="the id")

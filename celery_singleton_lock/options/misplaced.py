@@ -1,0 +1,96 @@
+"""What was surely meant for this package, and would do nothing: where it stands on a task, or in a call of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from celery_singleton_lock import cleaned
+from celery_singleton_lock.errors import InvalidOption
+from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES
+from celery_singleton_lock.options.words import FOREIGN, did_you_mean, is_anagram, is_slip
+
+#: Every option of a task, as it is called there.
+_KNOWN = (*KEY_ATTRIBUTES, *(option.attribute for option in OPTIONS.values()))
+
+#: Those whose names begin as some of Celery's do.
+_POLICIES = tuple(name for name in _KNOWN if name.startswith("on_"))
+
+#: How a call names the options that it may have; None for those that only a task has.
+_IN_A_CALL: Mapping[str, str | None] = {
+    **dict.fromkeys(KEY_ATTRIBUTES),
+    **{option.attribute: name if name in CALL_KEYS else None for name, option in OPTIONS.items()},
+    "lock_key": "key",
+}
+
+#: What a call's options for this package are given as, and how settings of an app begin.
+_CALL, _SETTING = "singleton_lock", "singleton_"
+
+
+def check_attributes(task: Any) -> None:
+    """Refuse what a task class has under a name that does nothing here.
+
+    Raises:
+        InvalidOption: there is something.
+    """
+    for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
+        if (why := _wrong_attribute(name, value)) is not None:
+            raise InvalidOption(f"task {task.name} has the attribute {name!r}{why}")
+
+
+def _wrong_attribute(name: str, value: Any) -> str | None:
+    """Why it does nothing, and what to do; None for an option, and for what is not meant for this package."""
+    if (foreign := _foreign(name, value)) is not None:
+        return foreign
+    if name in _KNOWN or isinstance(value, property):
+        return None
+    if callable(value):  # Many methods have a name that is like ours.
+        return did_you_mean(name, _KNOWN) if is_anagram(name, _KNOWN) else None
+    return _unknown(name, value)
+
+
+def _unknown(name: str, value: Any) -> str | None:
+    """The same, of an attribute that is neither an option nor a method."""
+    if name == _CALL:
+        return ", an option of a call; on a task, set lock_ttl, lock_wait, on_conflict and the others"
+    if name.startswith(_CALL):
+        return did_you_mean(name.removeprefix(_SETTING), _KNOWN)
+    if name.startswith("lock_"):
+        return f"{did_you_mean(name, _KNOWN)} (names that begin with lock_ are reserved for options of this package)"
+    if name == "scope" and isinstance(value, str) and value in SCOPES:
+        return "; did you mean 'lock_scope'?"
+    may_be_ours = _KNOWN if name.startswith("l") else _POLICIES
+    return did_you_mean(name, _KNOWN) if is_slip(name, may_be_ours) else None
+
+
+def _foreign(name: str, value: Any) -> str | None:
+    foreign = FOREIGN.get(name)
+    if foreign is None or not foreign.looks_so(value):
+        return None
+    return f", an option of {foreign.package}; {foreign.here}"
+
+
+def wrong_in_call(options: Mapping[str, Any], task_name: str) -> InvalidOption | None:
+    """What a call was given beside `singleton_lock`, and would only be carried along; None if there is nothing.
+
+    Args:
+        options: of `apply_async`, or of a signature.
+        task_name: of the task that is called.
+    """
+    for name, why in _wrong_options(options):
+        return InvalidOption(f"a call of {cleaned.text(task_name)} has the option {cleaned.value_shown(name)}{why}")
+    return None
+
+
+def _wrong_options(options: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, value in options.items():
+        if not isinstance(name, str):
+            continue
+        if (foreign := _foreign(name, value)) is not None:
+            yield name, f"{foreign}, on the task"
+        elif name in _IN_A_CALL:
+            of_call = _IN_A_CALL[name]
+            use = "set it on the task" if of_call is None else f"use singleton_lock={{{of_call!r}: …}}"
+            yield name, f", which a call does not have; {use}"
+        elif name.startswith(("lock_", _CALL)) or is_slip(name, (_CALL, *_POLICIES)):
+            yield name, f"; for an option of this package, use singleton_lock={{…}} with any of {', '.join(CALL_KEYS)}"
