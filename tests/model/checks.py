@@ -13,11 +13,7 @@ _FENCES = ("FENCES", "SEEDS=3", "SLOW=0")
 _IN_ORDER = ("FAULTS=0", "COMING=3", "OVERTAKEN=0")
 
 SOUND = (
-<<<<<<< HEAD
-    Check("lease", "a trusted lease is held, one body at a time, an abandoned request takes nothing", depth=5_000_000),
-=======
     Check("lease", "a trusted lease is held, one body at a time, a given-up request takes nothing", depth=5_000_000),
->>>>>>> aa5201d181f8d13cac3b8e68701de29358234098
     Check("lease", "a lock is free again and again", ("SLOW=0",), liveness=True, depth=5_000_000, long=True),
     Check("redelivery", "one end for each message, and no body after it", ("REDELIVERIES=4", "DEATHS=3")),
     Check("redelivery", "a message ends, and all of its copies", liveness=True),
