@@ -8,12 +8,13 @@ heartbeat forgets a lease that nobody refers to any more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import following, joining, newest, redelivery, refusal, requeue
+from celery_singleton_lock.task import following, joining, redelivery, refusal, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.queued import Queued
@@ -44,10 +45,9 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
     except Exception as error:
         if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
             return refusal.fail(acquisition, error)
-        if run.superseded is not None:
-            newest.end_stopped(execution, run.superseded, error)
-        if run.was_lost:
-            return refusal.fail_lost(acquisition, error)
+        if (newer := run.superseded) is not None or run.was_lost:
+            end = refusal.fail_lost if newer is None else partial(refusal.end_stopped, why=newer)
+            return end(acquisition, error)
         raise
     if found is None:
         record_started(execution.task)

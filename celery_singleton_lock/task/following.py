@@ -128,17 +128,21 @@ class Following:
         """
         seen: set[tuple[str, bool]] = set()
         while (this := (self._leader.token, self._leader.run is None)) not in seen and len(seen) < MOST_LEADERS:
-            if self._is_to_run():
+            if self._leader.task_id in self._ancestors:
                 return None
             seen.add(this)
-            answer = self.look_at_leader()
-            if not isinstance(answer, _Gone):
-                return answer
-            if (other := self._heir()) is None and self._is_over():
+            if self._has_lock():
+                other = self._go_on_leading()
+            elif self._is_to_run():
                 return None
-            other = other or self._lead()
+            else:
+                answer = self.look_at_leader()
+                if not isinstance(answer, _Gone):
+                    return answer
+                if (other := self._heir()) is None and self._is_over():
+                    return None
+                other = other or self._lead()
             if other is None:
-                logger.info("%s runs: message %s, which it has followed, has not ended", self, self._leader.task_id)
                 return None
             self._leader = other
         return None
@@ -167,18 +171,21 @@ class Following:
         carried = requeue.Carried(waits, follows=self._leader)
         requeue.put_back(it.task, reason="follows", delay=waiting.delay, carried=carried)
 
+    def _has_lock(self) -> bool:
+        return any(
+            leader.token_of(held.owner) == leader.token_of(self._lock.owner) for held in self._held(self._lock.key)
+        )
+
     def _is_to_run(self) -> bool:
-        """Whether it leads itself, runs elsewhere, or follows what may be waiting for it."""
-        if self._leader.task_id in self._ancestors:
-            return True
-        if any(self._is_own(held) for held in self._held(self._lock.key)):
-            self._brought.leads()
-            return True
+        """Whether it runs elsewhere, or what may be waiting for it has the lock of its run."""
         in_run = self._held(self._execution.key)
-        if any(self._execution.is_copy_of(held) for held in in_run):
+        if self._runs_in(in_run):
             return True
         # The leader may wait for one of these, which may wait for this one.
         return any(held.holder is not None and held.holder.task_id in self._ancestors for held in in_run)
+
+    def _runs_in(self, in_run: list[Held]) -> bool:
+        return any(self._execution.is_copy_of(held) for held in in_run)
 
     def _is_over(self) -> bool:
         """Whether another copy of this message has ended, so that this one needs no lock: it ends as a copy."""
@@ -227,7 +234,8 @@ class Following:
 
     def _heir(self) -> Leader | None:
         """The message to follow in place of a leader that is gone; None if there is none, or it is this one."""
-        return self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+        heir = self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+        return None if heir is None or self._is_this(heir) else heir
 
     def _lead(self) -> Leader | None:
         """Take the lock of the leader, which is gone; whom to follow instead, where another one has it."""
@@ -236,13 +244,29 @@ class Following:
             # Else all that follow would run: nobody could see that one of them does.
             self._store.free(met.hold(self._lock.key, ttl=self._lock.seconds, limit=self._lock.limit))
             met = self._brought.lead(self._execution.holder.label)
-        if met is not None:
-            return Leader.of(met)
+        return self._confirm() if met is None else Leader.of(met)
+
+    def _go_on_leading(self) -> Leader | None:
+        """It has the lock, maybe by an answer that was lost, so that the others do not know; whom to follow instead, as
+        for `_lead`.
+        """
+        self._brought.leads()
+        heir = self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+        if heir is not None and not self._is_this(heir):
+            return heir  # That is gone, too, and this one has its lock.
+        if heir is not None or self._runs_in(self._held(self._execution.key)):
+            return None
+        return self._confirm()
+
+    def _confirm(self) -> Leader | None:
+        """It has taken the lock: name it in the leader's place; whom to follow instead."""
         if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.
             return self._give_back(self._leader._replace(run=run))
         said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))
-        if isinstance(said, Record) and (other := self._named_in(said)) is not None:
+        other = self._named_in(said) if isinstance(said, Record) else None
+        if other is not None and not self._is_this(other):
             return self._give_back(other)
+        logger.info("%s runs: message %s, which it has followed, has not ended", self, self._leader.task_id)
         return None
 
     def _give_back(self, other: Leader) -> Leader:
@@ -259,8 +283,10 @@ class Following:
         return Leader(self._execution.holder.task_id or "", leader.token_of(self._lock.owner), clock.wall())
 
     def _named_in(self, record: Record | None) -> Leader | None:
-        named = Leader.read(leader.recorded(record))
-        return None if named is None or named.token == leader.token_of(self._lock.owner) else named
+        return Leader.read(leader.recorded(record))
+
+    def _is_this(self, other: Leader) -> bool:
+        return other.token == leader.token_of(self._lock.owner)
 
     def _started(self) -> Run | None:
         """What the leader is as it runs, or has run; None where it has not started as far as is known."""
@@ -274,9 +300,6 @@ class Following:
 
     def _held(self, key: str) -> list[Held]:
         return self._store.held(key, limit=self._lock.limit)
-
-    def _is_own(self, held: Held) -> bool:
-        return leader.token_of(held.owner) == leader.token_of(self._lock.owner)
 
     def _leave_line(self, following: str | None) -> None:
         """What woke this one is for all that wait for the same lock, if it does not go back there."""

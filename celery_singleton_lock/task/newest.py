@@ -8,7 +8,6 @@ of an older one that it is superseded. Protocol: `docs/protocol.md`, section 14.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NoReturn
 
 from celery.utils.log import get_logger
 
@@ -18,7 +17,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import Arrival, Held, Superseded, order_of
 from celery_singleton_lock.stores.stops import Stop
-from celery_singleton_lock.task import journal_entries, on_conflict, requeue
+from celery_singleton_lock.task import journal_entries, requeue
 from celery_singleton_lock.task.execution import Execution
 
 logger = get_logger(__name__)
@@ -77,8 +76,8 @@ def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -
     journal_entries.did_not_run(execution, "superseded", found.holder)
 
 
-def end_stopped(execution: Execution, error: LockSuperseded, failure: Exception) -> NoReturn:
-    """End as one that ran, and was stopped for a newer one; its record says so by now.
+def stopped(execution: Execution, error: LockSuperseded, failure: Exception) -> None:
+    """Say that an execution ends so which ran, and was stopped for a newer one.
 
     Args:
         execution: which.
@@ -88,7 +87,6 @@ def end_stopped(execution: Execution, error: LockSuperseded, failure: Exception)
     if not isinstance(failure, LockSuperseded):
         logger.warning("%s was stopped, and failed as it ended: %r", execution, failure)
     _say(execution, error)
-    on_conflict.supersede(execution.task, error, None)
 
 
 def _say(execution: Execution, error: LockSuperseded) -> None:

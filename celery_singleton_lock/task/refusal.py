@@ -139,6 +139,24 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
     return redelivery.end(acquisition.execution, copy)
 
 
+def end_stopped(acquisition: Acquisition, failure: Exception, *, why: LockSuperseded) -> Any:
+    """End as one that ran, and was stopped for a newer one; its record says so by now.
+
+    Args:
+        acquisition: of its lock, which is free.
+        failure: what came of its body then.
+        why: it was stopped.
+    """
+    it = acquisition.execution
+    try:
+        newest.stopped(it, why, failure)
+        on_conflict.supersede(it.task, why, None)
+    except Ignore:
+        raise
+    except Exception as interrupted:  # noqa: BLE001 - a soft time limit, say
+        return fail(acquisition, interrupted)
+
+
 def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
     """Fail without the lock, which is the message's end unless a copy of it has that by now.
 

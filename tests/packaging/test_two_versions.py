@@ -28,7 +28,7 @@ from tests.patience import LIMIT, until
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("two_versions")]
 
 #: What the head is deployed beside: the version before holders had labels.
-OLD = "6558b59"
+OLD = "6558b59f5ac4c4dcd734e752f978598d0363f44e"
 
 SIDES = ("old", "new")
 

@@ -29,7 +29,7 @@ REASONS: Mapping[str, str] = {
     KILLED: "the worker died in the round trip between the end of a body and the record",
     KILLED_RETRYING: "Celery sends the next attempt before the body is over; the worker died before that was recorded",
     FROZEN_AT_THE_END: "the worker stood still in that round trip until its lease had ended",
-    SILENT: "no lock server could be told of the end until the lease was over, or the worker had died or stood still",
+    SILENT: "the end reached no lock server until the lease was over, or the worker had died or stood still",
     REJECTED: "a rejected message leaves no record",
     UNSENT: "Celery failed a step or a retry that the broker had taken, as it could not hear or tell that",
     UNTOLD: "Celery failed a task when it had stored its success, and could not tell the rest; the result stays",

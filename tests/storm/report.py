@@ -35,7 +35,7 @@ def excuses(verdict: Verdict) -> str:
         for broken in BROKEN
         if found[excuse, broken]
     ]
-    return _table(["seen", "not promised, as it", "times", "because"], rows) if rows else "Nothing was excused."
+    return _table(["seen", "excused as", "times", "because"], rows) if rows else "Nothing was excused."
 
 
 def summary(verdict: Verdict) -> str:

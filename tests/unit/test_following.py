@@ -106,6 +106,19 @@ def fail(error: BaseException) -> Callable[[], Any]:
     return body
 
 
+def lose_answer(monkeypatch: pytest.MonkeyPatch, line: Line, call: str) -> None:
+    """The lock server does what it is asked about the lock of the queue, and does not say so."""
+    method = getattr(line.store, call)
+
+    def lost(*args: Any, **options: Any) -> Any:
+        found = method(*args, **options)
+        if line.key in (args[0], getattr(args[0], "key", None)):
+            raise LockUnavailable("the server", "silent")
+        return found
+
+    monkeypatch.setattr(line.store, call, lost)
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 class TestEnds:
     def test_waits_in_the_line_of_the_lock_of_its_leader(self, line: Line, scope: str) -> None:
@@ -296,6 +309,35 @@ class TestLooks:
             away.setattr(line.store, "acquire", lost)
             line.is_put_back()
         assert line.follower() == "ran"
+        assert line.queued() == []
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    @pytest.mark.parametrize("call", ["acquire", "refuse"])
+    def test_answer_that_is_lost_as_it_leads(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str, call: str
+    ) -> None:
+        """The others follow it all the same."""
+        line.begin(followers=2, lock_scope=scope)
+        line.lose()
+        with monkeypatch.context() as away:
+            lose_answer(away, line, call)
+            line.is_put_back(0)
+        assert [line.follower(number) for number in range(2)] == ["ran"] * 2
+        assert line.runs == [line.id(0)]
+        assert line.queued() == []
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_leader_that_starts_as_the_answer_is_lost(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch, scope: str
+    ) -> None:
+        line.begin(lock_scope=scope)
+        line.lose()
+        with monkeypatch.context() as away:
+            lose_answer(away, line, "acquire")
+            line.is_put_back()
+        line.deliver_first()
+        assert line.follower() == "ran"
+        assert line.runs == [line.first]
         assert line.queued() == []
 
     def test_by_time(self, line: Line, app: Celery) -> None:

@@ -241,6 +241,21 @@ class TestStopped:
             come(task, "a")
         assert len(runs) == 1
 
+    def test_end_that_cannot_be_stored_is_not_another_one(self, meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A soft time limit strikes meanwhile, or the result backend is away for a moment."""
+        task, runs = meets(sleep)
+        mark = task.backend.mark_as_failure
+
+        def fail_once(*_: Any, **__: Any) -> None:
+            monkeypatch.setattr(task.backend, "mark_as_failure", mark)
+            raise ConnectionError("the result backend")
+
+        monkeypatch.setattr(task.backend, "mark_as_failure", fail_once)
+        with pytest.raises(Skipped):
+            come(task, "a")
+        assert task.backend.get_task_meta(f"{task.app.main}-a")["status"] == states.REVOKED
+        assert len(runs) == 1
+
     def test_what_replaces_it_is_its_end(self, meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """It has the id, and is to have the result: nobody could tell whether it was sent, were that interrupted."""
         sent: list[str] = []
