@@ -9,14 +9,12 @@ from pathlib import Path
 BEGIN, END = "<!-- race -->", "<!-- /race -->"
 
 
-#: Contestants beside the first one in one table: more do not fit on a page.
-OTHERS = 3
-
-
-def table(found: Mapping[str, Mapping[str, str]], about: str) -> str:
-    """In Markdown: a row for each event, a column for each contestant. The first one is in each table."""
+def table(found: Mapping[str, Mapping[str, str]], about: str, *, beside: int = 3) -> str:
+    """In Markdown: a row for each event, a column for each contestant. The first one is in each table, and so many
+    beside it: more do not fit on a page.
+    """
     first, *others = found
-    groups = [others[start : start + OTHERS] for start in range(0, len(others), OTHERS)]
+    groups = [others[start : start + beside] for start in range(0, len(others), beside)]
     tables = [_table({name: found[name] for name in (first, *group)}) for group in groups]
     return "\n\n".join([*tables, f"({about}.)"])
 

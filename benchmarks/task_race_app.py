@@ -14,7 +14,7 @@ from typing import Any
 from celery import Celery
 
 import tests.integration.ready  # noqa: F401
-from benchmarks.tasks import WAYS
+from benchmarks.tasks import RACERS
 from tests import recording
 
 #: Seconds after which a lock is free though nobody freed it. Packages take whole ones.
@@ -31,7 +31,7 @@ def make(contestant: str, conf: Mapping[str, Any]) -> Celery:
     """An app with the contestant's tasks, to work for or to send from."""
     app = Celery("task_race", set_as_current=False)
     app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True, **conf)
-    options = {"bind": True, "shared": False, **WAYS[contestant](TIMEOUT)}
+    options = {"bind": True, "shared": False, **RACERS[contestant](TIMEOUT)}
 
     @app.task(name="work", **options)
     def work(self: Any, job: str, seconds: float) -> None:

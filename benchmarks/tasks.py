@@ -55,10 +55,10 @@ def _heimdall(seconds: int) -> Mapping[str, Any]:
     return {"base": OnLockServer, "heimdall": {"unique": True, "unique_timeout": seconds}}
 
 
-def _ours() -> Mapping[str, Any]:
+def _ours(**options: Any) -> Mapping[str, Any]:
     from celery_singleton_lock import SingletonTask
 
-    return {"base": SingletonTask}
+    return {"base": SingletonTask, **options}
 
 
 #: The options of each one's tasks, for locks that last that many seconds.
@@ -70,6 +70,16 @@ WAYS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "celery-singleton, `lock_expiry`": lambda seconds: _singleton(lock_expiry=seconds),
     "`redis.lock` in the task": lambda seconds: {"base": _Locked},
     "plain `Task`": lambda seconds: {},
+}
+
+#: This package where it also locks a task as it is sent, as the others do.
+SENT = "`SingletonTask`, `until_executed`"
+
+#: Those and that one, which comes second.
+RACERS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
+    next(iter(WAYS)): next(iter(WAYS.values())),
+    SENT: lambda seconds: _ours(lock_scope="until_executed", lock_queue_ttl=float(seconds)),
+    **WAYS,
 }
 
 

@@ -8,7 +8,9 @@ from contextlib import ExitStack
 import pytest
 
 from benchmarks import task_race
-from benchmarks.task_race import Course
+from benchmarks.task_race import Course, Job
+from benchmarks.task_race_app import LONG
+from benchmarks.tasks import SENT
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def test_harness_sees_what_singleton_task_does(course: Callable[[str], Course], 
     ours = course("`SingletonTask`")
     assert task_race.sent_by_name(ours) == "1 at once"
     patient()
-    assert task_race.queued(ours) == "3"
+    assert task_race.queued(ours) == "10"
     assert task_race.in_a_chain(ours) == "REVOKED, not run"
     assert "3 of 3 attempts" in task_race.retried(ours).values()
 
@@ -40,3 +42,15 @@ def test_harness_sees_what_celery_singleton_does(course: Callable[[str], Course]
     patient()
     assert task_race.queued(other) == "1"
     assert task_race.sent_by_name(other) == "2 at once"
+    assert task_race.killed_sender(other) == "stuck"
+
+
+@pytest.mark.slow
+def test_harness_sees_what_is_locked_as_it_is_sent(course: Callable[[str], Course]) -> None:
+    ours = course(SENT)
+    job = Job(ours, "killed", "work", LONG)
+    ours.send_and_die(job)
+    with ours.locks.client() as locks:
+        assert [*locks.scan_iter("*:queue*")], "its sender has left its lock"
+    assert job.runs == []
+    assert task_race.queued(ours) == "1"

@@ -12,7 +12,9 @@ from subprocess import TimeoutExpired
 from typing import Any, TypeVar
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 from redis import Redis
+from redis.exceptions import RedisError
 from typing_extensions import Self
 
 from tests import programs
@@ -131,7 +133,13 @@ class Worker(Process):
         """Greenlets listen to remote control in one of their own, which begins when the worker is ready."""
         app = Celery(set_as_current=False)
         app.conf.update(json.loads(self._conf or "{}"))
-        until(lambda: app.control.inspect([self.name], limit=1).ping())
+        until(lambda: self._answers(app))
+
+    def _answers(self, app: Celery) -> object:
+        # A storm may take the broker away meanwhile.
+        with suppress(OSError, RedisError, OperationalError):
+            return app.control.inspect([self.name], limit=1).ping()
+        return None
 
 
 def environment(conf: Mapping[str, Any], *, events: str, record: Path) -> dict[str, str]:
