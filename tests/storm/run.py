@@ -175,7 +175,9 @@ def _held(made: Scene) -> list[str]:
     found = []
     for server in made.place.primaries:
         with Redis(port=server.port, decode_responses=True) as client:
-            found += [key for key in client.scan_iter("*:run*") if "tick" not in key and "beat" not in key]
+            # What was recorded of a message is no hold: its name may begin so as well.
+            names = [key for key in client.scan_iter("*:run*") if ":done:" not in key]
+            found += [key for key in names if "tick" not in key and "beat" not in key]
     return found
 
 

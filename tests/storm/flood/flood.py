@@ -69,7 +69,7 @@ class Plan:
         """Seconds in which each job can be sent and run again: a message that is lost keeps it for the first part, one
         that comes again for the second.
         """
-        return max(self.queue_ttl or 0.0, self.expired_ttl) + VISIBLE + TTL
+        return max(self.queue_ttl or 0.0, self.expired_ttl) + 2 * VISIBLE + TTL
 
 
 class Log:
@@ -101,6 +101,8 @@ class Flood:
         self._workers: list[Worker] = []
         self._started = 0
         broker = {"visibility_timeout": VISIBLE, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+        # A worker that is killed as it delivers again keeps the others from doing so: for five minutes by default.
+        broker["unacked_mutex_expire"] = VISIBLE
         self._conf: dict[str, Any] = {
             "broker_url": self._server.url_of(0),
             "result_backend": self._server.url_of(1),

@@ -267,11 +267,18 @@ class Judge:
     def _held_until(self, message: Message) -> float:
         """The last moment at which a message may have the lock."""
         if message.scope == UNTIL_EXPIRED:
-            return (message.told or message.last) + self._lasts(message) + CLOCKS
+            return (message.told or self._last_of(message) + LATER) + self._lasts(message) + CLOCKS
         has_freed = [at for one in message.deliveries if (at := self._has_freed(message, one)) is not None]
         if has_freed:
             return min(has_freed)
-        return message.last + self._lasts(message) + LATER
+        return self._last_of(message) + self._lasts(message) + LATER
+
+    def _last_of(self, message: Message) -> float:
+        """When anybody may have done something about it last: its sender, until that was killed."""
+        if message.told is not None:
+            return message.last
+        kills = [kill["at"] for kill in self._kills if kill["what"] == "sender" and kill["id"] == message.pid]
+        return max([message.last, *kills])
 
     @staticmethod
     def _has_freed(message: Message, one: Delivery) -> float | None:

@@ -165,6 +165,13 @@ class TestRefused:
         lines = sent("a", 1, UNTIL_EXPIRED), runs("a", 2), duplicate("b", 2 + QUEUE_TTL, "a", UNTIL_EXPIRED)
         assert found(verdict(*lines)) == ["refused"]
 
+    @pytest.mark.parametrize("scope", [UNTIL_EXPIRED, UNTIL_EXECUTED])
+    def test_for_one_whose_sender_took_its_lock_just_before_it_was_killed(self, scope: str) -> None:
+        call = line("sending", 1, message="a", scope=scope, job="j")
+        lines = call, killed("sender", 5, 1), duplicate("b", 4 + QUEUE_TTL, "a", scope)
+        assert found(verdict(*lines)) == []
+        assert found(verdict(*lines, duplicate("c", 7 + QUEUE_TTL, "a", scope))) == ["refused"]
+
     @pytest.mark.parametrize("of", ["nobody", "other"])
     def test_for_one_that_cannot_have_the_lock(self, of: str) -> None:
         lines = sent("other", 1, job="k"), duplicate("b", 1.5, of), runs("other", 2)
