@@ -434,6 +434,7 @@ class TestTask:
 class TestLog:
     def test_execution_that_is_ignored_says_why(self, task: Any, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "celery.app.trace")
+        trace.logger.filters.clear()  # A worker may have been started in this process before.
         for _ in range(2):
             _celery.reword_ignored({"Ignore('for this')": "for that"}.get)
         try:
