@@ -13,9 +13,12 @@ from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import Connection
-from celery_singleton_lock.stores.redis.script import ms
+from celery_singleton_lock.stores.redis.script import Call, Script, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.stops import Stop
+
+#: In one step: a list that has begun has a time to live.
+TELL = Script("lock/tell")
 
 #: Seconds that one call waits: a connection that was cut without a word is noticed then.
 SLICE = 10
@@ -77,10 +80,7 @@ def tell(servers: Server | Cluster, prefix: str, process: str, stop: Stop) -> No
     Raises:
         RedisError, OSError: it may not hear of it.
     """
-    key = keyspace.stops_key(prefix, process)
-    servers.server_of(key).command_each(
-        [("RPUSH", key, json.dumps(stop)), ("LTRIM", key, -KEPT, -1), ("PEXPIRE", key, ms(KEPT_FOR))]
-    )
+    servers.run(Call(TELL, [keyspace.stops_key(prefix, process)], [json.dumps(stop), KEPT, ms(KEPT_FOR)]))
 
 
 def _stop(answer: object) -> Stop | None:

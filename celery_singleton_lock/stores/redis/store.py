@@ -260,7 +260,9 @@ class RedisStore:
         try:
             tell(self._servers, prefix, process, stop)
         except (RedisError, OSError) as error:
-            logger.debug("%s: task %s will be told to stop as it renews: %s", self.server, stop.owner, words_of(error))
+            logger.debug(
+                "%s: a run hears as it renews that task %s is newer: %s", self.server, stop.by, words_of(error)
+            )
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         def read(reading: Callable[[Endpoint], T]) -> list[T]:
