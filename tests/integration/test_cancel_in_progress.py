@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery import chain, chord, group
-from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockSuperseded, clock
+from celery_singleton_lock import clock
 from tests.conftest import LASTING
 from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, kill_child, redelivering, until
 from tests.integration.queued_tasks import define
 from tests.integration.standing import Staff
+from tests.integration.test_newest import is_superseded_by
 from tests.integration.test_queued import queued, start
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -64,14 +64,6 @@ def ran(shop: Shop) -> list[tuple[str, str]]:
     runs = shop.record.runs("report")
     assert overlaps(runs) == []
     return [(run.task_id, run.outcome) for run in runs]
-
-
-def is_superseded_by(result: AsyncResult, newest: AsyncResult) -> bool:
-    with pytest.raises(LockSuperseded) as caught:
-        result.get(timeout=LIMIT)
-    assert isinstance(caught.value, TaskRevokedError)
-    assert result.state == "REVOKED"
-    return bool(caught.value.task_id == newest.id)
 
 
 class TestAtOnce:

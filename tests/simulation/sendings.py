@@ -43,13 +43,14 @@ AGAIN = 32.0
 def draw_sent(seed: int, _: int | None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"sent by {seed}")
-    plan = _plan(seed, rng)
+    plan = bare(seed, rng, "sent", (3.0, 6.0))
     plan = rng.choice(SHAPES)(plan, rng)
     return _and_again(plan, rng)
 
 
-def _plan(seed: int, rng: random.Random) -> Plan:
-    ttl = rng.choice((3.0, 6.0))
+def bare(seed: int, rng: random.Random, kind: str, ttls: Sequence[float]) -> Plan:
+    """A plan of workers and locks, in which nothing is sent and nothing goes wrong."""
+    ttl = rng.choice(ttls)
     return Plan(
         seed,
         rng.choice(("prefork", "prefork", "threads")),
@@ -61,7 +62,7 @@ def _plan(seed: int, rng: random.Random) -> Plan:
         rng.choice((15.0, 60.0, 200.0)),
         (),
         (),
-        kind="sent",
+        kind=kind,
     )
 
 

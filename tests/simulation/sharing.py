@@ -10,9 +10,12 @@ from dataclasses import replace
 
 from tests.simulation.apps import JOINS, NEWEST
 from tests.simulation.plan import Fault, Message, Plan
-from tests.simulation.sendings import in_canvas
+from tests.simulation.sendings import bare, in_canvas
 
 Shape = Callable[[Plan, random.Random], Plan]
+
+#: The ttls to choose from, in seconds.
+_TTLS = (3.0, 3.0, 6.0)
 
 #: What befalls them, with weights and the longest in ttls.
 BEFALLS: dict[str, tuple[float, float]] = {
@@ -43,38 +46,21 @@ BRIEF = ("child killed", "child killed at an end", "delivered again", "acknowled
 def draw_joined(seed: int, _: int | None) -> Plan:
     """The plan of a seed, of tasks that end as the one does that has their lock."""
     rng = random.Random(f"joined by {seed}")
-    plan = _plan(seed, rng, "joined")
+    plan = bare(seed, rng, "joined", _TTLS)
     return rng.choice(OF_JOINED)(plan, rng)
 
 
 def draw_newest(seed: int, _: int | None) -> Plan:
     """The plan of a seed, of tasks of which only the newest runs."""
     rng = random.Random(f"newest of {seed}")
-    plan = _plan(seed, rng, "newest")
+    plan = bare(seed, rng, "newest", _TTLS)
     return rng.choice(OF_NEWEST)(plan, rng)
 
 
 def draw_follows(seed: int, _: int | None) -> Plan:
     """The plan of a seed, of parts of a canvas that find the lock of another message as they are sent."""
     rng = random.Random(f"follows {seed}")
-    return in_canvas(replace(_plan(seed, rng, "follows"), nodes=1), rng)
-
-
-def _plan(seed: int, rng: random.Random, kind: str) -> Plan:
-    ttl = rng.choice((3.0, 3.0, 6.0))
-    return Plan(
-        seed,
-        rng.choice(("prefork", "prefork", "threads")),
-        1,
-        rng.choice((1, 2, 2)),
-        rng.choice((1, 2)),
-        ttl,
-        rng.choice((2 * ttl, 4 * ttl, 60.0)),
-        rng.choice((15.0, 60.0, 200.0)),
-        (),
-        (),
-        kind=kind,
-    )
+    return in_canvas(replace(bare(seed, rng, "follows", _TTLS), nodes=1), rng)
 
 
 def anything_joined(plan: Plan, rng: random.Random) -> Plan:
