@@ -7,9 +7,6 @@ it runs, and ends as it ends, as a copy does that has joined (`joining`).
 Where the leader is gone without an end, one of its followers takes its lock, leaves its own name for the others, and
 runs, as if it had been sent with that lock. So there is always one that runs, and one that the others follow.
 
-Nobody waits in a circle: a leader has been sent, so it waits for nothing of the follower's canvas. What may wait for
-the follower within a body, its parent and its root, is not followed, and neither is what waits for one of these.
-
 Protocol: `docs/protocol.md`, section 15.
 """
 
@@ -94,13 +91,7 @@ def _leader_of(execution: Execution, own: QueueLock) -> Leader | None:
 
 
 class Following:
-    """A message that follows another one.
-
-    Args:
-        acquisition: of the follower.
-        brought: the lock that it has as soon as the leader is gone.
-        its_leader: that.
-    """
+    """A message that follows another one, and has the lock that it `brought` as soon as that is gone."""
 
     def __init__(self, acquisition: Acquisition, brought: Queued, its_leader: Leader) -> None:
         self._acquisition = acquisition

@@ -5,9 +5,6 @@ lock says so, which is there as soon as the lock is free; the value is in it, or
 died has left nothing: then this copy runs itself, as soon as it has the lock, and the others that waited end as it
 does. They find it by a record of its own, the *heir* of that task.
 
-Nobody waits in a circle: a waiting copy holds no lock, and a joined task held it then. A task that sent this one may
-wait for it, and is not joined.
-
 Protocol: `docs/protocol.md`, section 13.
 """
 
@@ -106,12 +103,7 @@ def end_by_now(acquisition: Acquisition, joined: Joined) -> End | None:
 
 
 class Joining:
-    """A copy that has joined a task.
-
-    Args:
-        acquisition: of the copy.
-        joined: the task.
-        key: of the lock of that; None: of the copy's own.
+    """A copy that has joined a task, which holds the lock of this `key`: where that is None, the copy's own.
 
     Attributes:
         joined: whose end it waits for by now.

@@ -16,7 +16,6 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import keeps_results, may_be_asked
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.options.rules import ConflictPolicy
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import FORGOTTEN, Record
 from celery_singleton_lock.task import value_codec
@@ -65,12 +64,8 @@ class Outcome(NamedTuple):
     mark: str = ""
 
     def record_of(self, holder: Holder, seconds: float, *, is_over: bool = False) -> Record:
-        """The record that is left of the holder's message for `seconds`.
-
-        Args:
-            holder: whose message it is.
-            seconds: how long it is to be known that this has ended.
-            is_over: whether nothing follows on it that may have to be sent again.
+        """What is left of the holder's message, of which it is to be known for `seconds` that it has ended; `is_over`:
+        nothing follows on it that may have to be sent again.
         """
         of_all = self.state, seconds, self.content is not None, self.settled
         head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
@@ -129,11 +124,6 @@ def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
     return Outcome(states.FAILURE, content)
 
 
-def refused(task: TaskLike, request: RequestLike, policy: ConflictPolicy, error: Exception) -> Outcome | None:
-    """The message of `request` is not carried out, and ends with `error`; None if that is not its end."""
-    return ended_by(task, request, error) if policy == "raise" else Outcome(states.REVOKED)
-
-
 def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outcome | None:
     """The body raised `error`; None if that is not the message's end.
 
@@ -152,7 +142,7 @@ def is_awaited(task: TaskLike, request: RequestLike) -> bool:
     """Whether anybody gets to know how it ended."""
     if request.callbacks or request.chain or request.chord or request.errbacks:
         return True
-    return _is_stored(task, request)
+    return not ignores_result(task, request) and keeps_results(task.backend)
 
 
 def backend_knows(task: TaskLike, request: RequestLike) -> bool:
@@ -164,10 +154,6 @@ def ignores_result(task: TaskLike, request: RequestLike) -> bool:
     """Whether nobody wants this execution's result: the call's own word, else the task's."""
     of_call = vars(request).get("ignore_result")
     return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
-
-
-def _is_stored(task: TaskLike, request: RequestLike) -> bool:
-    return not ignores_result(task, request) and keeps_results(task.backend)
 
 
 def _rejects_failed(task: TaskLike) -> bool:

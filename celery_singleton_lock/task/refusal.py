@@ -139,12 +139,9 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
 
 
 def end_stopped(acquisition: Acquisition, failure: Exception, *, why: LockSuperseded) -> Any:
-    """End as one that ran, and was stopped for a newer one; its record says so by now.
+    """End as one that ran, and was stopped for a newer one; its record says so by now, and its lock is free.
 
-    Args:
-        acquisition: of its lock, which is free.
-        failure: what came of its body then.
-        why: it was stopped.
+    `failure` came of its body then.
     """
     it = acquisition.execution
     try:
@@ -190,7 +187,8 @@ def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) 
     if policy == "reject" or policy in WAITING_POLICIES:
         return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
     it = acquisition.execution
-    return _record_end(acquisition, outcome.refused(it.task, it.request, policy, error))
+    ended = outcome.ended_by(it.task, it.request, error) if policy == "raise" else Outcome(states.REVOKED)
+    return _record_end(acquisition, ended)
 
 
 def _record_end(acquisition: Acquisition, ended: Outcome | None) -> Held | Record | None:

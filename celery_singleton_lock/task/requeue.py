@@ -77,12 +77,7 @@ class GoesOn(Ignore):
 
 
 class Waits(NamedTuple):
-    """What a copy waits for.
-
-    Attributes:
-        key: of the lock.
-        limit: how many may hold it at once.
-    """
+    """The lock that a copy waits for, and how many may hold it at once."""
 
     key: str
     limit: int

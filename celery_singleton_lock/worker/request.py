@@ -281,11 +281,8 @@ class SingletonRequest(WorkerRequest):
         task_revoked.send(self.task, request=self.context, terminated=False, signum=None, expired=expired)
 
     def _record(self, error: BaseException, *, settled: bool) -> None:
-        """Record what Celery has made of the loss of the child, if that is the end of the message.
-
-        Args:
-            error: how the child was lost.
-            settled: whether the result was stored, and what follows sent.
+        """Record what Celery has made of the loss of the child, if that is the end of the message; `settled`: the
+        result was stored, and what follows sent.
         """
         try:
             self._record_end(error, settled)
