@@ -211,7 +211,7 @@ class Following:
 
     def _heir(self) -> Leader | None:
         """The message to follow in place of a leader that is gone; None if there is none, or it is this one."""
-        heir = self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+        heir = self._recorded_heir()
         return None if heir is None or self._is_this(heir) else heir
 
     def _lead(self) -> Leader | None:
@@ -228,7 +228,7 @@ class Following:
         for `_lead`.
         """
         self._brought.leads()
-        heir = self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+        heir = self._recorded_heir()
         if heir is not None and not self._is_this(heir):
             return heir  # That is gone, too, and this one has its lock.
         if heir is not None or self._runs_in(self._held(self._execution.key)):
@@ -240,7 +240,7 @@ class Following:
         if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.
             return self._give_back(self._leader._replace(run=run))
         said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))
-        other = self._named_in(said) if isinstance(said, Record) else None
+        other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
         logger.info("%s runs: message %s, which it has followed, has not ended", self._execution, self._leader.task_id)
@@ -259,8 +259,8 @@ class Following:
     def _own(self) -> Leader:
         return Leader(self._execution.holder.task_id or "", leader.token_of(self._lock.owner), clock.wall())
 
-    def _named_in(self, record: Record | None) -> Leader | None:
-        return Leader.read(leader.recorded(record))
+    def _recorded_heir(self) -> Leader | None:
+        return Leader.read(leader.recorded(self._store.recorded(self._lock.key, self._leader.heirs_name.message)))
 
     def _is_this(self, other: Leader) -> bool:
         return other.token == leader.token_of(self._lock.owner)
