@@ -14,12 +14,15 @@ from celery.utils.log import get_logger
 from celery_singleton_lock import chance, clock, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.stores.stops import Stops
+from celery_singleton_lock.stores.stops import Stop, Stops
 
 logger = get_logger(__name__)
 
 #: Seconds until the next try when the lock server has not answered: at first, and at most.
 PAUSE, MAX_PAUSE = 0.05, 2.0
+
+#: Calls that are kept for runs that have not said yet that they expect one: the latest.
+EARLY = 100
 
 
 class StopCalls:
@@ -39,17 +42,22 @@ class StopCalls:
     def start_anew(self) -> None:
         self._mutex = threading.Lock()
         self._owners: set[str] = set()
+        #: By owner, who is newer: a run is told to stop from when it has its lock, a moment before it is expected here.
+        self._early: dict[str, str] = {}
         self._thread: threading.Thread | None = None
 
     def expect(self, owner: str) -> None:
         """Somebody runs under this owner from now on that may be told to stop."""
         with self._mutex:
             self._owners.add(owner)
+            newer = self._early.pop(owner, None)
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name="singleton-lock-stops", daemon=True)
                 with suppress(RuntimeError):  # No more can be had now: a renewal will do.
                     thread.start()
                     self._thread = thread
+        if newer is not None:
+            self._heartbeat.supersede(owner, newer)
 
     def forget(self, owner: str) -> None:
         """It has ended. The thread notices when it has waited in vain: in a row of runs it is not started for each."""
@@ -67,10 +75,20 @@ class StopCalls:
                 clock.sleep(chance.spread(min(PAUSE * 2.0 ** min(failures, 10), MAX_PAUSE)))
             else:
                 # Whatever else is under the same watch is nobody's to stop.
-                if stop is not None and stop.owner in self._owners:
+                if stop is not None and self._is_expected(stop):
                     self._heartbeat.supersede(stop.owner, stop.by)
         if stops is not None:
             stops.close()
+
+    def _is_expected(self, stop: Stop) -> bool:
+        """Whether its run is; if not yet, it is kept for that."""
+        with self._mutex:
+            if stop.owner in self._owners:
+                return True
+            self._early[stop.owner] = stop.by
+            if len(self._early) > EARLY:
+                del self._early[next(iter(self._early))]
+            return False
 
     def _is_wanted(self) -> bool:
         with self._mutex:
