@@ -28,11 +28,8 @@ _CALL, _SETTING = "singleton_lock", "singleton_"
 
 
 def check_attributes(task: Any, base: type) -> None:
-    """Refuse what a task class has under a name that does nothing here.
-
-    Args:
-        task: the class.
-        base: the class that it is derived from. What has a name of its attributes does something.
+    """Refuse what a task class has under a name that does nothing here: neither is it an option, nor has `base`, from
+    which the class is derived, an attribute of that name.
 
     Raises:
         InvalidOption: there is something.
