@@ -24,7 +24,7 @@ from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import journal_entries, leader, requeue, stored_end
+from celery_singleton_lock.task import journal_entries, leader, outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, Later, ancestors_of, as_end
@@ -203,7 +203,7 @@ class Following:
         if self._leader.run is None and raw_attribute(it.task, "lock_name"):
             return None  # It may be the result of another task.
         try:
-            stored = stored_end.of(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
+            stored = outcome.stored_end(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be asked: %r", it, error)
             return Later(SETTLING)

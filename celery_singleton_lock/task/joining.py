@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.task import check_join
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record
-from celery_singleton_lock.task import outcome, requeue, stored_end
+from celery_singleton_lock.task import outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.execution import Execution
@@ -221,7 +221,7 @@ class Joining:
     def _stored(self, age: float) -> Mapping[str, Any] | Later | None:
         """What the result backend has of a task of which something ended `age` seconds ago."""
         try:
-            return stored_end.of(self._execution.task, self.joined.task_id, age)
+            return outcome.stored_end(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
             return Later(SETTLING)
