@@ -206,10 +206,10 @@ class Reader:
             lines.append(r"(?:.*\n)*?" if line == "…\n" else pattern.replace("…", ".*?"))
         return re.compile((r"(?:.*\n)*?.*?" if between else "").join(lines))
 
-    def _start_worker(self, app: Any) -> None:
+    def _start_worker(self, app: Any, concurrency: int = 4) -> None:
         """A worker of the page's app, in this process; in the place of one that does not know of later tasks."""
         self.worker.close()
-        options = {"pool": "threads", "concurrency": 4, "perform_ping_check": False, "loglevel": "WARNING"}
+        options = {"pool": "threads", "concurrency": concurrency, "perform_ping_check": False, "loglevel": "WARNING"}
         self.worker.enter_context(start_worker(app, shutdown_timeout=LIMIT, **options))
         self.exits.callback(self.worker.close)
 

@@ -27,15 +27,20 @@ _IN_A_CALL: Mapping[str, str | None] = {
 _CALL, _SETTING = "singleton_lock", "singleton_"
 
 
-def check_attributes(task: Any) -> None:
+def check_attributes(task: Any, base: type) -> None:
     """Refuse what a task class has under a name that does nothing here.
+
+    Args:
+        task: the class.
+        base: the class that it is derived from. What has a name of its attributes does something.
 
     Raises:
         InvalidOption: there is something.
     """
-    for name, value in ((name, value) for cls in task.__mro__ for name, value in vars(cls).items()):
-        if (why := _wrong_attribute(name, value)) is not None:
-            raise InvalidOption(f"task {task.name} has the attribute {name!r}{why}")
+    for cls in (cls for cls in task.__mro__ if cls not in base.__mro__):
+        for name, value in vars(cls).items():
+            if not hasattr(base, name) and (why := _wrong_attribute(name, value)) is not None:
+                raise InvalidOption(f"task {task.name} has the attribute {name!r}{why}")
 
 
 def _wrong_attribute(name: str, value: Any) -> str | None:

@@ -206,8 +206,12 @@ def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowe
     return answer
 
 
-def check_task(task: Any) -> None:
+def check_task(task: Any, base: type) -> None:
     """Refuse wrong options of a task class when it is bound to its app, before anything is sent.
+
+    Args:
+        task: the class.
+        base: the class of this package that it is derived from.
 
     Raises:
         InvalidOption: an option is unknown or its value is not allowed.
@@ -217,7 +221,7 @@ def check_task(task: Any) -> None:
         value = raw_attribute(task, attribute)
         if value is not None:
             rule.require(value, f"option {attribute} of task {task.name}")
-    check_attributes(task)
+    check_attributes(task, base)
 
 
 def check_call(value: object, task_name: str) -> Mapping[str, Any] | Literal[False] | None:

@@ -146,7 +146,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         super().on_bound(app)
         if cls.name is None or is_builtin(cls.name):
             return
-        check_task(cls)
+        check_task(cls, SingletonTask)
         synchronous.check(cls.name, object.__new__(cls).run)
         check_lock_key(cls.name, raw_attribute(cls, "lock_key"), object.__new__(cls).run)
         if cls.track_started:

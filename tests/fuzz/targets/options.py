@@ -158,7 +158,7 @@ def _task(choices: Choices, settings: Settings) -> None:
         given["lock_" + choices.text()] = 1
     task = type("Task", (SingletonTask,), {"name": "t", **given})
     try:
-        check_task(task)
+        check_task(task, SingletonTask)
         options_for(task(), settings)
     except InvalidOption as error:
         explains(error, *(f"'{name}'" for name in given), *given, "task t")
