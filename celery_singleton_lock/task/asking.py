@@ -33,7 +33,7 @@ class Asking:
         self._store = store
         self._request = request
         self._is_answered = False
-        self._asked = Asked(partial(store.acquire, request), _nop)
+        self._asked = Asked(partial(store.acquire, request))
 
     def __enter__(self) -> Asking:
         if (ask := getattr(self._store, "ask", None)) is not None:
@@ -112,7 +112,3 @@ def _why_not(found: Held, key: str, server: str) -> DuplicateTask | LockUnavaila
     if found.holder is None or found.holder.task_id is None:
         return LockUnavailable(server, f"the lock {key} has a value that this package did not write")
     return DuplicateTask(key, found.holder.task_id, found.holder.since, label=found.holder.label)
-
-
-def _nop() -> None:
-    """There is nothing to drop of what was not sent."""

@@ -77,8 +77,8 @@ MUTANTS = (
     ),
     _lock(
         "what lasts for its time is freed",
-        old="        return self.scope != UNTIL_EXPIRED\n\n    def hold",
-        new="        return True\n\n    def hold",
+        old="        return self.scope != UNTIL_EXPIRED\n\n    def request",
+        new="        return True\n\n    def request",
         breaks="until it has expired",
     ),
     _asking(
@@ -91,10 +91,10 @@ MUTANTS = (
 """,
         breaks="one waits",
     ),
-    _sending(
+    _lock(
         "an unconfirmed lock lasts for a day",
-        old="    ttl = lock.seconds if lock.scope == UNTIL_EXPIRED else min(PROVISIONAL, lock.seconds)\n",
-        new="    ttl = lock.seconds\n",
+        old="        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(PROVISIONAL, self.seconds)\n",
+        new="        ttl = self.seconds\n",
         breaks="a sender that dies first keeps others out for 30 s",
     ),
     _asking(

@@ -43,14 +43,8 @@ MUTANTS = (
     ),
     _joining(
         "a copy that ends as another one keeps the lock",
-        old="            self._acquisition.abandon()\n"
-        "        if isinstance(found, End):\n"
-        "            return found\n"
-        "        if found is not None and",
-        new="            pass\n"
-        "        if isinstance(found, End):\n"
-        "            return found\n"
-        "        if found is not None and",
+        old="            self._acquisition.abandon()\n",
+        new="            pass\n",
         breaks="a copy that does not run holds nothing",
     ),
     _joining(
@@ -73,7 +67,7 @@ MUTANTS = (
     ),
     _joining(
         "an end that is not stored yet is none",
-        old="        return Later(self.joined, chance.spread(SOON)) if is_settling else None\n",
+        old="        return Later(chance.spread(SOON)) if is_settling else None\n",
         new="        return None\n",
         breaks="a joined copy ends as the holder",
     ),
@@ -87,8 +81,8 @@ MUTANTS = (
     ),
     _refusal(
         "a copy that has ended as another one wakes nobody",
-        old="                it.runtime.store.wake(waits[0])  # What woke this one is for all that have joined.\n",
-        new="                pass\n",
+        old="            acquisition.leave_line()\n",
+        new="            pass\n",
         breaks="all that have joined end one after the other",
     ),
     _refusal(
@@ -148,7 +142,7 @@ MUTANTS = (
         "a leader that runs is gone",
         old="            if any(held.holder and held.holder.sending == run.joined.sending for held in "
         "self._held(run.key)):\n"
-        "                return Waiting(run.key)\n",
+        "                return Later(key=run.key)\n",
         new="",
         breaks="a follower waits for the end of the leader",
     ),
@@ -195,8 +189,8 @@ MUTANTS = (
     ),
     _following(
         "a follower of another lock leaves what woke it",
-        old="        if before is not None and before[0] != following:\n",
-        new="        if False:\n",
+        old="        self._acquisition.leave_line(later.key)\n",
+        new="        pass\n",
         breaks="a copy in line is begun as the lock is free",
     ),
     _acquire(
