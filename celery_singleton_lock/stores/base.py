@@ -57,7 +57,8 @@ class Arrival:
         return order_of(self.task)
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes one, as for `Holder`.
+@dataclass(slots=True, unsafe_hash=True)
 class LockRequest:
     """What is asked of a lock, by any caller and however often.
 

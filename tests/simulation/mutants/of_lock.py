@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     _lock(
         "a lost lock is given back well",
-        old="if freed is not Freeing.NOW and not (was_held and (again or freed)):",
+        old="if freed != Freeing.NOW and not (was_held and (again or freed)):",
         new="if False:",
         breaks="who gives back a lost lock is told",
     ),
