@@ -32,7 +32,7 @@ from celery_singleton_lock.lock.clients import Keeper, kept_by
 from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.holding import OF_TOKEN, Holding, Local, LocalOfThread, Releasing, encoded, owner_of
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
-from celery_singleton_lock.stores.redis.keyspace import Name
+from celery_singleton_lock.stores.redis.keyspace import name_of
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Lock:
         self.raise_on_release_error = raise_on_release_error
         self._replicas = replicas
         self._keeper = self._kept(redis)
-        self._key = Name(self.name)
+        self._key = name_of(self.name)
         self._limit = 1
         self._renews = renew
         self._on_lost = on_lost

@@ -192,6 +192,12 @@ def _steps() -> dict[int, tuple[int, int]]:
     return dict(sorted(found.items(), reverse=True))
 
 
+@lru_cache(maxsize=1024)
+def name_of(text: str) -> Name:
+    """The key of a lock with this name: a program may make a lock object each time."""
+    return Name(text)
+
+
 class Name(str):
     """The key of a lock outside of tasks: the lock is at this very key, as that of `redis.lock.Lock` is.
 
