@@ -95,6 +95,8 @@ class Connection:
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
+        #: Digests of scripts that were run here by their text, and whose user has noted that.
+        self.ran: set[str] = set()
         #: Whether each answer so far was one to what was asked.
         self._is_understood = True
         #: What the socket has not taken yet of what was pushed.

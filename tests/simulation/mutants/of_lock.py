@@ -12,8 +12,8 @@ MUTANTS = (
     Mutant(
         "a lock outside of tasks wakes nobody",
         "stores/redis/scripts/lock/free.lua",
-        "  redis.pcall('RPUSH', wake, 1)\n",
-        "",
+        "local length = redis.pcall('RPUSH', wake, 1)",
+        "local length = 0",
         "the end of a hold wakes the one that has waited longest",
         kind="locks",
     ),
