@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pkgutil
 from contextlib import suppress
-from importlib import import_module
+from functools import cache
+from importlib import import_module, metadata
 
-import celery_singleton_lock
+# Each worker reads what all that is installed says of itself, and several times. Kept from here on.
+metadata.entry_points = cache(metadata.entry_points)
+metadata.version = cache(metadata.version)
+
+import celery_singleton_lock  # noqa: E402
 
 #: Beside our own modules: what `celery worker` and `celery beat` import one by one.
 _OTHERS = (
@@ -40,3 +45,6 @@ for _, name, _ in pkgutil.walk_packages(celery_singleton_lock.__path__, f"{celer
 for name in _OTHERS:
     with suppress(ImportError):  # Not in each version.
         import_module(name)
+for group in ("celery.commands", "celery.worker", "celery.consumer", "celery_singleton_lock.observers"):
+    metadata.entry_points(group=group)
+metadata.version("redis")

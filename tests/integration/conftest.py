@@ -24,8 +24,18 @@ from tests.servers import Cluster, Nodes, SentinelGroup
 
 __all__ = ["Shop", "client", "make", "until"]
 
-#: Each pool; the quick tests take that of processes, which most people use.
-POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "solo", "eventlet")))
+
+def quick_first(first: Any, *others: Any) -> list[Any]:
+    """Parameters of a test: the quick tests take the first one, the slow ones all others."""
+    return [first, *(pytest.param(*as_tuple(it), marks=pytest.mark.slow) for it in others)]
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+#: Each pool, first that of processes, which most people use.
+POOLS = quick_first("prefork", "gevent", "threads", "solo", "eventlet")
 
 
 def is_alive(pid: int) -> bool:

@@ -16,6 +16,7 @@ from weakref import ref
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from celery.result import allow_join_result
+from celery.worker import state
 from redis import Redis
 
 from celery_singleton_lock import SingletonTask, clock
@@ -54,7 +55,8 @@ def live(pool: str, url: str, apps: list[ref[Celery]]) -> None:
         with hold_lock(work, "held"):
             work.delay("held").forget()
             deadline = clock.now() + LIMIT
-            while not [*client.scan_iter("*:waiting")]:
+            # Celery's pool hangs if it is stopped while a child writes to it what came of a message.
+            while state.active_requests or not [*client.scan_iter("*:waiting")]:
                 assert clock.now() < deadline
                 clock.sleep(0.05)
     app.backend.result_consumer.stop()

@@ -12,13 +12,13 @@ from celery.result import AsyncResult
 from celery_singleton_lock import clock
 from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import SCOPES, WHILE_EXECUTING
-from tests.integration.conftest import LONG, Shop, kill_child, until
+from tests.integration.conftest import LONG, Shop, kill_child, quick_first, until
 from tests.integration.queued_tasks import define
 from tests.integration.test_queued import queued, start, until_can_be_sent
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-QUEUED = tuple(scope for scope in SCOPES if scope != WHILE_EXECUTING)
+QUEUED = quick_first("until_executed", *(it for it in SCOPES if it not in ("until_executed", WHILE_EXECUTING)))
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ class TestLeaderEnds:
 class TestLeaderIsGone:
     """One of its followers runs, and the others end as that one does."""
 
-    @pytest.fixture(params=["until_executed", "until_executing", "until_and_while_executing"])
+    @pytest.fixture(params=quick_first("until_executed", "until_executing", "until_and_while_executing"))
     def job(self, tasks: SimpleNamespace, request: pytest.FixtureRequest) -> Any:
         return tasks.who[request.param]
 

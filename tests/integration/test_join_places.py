@@ -12,7 +12,7 @@ import pytest
 from celery import group as group_of
 
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import LONG, POOLS, Shop, kill_child
+from tests.integration.conftest import LONG, POOLS, Shop, kill_child, quick_first
 from tests.integration.queued_tasks import define
 from tests.integration.test_followers import until_followed
 from tests.integration.test_join import JOIN, until_joined
@@ -93,15 +93,17 @@ class TestServers:
         servers_shop.start("one", "two")
         check_join(servers_shop)
 
+    @pytest.mark.slow
     def test_join_of_a_dying_task(self, servers_shop: Shop) -> None:
         servers_shop.start("one", "two")
         check_join_of_one_that_dies(servers_shop)
 
-    @pytest.mark.parametrize("scope", ["until_executed", "until_executing"])
+    @pytest.mark.parametrize("scope", quick_first("until_executed", "until_executing"))
     def test_following(self, servers_shop: Shop, scope: str) -> None:
         start(servers_shop, "one", "two")
         check_following(servers_shop, define(servers_shop.app), scope)
 
+    @pytest.mark.slow
     def test_following_a_lost_message(self, servers_shop: Shop) -> None:
         start(servers_shop, "one", "two")
         check_following_one_that_is_lost(servers_shop, define(servers_shop.app))
@@ -133,7 +135,7 @@ class TestRabbitMQ:
         rabbit_shop.start("one", "two")
         check_join_of_one_that_dies(rabbit_shop)
 
-    @pytest.mark.parametrize("scope", ["until_executed", "until_executing"])
+    @pytest.mark.parametrize("scope", quick_first("until_executed", "until_executing"))
     def test_following(self, rabbit_shop: Shop, scope: str) -> None:
         start(rabbit_shop, "one", "two")
         check_following(rabbit_shop, define(rabbit_shop.app), scope)

@@ -24,6 +24,7 @@ from celery_singleton_lock.holder import stem
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.lock import MAX_TIMEOUT
 from celery_singleton_lock.testing import RedisServer
+from tests.integration.conftest import quick_first
 from tests.integration.outside import NAME
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
@@ -577,7 +578,7 @@ class TestFork:
         with lock:
             pass
 
-    @pytest.mark.parametrize("what", ["make", "hold", "write"])
+    @pytest.mark.parametrize("what", quick_first("hold", "make", "write"))
     def test_no_child_hangs_whatever_other_threads_do(self, own_redis: RedisServer, what: str) -> None:
         over = threading.Event()
         work = {"make": self.make_locks, "hold": self.hold_locks, "write": self.write_the_journal}[what]

@@ -13,7 +13,7 @@ from celery import chain, chord, group
 
 from celery_singleton_lock import ResultLost, clock
 from celery_singleton_lock.testing import RedisServer
-from tests.integration.conftest import FORGETFUL, LONG, Shop, redelivering, until
+from tests.integration.conftest import FORGETFUL, LONG, Shop, quick_first, redelivering, until
 from tests.patience import LIMIT
 from tests.recording import Run, overlaps
 
@@ -161,8 +161,8 @@ class TestFinishedMessage:
         assert result.get(timeout=LIMIT) == [1, "report"]
         assert len(two.record.runs("report")) == 1
 
-    @pytest.mark.parametrize(("task", "arguments"), [("late", []), ("large", [100_000])])
-    @pytest.mark.parametrize("dies", ["dies", "child"])
+    @pytest.mark.parametrize(("task", "arguments"), quick_first(("late", []), ("large", [100_000])))
+    @pytest.mark.parametrize("dies", quick_first("dies", "child"))
     def test_chord_is_completed_whose_part_was_stored_and_not_counted(
         self, two: Shop, task: str, arguments: list[int], dies: str
     ) -> None:

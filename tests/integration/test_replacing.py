@@ -16,14 +16,14 @@ from celery.result import AsyncResult
 from celery_singleton_lock import LockSuperseded, confirmations
 from celery_singleton_lock.runtime import Runtime
 from tests import programs
-from tests.integration.conftest import LONG, Shop, until
+from tests.integration.conftest import LONG, Shop, quick_first, until
 from tests.integration.operators import environment_of
 from tests.integration.queued_tasks import define
 from tests.integration.test_queued import queued, start, until_can_be_sent
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-JOBS = ["newest", "newest_alone"]
+JOBS = quick_first("newest", "newest_alone")
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def killed(shop: Shop, task: Any, step: str, countdown: float = 0.0) -> None:
     assert program.returncode == -signal.SIGKILL, program.stderr
 
 
-@pytest.mark.parametrize("step", ["lock is asked for", "lock is taken over"])
+@pytest.mark.parametrize("step", quick_first("lock is taken over", "lock is asked for"))
 def test_sender_is_killed_before_it_has_sent(shop: Shop, job: Any, step: str) -> None:
     start(shop)
     old = job.apply_async(("report",), countdown=2.0)
@@ -151,7 +151,7 @@ def test_sender_is_killed_before_it_has_sent(shop: Shop, job: Any, step: str) ->
     assert ran(shop) == {old.id}
 
 
-@pytest.mark.parametrize("step", ["message is sent", "old one is superseded"])
+@pytest.mark.parametrize("step", quick_first("message is sent", "old one is superseded"))
 def test_sender_is_killed_after_it_has_sent(shop: Shop, job: Any, step: str) -> None:
     start(shop)
     old = job.apply_async(("report",), countdown=6.0)
@@ -177,7 +177,7 @@ def test_senders_are_killed_one_after_the_other(shop: Shop, job: Any) -> None:
     until_can_be_sent(shop)
 
 
-@pytest.mark.parametrize("step", ["lock is asked for", "lock is had"])
+@pytest.mark.parametrize("step", quick_first("lock is had", "lock is asked for"))
 def test_sender_that_is_killed_leaves_a_lock_that_is_replaced(shop: Shop, job: Any, step: str) -> None:
     killed(shop, job, step)
     with shop.locks() as locks:

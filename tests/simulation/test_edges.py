@@ -29,6 +29,7 @@ def test_a_plan_without_an_assumption_is_the_same_each_time() -> None:
     assert all(draw_without(it, seed) == draw_without(it, seed) for it in ASSUMPTIONS for seed in range(5))
 
 
+@pytest.mark.slow
 def test_two_run_where_the_server_forgets_or_the_records_end() -> None:
     done = edges("no flush", "records outlive copies", "--seeds", "20")
     assert done.returncode == 0, done.stdout + done.stderr

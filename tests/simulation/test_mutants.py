@@ -30,6 +30,7 @@ def test_names_of_mutants_are_their_own() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
+@pytest.mark.slow
 def test_mutants_are_found() -> None:
     """A script, the workers' main process, and what only shows at the end."""
     names = ["free deletes nothing", "the main process frees for the living", "a fence without end"]

@@ -39,6 +39,7 @@ def test_a_seed_has_one_trace_in_every_process_and_after_other_seeds() -> None:
     assert len(set(first.values())) == 4
 
 
+@pytest.mark.slow
 def test_a_simulation_that_is_over_is_forgotten() -> None:
     """But for what copies of the package have that no later one has used yet."""
     before, after = scene("left", *map(str, range(8)))
@@ -52,10 +53,20 @@ def test_some_seeds_keep_all_promises() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("celery_singleton_lock/stores/redis/scripts/lock/end.lua", " and string.sub(value, 1, #owner) == owner", ""),
-        ("celery_singleton_lock/trust.py", "return sent_at + ttl -", "return sent_at + 2 * ttl -"),
+        pytest.param(
+            "celery_singleton_lock/stores/redis/scripts/lock/end.lua",
+            " and string.sub(value, 1, #owner) == owner",
+            "",
+            id="freed without a look at the owner",
+        ),
+        pytest.param(
+            "celery_singleton_lock/trust.py",
+            "return sent_at + ttl -",
+            "return sent_at + 2 * ttl -",
+            id="trusted for two ttls",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["freed without a look at the owner", "trusted for two ttls"],
 )
 def test_a_fault_is_found_and_its_plan_made_smaller(file: str, old: str, new: str) -> None:
     seen = scene("mutant", file, old, new, "200")
@@ -81,6 +92,7 @@ def test_a_kept_plan_with_an_unknown_part_is_refused(tmp_path: Any) -> None:
         found.read(tmp_path / "plan.json")
 
 
+@pytest.mark.slow
 def test_seeds_are_dealt_out_to_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     seen: list[Outcome] = []

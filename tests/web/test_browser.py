@@ -135,6 +135,7 @@ def test_locks_come_and_go_while_somebody_looks(visit: Visiting) -> None:
     assert made.wrong == []
 
 
+@pytest.mark.slow
 def test_page_can_be_paused(visit: Visiting) -> None:
     made = visit()
     five(made)
@@ -150,6 +151,7 @@ def test_page_can_be_paused(visit: Visiting) -> None:
     expect(made.row("a-new-one")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_time_goes_on_by_itself(visit: Visiting) -> None:
     made = visit()
     five(made)
@@ -159,6 +161,7 @@ def test_time_goes_on_by_itself(visit: Visiting) -> None:
     expect(shown).not_to_have_text(before)
 
 
+@pytest.mark.slow
 def test_timeline_moves(visit: Visiting) -> None:
     made = visit()
     five(made)
@@ -197,6 +200,7 @@ def test_nothing_that_others_have_written_is_carried_out(visit: Visiting) -> Non
     assert made.wrong == []
 
 
+@pytest.mark.slow
 def test_all_pages_work_without_script(visit: Visiting) -> None:
     made = visit(java_script_enabled=False)
     lease, *_ = five(made)
@@ -215,6 +219,7 @@ def test_all_pages_work_without_script(visit: Visiting) -> None:
     expect(page.locator("h1")).to_contain_text("id-of-tenant-2")
 
 
+@pytest.mark.slow
 def test_keyboard_reaches_the_content_and_stays_where_it_is(visit: Visiting) -> None:
     made = visit()
     lease, *_ = five(made)
@@ -236,6 +241,7 @@ def test_keyboard_reaches_the_content_and_stays_where_it_is(visit: Visiting) -> 
 
 
 @pytest.mark.parametrize("width", [320, 375, 1280])
+@pytest.mark.slow
 def test_pages_fit_into_their_window(visit: Visiting, width: int) -> None:
     made = visit(viewport={"width": width, "height": 700})
     lease, *_ = five(made)
@@ -246,6 +252,7 @@ def test_pages_fit_into_their_window(visit: Visiting, width: int) -> None:
         assert widths[0] <= widths[1], address
 
 
+@pytest.mark.slow
 def test_tables_stay_tables_for_screen_readers_on_a_phone(visit: Visiting) -> None:
     made = visit(viewport={"width": 375, "height": 700})
     five(made)
@@ -288,6 +295,7 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_text_can_be_read_in_light_and_in_dark(visit: Visiting, scheme: str) -> None:
     made = visit(color_scheme=scheme)
     lease, *_ = five(made)
@@ -300,6 +308,7 @@ def test_text_can_be_read_in_light_and_in_dark(visit: Visiting, scheme: str) -> 
     assert (back == "rgb(255, 255, 255)") == (scheme == "light")
 
 
+@pytest.mark.slow
 def test_page_says_that_the_lock_server_is_gone_and_goes_on(visit: Visiting, own_redis: RedisServer) -> None:
     made = visit(own_redis)
     five(made)
@@ -326,6 +335,7 @@ class TestFiveThousand:
         write(made.app, *(entry(made.app, f"tenant-{number}", ago=30) for number in range(0, 5000, 10)))
         return made
 
+    @pytest.mark.slow
     def test_page_stays_useful(self, made: Visit) -> None:
         sizes: list[int] = []
         client = made.page.context.new_cdp_session(made.page)
@@ -380,6 +390,7 @@ class TestActing:
         assert Runtime.of(made.app).store.held(lease.key) == []
         assert made.wrong == []
 
+    @pytest.mark.slow
     def test_other_site_cannot_press_the_buttons(self, made: Visit) -> None:
         """Another port of the same host is the same site: the browser sends the cookie."""
         self.sign_in(made)
@@ -399,6 +410,7 @@ class TestActing:
             expect(made.page.locator("body")).to_contain_text("Forms of this page are taken from this page only.")
         assert Runtime.of(made.app).store.held(lease.key) != []
 
+    @pytest.mark.slow
     def test_other_site_can_neither_read_nor_frame_the_page(self, made: Visit) -> None:
         hold(made.app, "acme")
 
