@@ -20,7 +20,8 @@ from celery_singleton_lock.task.outcome import Outcome, ignores_result
 from celery_singleton_lock.task.running import Progress, progress_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Nobody changes one, as for `Holder`.
+@dataclass(slots=True, eq=False)
 class Execution:
     """A message, or an eager call.
 
