@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from celery.utils.log import get_logger
 
@@ -53,14 +54,12 @@ class Later:
         if self._is_wanted and thread is not None and thread.is_alive():
             return  # As for most of what comes one after the other: it has not looked yet.
         with self._mutex:
+            self._is_wanted = True  # Before a thread starts, which would look twice.
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread = thread  # First: an interruption of the start must not lead to two.
-                try:
+                with suppress(RuntimeError):  # No thread is to be had: what comes next tries again.
                     thread.start()
-                except RuntimeError:  # No thread is to be had: what comes next tries again.
-                    return
-            self._is_wanted = True
             self._changed.notify()
 
     def _run(self) -> None:

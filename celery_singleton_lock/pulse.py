@@ -52,6 +52,10 @@ class Renews(ABC):
         return self.in_round or owner in self.taken
 
     @abstractmethod
+    def heed(self) -> None:
+        """Have all leases be due now, if that was asked for."""
+
+    @abstractmethod
     def round(self, due: Sequence[Watched]) -> None:
         """Renew what is due, and say when each is due again."""
 
@@ -119,7 +123,7 @@ class Pulse:
 
     def _add_thread(self) -> bool:
         """Start a thread if somebody is missing to watch; whether one was."""
-        if len(self._threads) == 1 and not self._working and all(thread.is_alive() for thread in self._threads):
+        if len(self._threads) == 1 and not self._working and next(iter(self._threads)).is_alive():
             return False  # As before each of many short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads
@@ -206,6 +210,7 @@ class Pulse:
         to_stop: list[tuple[Renews, Watched]] = []
         rounds: list[tuple[float, Renews]] = []
         for heartbeat in list(self._heartbeats):
+            heartbeat.heed()
             for owner, watched in list(heartbeat.watched.items()):
                 lease = watched.lease()
                 if lease is None:

@@ -146,6 +146,7 @@ def test_child_of_a_fork_begins_anew(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     calls.expect("one")
     calls.start_anew()
+    calls._later.start_anew()
     calls.expect("two")
     until(lambda: threads() == 2, "it has a thread of its own")
     calls.forget("two")
