@@ -51,7 +51,8 @@ def stem(owner: str) -> str:
     return owner[:STEM_LENGTH]
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes one. To have Python refuse that would take five times as long for each that is made.
+@dataclass(slots=True, unsafe_hash=True)
 class Holder:
     """Who holds a lock; for people, and to tell a redelivery from another task.
 
@@ -89,7 +90,7 @@ class Holder:
 
     def __post_init__(self) -> None:
         if not self.sending and self.task_id is not None:
-            object.__setattr__(self, "sending", self.task_id)
+            self.sending = self.task_id
 
     @property
     def place(self) -> str:

@@ -123,7 +123,7 @@ class Pulse:
 
     def _add_thread(self) -> bool:
         """Start a thread if somebody is missing to watch; whether one was."""
-        if len(self._threads) == 1 and not self._working and all(thread.is_alive() for thread in self._threads):
+        if len(self._threads) == 1 and not self._working and next(iter(self._threads)).is_alive():
             return False  # As before each of many short leases.
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         self._working &= self._threads

@@ -5,6 +5,7 @@ Nothing depends on it: a renewal says the same. Protocol: `docs/protocol.md`, se
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from celery.utils.log import get_logger
@@ -13,12 +14,15 @@ from celery_singleton_lock import chance, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.later import Later
-from celery_singleton_lock.stores.stops import Stops
+from celery_singleton_lock.stores.stops import Stop, Stops
 
 logger = get_logger(__name__)
 
 #: Seconds until the next try when the lock server has not answered: at first, and at most.
 PAUSE, MAX_PAUSE = 0.05, 2.0
+
+#: Calls that are kept for runs that have not said yet that they expect one: the latest.
+EARLY = 100
 
 
 class StopCalls:
@@ -37,14 +41,21 @@ class StopCalls:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
+        self._mutex = threading.Lock()
         self._owners: set[str] = set()
+        #: By owner, who is newer: a run is told to stop from when it has its lock, a moment before it is expected here.
+        self._early: dict[str, str] = {}
         self._stops: Stops | None = None
         self._failures = 0
 
     def expect(self, owner: str) -> None:
         """Somebody runs under this owner from now on that may be told to stop."""
-        self._owners.add(owner)
+        with self._mutex:
+            self._owners.add(owner)
+            newer = self._early.pop(owner, None)
         self._later.want()
+        if newer is not None:
+            self._heartbeat.supersede(owner, newer)
 
     def forget(self, owner: str) -> None:
         """It has ended. The thread notices when it has waited in vain: in a row of runs it is not started for each."""
@@ -69,6 +80,16 @@ class StopCalls:
             return chance.back_off(self._failures, PAUSE, MAX_PAUSE)
         self._failures = 0
         # Whatever else is under the same watch is nobody's to stop.
-        if stop is not None and stop.owner in self._owners:
+        if stop is not None and self._is_expected(stop):
             self._heartbeat.supersede(stop.owner, stop.by)
         return 0.0
+
+    def _is_expected(self, stop: Stop) -> bool:
+        """Whether its run is; if not yet, it is kept for that."""
+        with self._mutex:
+            if stop.owner in self._owners:
+                return True
+            self._early[stop.owner] = stop.by
+            if len(self._early) > EARLY:
+                del self._early[next(iter(self._early))]
+            return False

@@ -89,9 +89,10 @@ class JournalWriter:
         if self._journal is None:
             return
         with self._mutex:
-            has_room = len(self._counts) < MOST_COUNTS - MOST_OF_ENTRY
+            counts = self._counts
+            has_room = len(counts) < MOST_COUNTS - MOST_OF_ENTRY
             for count, by in metrics.of(entry):
-                self._counts[count if has_room else self._bounded(count)] += by
+                counts[count if has_room else self._bounded(count)] += by
             self._entries.append(entry)
         if at_once:
             self.write()

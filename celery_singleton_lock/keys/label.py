@@ -12,6 +12,9 @@ from celery_singleton_lock.keys.template import SCALARS
 #: Characters of a label at most.
 MAX_LABEL = 60
 
+#: Whole numbers up to this are shown whole.
+_WHOLE = 10**MAX_LABEL
+
 
 def of_arguments(arguments: Mapping[str, Any]) -> str:
     """Arguments by name: `tenant_id=7, kind='full'`."""
@@ -36,6 +39,8 @@ def of_text(text: str) -> str:
 
 
 def _in_short(value: object) -> str:
+    if type(value) is int and -_WHOLE < value < _WHOLE:  # As most are.
+        return str(value)
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, str):

@@ -32,7 +32,7 @@ from celery_singleton_lock.lock.clients import Keeper, kept_by
 from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
 from celery_singleton_lock.lock.holding import OF_TOKEN, Holding, Local, LocalOfThread, Releasing, encoded, owner_of
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
-from celery_singleton_lock.stores.redis.keyspace import Name
+from celery_singleton_lock.stores.redis.keyspace import name_of
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Lock:
         self.raise_on_release_error = raise_on_release_error
         self._replicas = replicas
         self._keeper = self._kept(redis)
-        self._key = Name(self.name)
+        self._key = name_of(self.name)
         self._limit = 1
         self._renews = renew
         self._on_lost = on_lost
@@ -164,13 +164,13 @@ class Lock:
         until = float("inf") if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
         try:
-            found = _translated(lambda: self._ask(owner, until if blocking else 0.0, pause))
+            found = self._ask(owner, until if blocking else 0.0, pause)
             if not isinstance(found, Lease):
                 return False
             self._hold(found, made)
             return True
-        except Unavailable:
-            raise  # The store has given up what it asked for.
+        except LockUnavailable as error:  # The store has given up what it asked for.
+            raise _unavailable(error) from error.__cause__
         except BaseException:
             # Interrupted (Ctrl-C, a time limit) between the answer and noting it: the lock may be held, and nobody
             # knows.
@@ -191,24 +191,25 @@ class Lock:
             NotOwned: it was gone, and somebody else may have had it.
             Unavailable: the server does not answer.
         """
-        token, begun = self._token("release"), self.local.releasing
+        local, keeper = self.local, self._keeper
+        token, begun, held = self._token("release"), local.releasing, local.held
         again = begun is not None and begun.token == token
-        held, lease = self.local.held, self._lease()
-        freed = Freeing.NOT_OURS
+        lease = self._lease() if held is None else held.lease
+        freed: Freeing | bool = Freeing.NOT_OURS
         if lease is not None:
             if not again:
-                begun = self.local.releasing = Releasing(token, lease.held)
-            self._keeper.heartbeat.stop(lease)
+                begun = local.releasing = Releasing(token, lease.held)
+            keeper.heartbeat.stop(lease)
             try:
-                freed = Freeing(_translated(lambda: self._keeper.store.free(lease)))
-            except Unavailable:
+                freed = keeper.store.free(lease)
+            except LockUnavailable as error:
                 lease.lose(_UNDER_WAY)
-                raise
-        self.local.forget(held, token)
+                raise _unavailable(error) from error.__cause__
+        local.forget(held, token)
         # What is gone when its release is repeated, here or by the store, was released, and only the answer was lost;
         # unless it was lost before.
         was_held = begun is not None and begun.was_held
-        if freed is not Freeing.NOW and not (was_held and (again or freed)):
+        if freed != Freeing.NOW and not (was_held and (again or freed)):
             raise NotOwned(self.name, (lease and lease.reason) or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -379,4 +380,9 @@ def _translated(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except LockUnavailable as error:
-        raise Unavailable(error.server, error.reason) from error.__cause__
+        raise _unavailable(error) from error.__cause__
+
+
+def _unavailable(error: LockUnavailable) -> Unavailable:
+    """As a lock outside of tasks says it."""
+    return Unavailable(error.server, error.reason)

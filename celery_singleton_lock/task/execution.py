@@ -21,7 +21,8 @@ from celery_singleton_lock.task.running import Progress, progress_of
 from celery_singleton_lock.task.task_lock import TaskLock
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Nobody changes one, as for `Holder`.
+@dataclass(slots=True, eq=False)
 class Execution:
     """A message, or an eager call.
 

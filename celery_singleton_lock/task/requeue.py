@@ -265,6 +265,8 @@ def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str,
 
 def _header_of(request: RequestLike) -> dict[str, Any]:
     """The header, if it is of this attempt; what others wrote counts as none."""
+    if PUT_BACK_HEADER not in cleaned.headers(request):  # As of most.
+        return {}
     header = _header_of_any_attempt(request)
     return header if _count(header.get("retries")) == (request.retries or 0) else {}
 
@@ -275,8 +277,6 @@ def _header_of_any_attempt(request: RequestLike) -> dict[str, Any]:
     A body that passes its own headers on would send what has joined, come and waited already.
     """
     header = cleaned.headers(request).get(PUT_BACK_HEADER)
-    if header is None:  # As of most.
-        return {}
     return header if isinstance(header, dict) and header.get("id", request.id) == request.id else {}
 
 

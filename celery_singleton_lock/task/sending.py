@@ -302,6 +302,8 @@ def _seconds(task: Any, options: Options, named: Mapping[str, Any]) -> float:
 
 def _seconds_until(when: Any) -> float | None:
     """Seconds until then, 0 where that is over; None where it is not said, or Celery will refuse it."""
+    if when is None:
+        return None  # As for most messages.
     with suppress(ValueError, OverflowError):
         if isinstance(when, str):  # Of a retry.
             when = maybe_iso8601(when)

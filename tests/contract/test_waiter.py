@@ -233,6 +233,23 @@ class TestQuestionAhead:
             with redis_server.client() as client:
                 assert client.script_exists(lock_commands.HAND_OVER.sha) == [True], "the next hand-over is quick again"
 
+    def test_server_that_forgot_what_it_was_told_on_this_connection(
+        self, redis_store: Store, redis_server: RedisServer
+    ) -> None:
+        """It was asked by the script's digest; the waiter asks by itself, and by the text from then on."""
+        with redis_server.client() as client:
+            for forgets in (False, True, False):
+                first = taken(redis_store)
+                with piped(redis_store) as waiter:
+                    if forgets:
+                        client.script_flush()
+                    redis_store.free(first)
+                    while isinstance(found := waiter.wait(60), Held):
+                        pass
+                    assert isinstance(found, Lease)
+                    redis_store.free(found)
+                assert client.script_exists(lock_commands.HAND_OVER.sha) == [not forgets]
+
     def test_waiter_that_is_killed_gets_nothing(self, redis_store: Store, redis_server: RedisServer) -> None:
         first = taken(redis_store)
         pid = os.fork()

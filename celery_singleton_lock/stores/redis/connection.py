@@ -91,9 +91,12 @@ class Connection:
         undialed.connect()  # type: ignore[no-untyped-call]
         self._dialed = undialed
         self._wire = Wire(socket_of(undialed))
+        self._step: float | None = None
         self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=_error, notEnoughData=_NOTHING)
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
+        #: Digests of scripts that were run here by their text, and whose user has noted that.
+        self.ran: set[str] = set()
         #: Whether each answer so far was one to what was asked.
         self._is_understood = True
         #: What the socket has not taken yet of what was pushed.
@@ -144,7 +147,8 @@ class Connection:
             TimeoutError: it is not there yet; it can be read later.
             ConnectionError: it will not come; the connection must not be used again.
         """
-        while (answer := self._reader.gets()) is _NOTHING:
+        gets = self._reader.gets
+        while (answer := gets()) is _NOTHING:
             self._receive()
         self.unanswered -= 1
         if isinstance(answer, Exception):
@@ -188,7 +192,11 @@ class Connection:
         """
         try:
             if type(call) is Ready and not asking:  # As most are: each step more takes its time.
-                self.send(call.by_digest)
+                self.unanswered += 1
+                try:
+                    self._wire.send_all(call.by_digest)
+                except OSError as error:
+                    raise _as_redis_py_says(error, "sending") from error
                 return call.script.understood(self.read())
             return self._run(call, call.by_digest, asking)
         except NoScriptError:
@@ -267,7 +275,9 @@ class Connection:
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step of sending or reading may take from now on; 0: no step waits."""
-        self._wire.wait_at_most(seconds)
+        if seconds != self._step:
+            self._step = seconds
+            self._wire.wait_at_most(seconds)
 
     @property
     def is_between(self) -> bool:

@@ -6,7 +6,7 @@ All keys of one lock, and those of one schedule of beat, are in one hash slot of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from redis.crc import key_slot
@@ -18,6 +18,9 @@ SHARED_PREFIX = "singleton_lock:1:"
 
 #: The hash tag of which others differ in some of the lower four bits of its letters.
 _FIRST_TAG = 0x40404040  # @@@@
+
+#: Bits of half the number of a slot.
+_HALF = 7
 
 
 def run_key(key: str, slot: int = 0) -> str:
@@ -149,14 +152,27 @@ def _slot_of(key: str) -> int:
     return key_slot(key.encode("utf-8", "surrogatepass"))
 
 
-@lru_cache(maxsize=16384)
 def _tag_of_slot(slot: int) -> str:
     """A text of four letters that is in this slot of a cluster."""
-    tag, left = _FIRST_TAG, slot ^ key_slot(_FIRST_TAG.to_bytes(4, "big"))
+    high, low = _changes()
+    # As for `_steps`: the changes for two halves of a slot are together those for all of it.
+    return (_FIRST_TAG ^ high[slot >> _HALF] ^ low[slot % (1 << _HALF)]).to_bytes(4, "big").decode()
+
+
+@lru_cache(maxsize=1)
+def _changes() -> tuple[Sequence[int], Sequence[int]]:
+    """How the bits of the first tag change for the upper half of a slot, by that half, and for the lower."""
+    first, halves = key_slot(_FIRST_TAG.to_bytes(4, "big")), range(1 << _HALF)
+    return [_change(half << _HALF ^ first) for half in halves], [_change(half) for half in halves]
+
+
+def _change(left: int) -> int:
+    """The bits of a tag whose change moves it by that."""
+    changed = 0
     for highest, (moves, bits) in _steps().items():
         if left >> highest & 1:
-            tag, left = tag ^ bits, left ^ moves
-    return tag.to_bytes(4, "big").decode()
+            changed, left = changed ^ bits, left ^ moves
+    return changed
 
 
 @lru_cache(maxsize=1)
@@ -174,6 +190,12 @@ def _steps() -> dict[int, tuple[int, int]]:
         if moves:
             found[moves.bit_length() - 1] = moves, bits
     return dict(sorted(found.items(), reverse=True))
+
+
+@lru_cache(maxsize=1024)
+def name_of(text: str) -> Name:
+    """The key of a lock with this name: a program may make a lock object each time."""
+    return Name(text)
 
 
 class Name(str):

@@ -55,9 +55,8 @@ _OF_AN_ACQUIRE = (Answer.GRANTED, Answer.GIVEN_UP, Answer.NEWEST, Answer.SUPERSE
 
 def answers_vote(answer: Any) -> bool:
     """Whether a vote can answer that."""
-    if not isinstance(answer, list) or not answer or not isinstance(answer[0], int):
-        return False
-    return _PARTS.get(answer[0]) == [*map(type, answer)]
+    types = [*map(type, answer)] if type(answer) is list else []
+    return types[:1] == [int] and _PARTS.get(answer[0]) == types
 
 
 def answers_question(answer: Any) -> bool:

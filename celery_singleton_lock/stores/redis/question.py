@@ -7,7 +7,7 @@ before it: from then on they take nothing. What is given up without another try 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError, TimeoutError
 
@@ -16,8 +16,35 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_answers, lock_commands, stencil
+from celery_singleton_lock.stores.redis.lock_answers import Answer
 from celery_singleton_lock.stores.redis.script import Call, Ready
 from celery_singleton_lock.stores.redis.server import Server, Unread
+
+
+class First(NamedTuple):
+    """The first try, where it was sent ahead.
+
+    Attributes:
+        name: of this try.
+        sent_at: when it was sent.
+        answer: where to read it, itself, or what was in the way.
+    """
+
+    name: str
+    sent_at: float
+    answer: Unread | Sequence[Any] | BaseException
+
+
+def granted(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lease:
+    """The lease that was granted.
+
+    Raises:
+        TimeoutError: trust counts from sending; what is left of it is too little to start work on.
+    """
+    _, fence, slot = answer
+    if clock.now() - sent_at > request.ttl / 3:
+        raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
+    return request.lease(fence=fence, sent_at=sent_at, slot=slot)
 
 
 class Question:
@@ -27,6 +54,7 @@ class Question:
         run: carries out an acquire.
         request: what is asked for.
         replicas: see `Call`.
+        first: the first try, if it was sent.
     """
 
     def __init__(
@@ -35,15 +63,16 @@ class Question:
         request: LockRequest,
         *,
         replicas: tuple[int, float] | None = None,
+        first: First | None = None,
     ) -> None:
         self._run = run
         self._request = request
         self._replicas = replicas
         self._slots = request.limit
         #: Names of the tries that were not answered.
-        self._unanswered: list[str] = []
-        #: The first try, where it was sent ahead: when, and its answer, or what was in the way.
-        self._ahead: tuple[float, Unread | Exception] | None = None
+        self._unanswered = [] if first is None else [first.name]
+        #: The first try, until it is looked at.
+        self._first = first
 
     def send_ahead(self, server: Server) -> None:
         """Send the first try now, whose answer `try_once` reads; what is rare is sent there as well."""
@@ -51,15 +80,15 @@ class Question:
         if isinstance(call := self._call(name, self._slots), Ready):
             self._unanswered.append(name)
             try:
-                self._ahead = sent_at, server.send(call)
+                self._first = First(name, sent_at, server.send(call))
             except (RedisError, OSError) as error:
-                self._ahead = sent_at, error
+                self._first = First(name, sent_at, error)
 
     def drop(self) -> None:
         """Nobody wants the answer to what was sent ahead."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and isinstance(ahead[1], Unread):
-            ahead[1].drop()
+        first, self._first = self._first, None
+        if first is not None and isinstance(first.answer, Unread):
+            first.answer.drop()
 
     def try_once(self) -> Lease | Held | Record:
         """Ask; which may be repeated after any error.
@@ -67,11 +96,7 @@ class Question:
         Raises:
             RedisError, OSError: no answer, or one that is an error.
         """
-        found = lock_answers.with_all_slots(self._slots, self._ask)
-        if isinstance(found, Lease) and clock.now() - found.acquired_at > self._request.ttl / 3:
-            # Trust counts from sending; what is left of it is too little to start work on.
-            raise TimeoutError(f"the answer took longer than a third of the ttl of {self._request.ttl:g} s")
-        return found
+        return lock_answers.with_all_slots(self._slots, self._ask)
 
     def undone(self, place: str | None = None, *, free: bool = True) -> Call:
         """What undoes the tries that were not answered, and the hold that one may have got.
@@ -92,12 +117,16 @@ class Question:
         return lock_commands.undo(request.hold(), value, names)
 
     def _ask(self, slots: int) -> Lease | Held | Record:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            sent_at, answer = ahead
-            if isinstance(answer, Exception):
-                raise answer
-            return self._understood(answer.read(), sent_at)
+        first, self._first = self._first, None
+        if first is not None:
+            answer = first.answer
+            if isinstance(answer, BaseException):
+                try:
+                    raise answer
+                finally:
+                    # It refers to this frame, and so to the leases of its callers; see `Connection.read`.
+                    del answer, first
+            return self._understood(answer.read() if isinstance(answer, Unread) else answer, first.sent_at)
         name, sent_at = new_owner(), clock.now()
         self._slots = slots
         call = self._call(name, slots)
@@ -106,6 +135,9 @@ class Question:
         return self._understood(self._run(call), sent_at)
 
     def _understood(self, answer: Sequence[Any], sent_at: float) -> Lease | Held | Record:
+        if answer[0] == Answer.GRANTED:
+            self._unanswered.clear()
+            return granted(answer, self._request, sent_at)
         try:
             found = lock_answers.acquired(answer, self._request, sent_at)
         except lock_answers.MoreSlots:

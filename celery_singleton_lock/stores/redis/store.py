@@ -39,7 +39,7 @@ from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
-from celery_singleton_lock.stores.redis.question import Question
+from celery_singleton_lock.stores.redis.question import First, Question, granted
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
 from celery_singleton_lock.stores.redis.stops import RedisStops, tell
@@ -90,7 +90,18 @@ class RedisStore:
         self._pending = PendingCalls(servers.run_each, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        return self._acquired(Question(self._run, request, replicas=self._replicas), request)
+        name, sent_at = new_owner(), clock.now()
+        call = stencil.acquire(request, name) if self._replicas is None else None
+        if call is None:
+            return self._acquired(Question(self._run, request, replicas=self._replicas), request)
+        # As `Question` does it, which is made where more is to be done than to ask once, and to have the lock.
+        try:
+            answer = self._servers.run(call)
+            if answer[0] == lock_answers.Answer.GRANTED:
+                return granted(answer, request, sent_at)
+        except BaseException as error:  # noqa: BLE001 - it is raised again there
+            return self._acquired(Question(self._run, request, first=First(name, sent_at, error)), request)
+        return self._acquired(Question(self._run, request, first=First(name, sent_at, answer)), request)
 
     def ask(self, request: LockRequest) -> Asked:
         question = Question(self._run, request, replicas=self._replicas)
@@ -134,27 +145,21 @@ class RedisStore:
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         call: Ready | Call | None = None
-        tries = 0
-
-        def whole() -> Call:
-            return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)
-
-        def attempt(call: Ready | Call) -> Freeing:
-            nonlocal tries
-            tries += 1
-            call = call if tries == 1 else call.again(repeated=False)
-            if self._run_end(call):
-                return Freeing.NOW
-            # Gone when it is said again: the first time has worked, and only its reply was lost.
-            return Freeing.UNCLEAR if tries > 1 or hold.ending else Freeing.NOT_OURS
-
         try:
-            call = (stencil.free(hold, record) if reservation is None and self._replicas is None else None) or whole()
-            return self._patiently(partial(attempt, call))
+            call = stencil.free(hold, record) if reservation is None and self._replicas is None else None
+            call = call or self._written_out(hold, record, reservation)
+            try:
+                if self._run_end(call):
+                    return Freeing.NOW
+                return Freeing.UNCLEAR if hold.ending else Freeing.NOT_OURS
+            except (RedisError, OSError) as error:
+                again = partial(self._freed_again, call)
+                return self._patiently(again, failed=error)
         except BaseException:  # Or an interruption, before it was written down or after that.
             hold.ending = True
             worth = max(hold.ttl, record.seconds if record is not None else 0.0)
-            self._end(("free", hold.key, hold.owner), call or whole(), worth, at_once=False)
+            call = call or self._written_out(hold, record, reservation)
+            self._end(("free", hold.key, hold.owner), call, worth, at_once=False)
             raise
 
     def abandon(self, hold: Hold) -> bool | None:
@@ -276,6 +281,13 @@ class RedisStore:
     def _wake_up(self, key: str, behind: Call | None = None) -> RedisWakeUp:
         return RedisWakeUp(key, lambda: self._servers.server_of(keyspace.wake_key(key)), self.server, behind)
 
+    def _written_out(self, hold: Hold, record: Record | None, reservation: Reservation | None) -> Call:
+        return self._replicated(lock_commands.free(hold, record=record, reservation=reservation), record)
+
+    def _freed_again(self, call: Ready | Call) -> Freeing:
+        # Gone when it is said again: the first time has worked, and only its reply was lost.
+        return Freeing.NOW if self._run_end(call.again(repeated=False)) else Freeing.UNCLEAR
+
     def _end(self, name: tuple[str, str, str], call: Call | Ready, seconds: float, *, at_once: bool) -> Any:
         """Say the end of a lock, a question, or a message; its answer, or None where there is none yet. Never raises an
         error.
@@ -338,19 +350,24 @@ class RedisStore:
             sent_at = clock.now()
             return sent_at, self._servers.run_each(renewals, step=step)
 
-    def _patiently(self, attempt: Callable[[], T], patience: float = 0.0) -> T:
+    def _patiently(
+        self, attempt: Callable[[], T], patience: float = 0.0, *, failed: RedisError | OSError | None = None
+    ) -> T:
         """Run `attempt`, again if the server did not answer, and say so if it never does.
 
         Args:
             attempt: what to run.
             patience: seconds for which it is tried at least, where that is more than `TRIES`.
+            failed: the error of a try before this.
         """
         began, failures = clock.now(), 0
         while True:
             try:
+                if failed is not None:
+                    raise failed
                 return attempt()
             except (RedisError, OSError) as error:
-                failures += 1
+                failures, failed = failures + 1, None
                 if not _is_worth_another_try(error, failures, clock.now() - began, patience):
                     raise self._unavailable(error) from error
             clock.sleep(chance.spread(min(PAUSE * 2**failures, MAX_PAUSE), least=0.0))

@@ -10,12 +10,20 @@ closes the connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
-from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TimeoutError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
@@ -23,7 +31,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.connection import Connection
-from celery_singleton_lock.stores.redis.script import Call
+from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Endpoint, words_of
 from celery_singleton_lock.stores.waiters import Ask, AskingWaiter
 
@@ -65,7 +73,8 @@ class PipedWaiter(AskingWaiter):
 
     def _woken(self, timeout: float) -> Lease | Held | Record | None:
         answer = self._redis_wake_up.wait(timeout)
-        if answer is None:
+        if answer is None or answer is True:
+            self._rang |= answer is True
             return None
         found = lock_answers.handed_over(answer, self._request)
         return None if isinstance(found, Lease) and not self._confirm(found) else found
@@ -109,7 +118,8 @@ class RedisWakeUp:
         """See `WakeUp.wait`.
 
         Returns:
-            The answer to what stood behind, or True where nothing did; None if it was not woken.
+            The answer to what stood behind, or True where nothing did, or the server has forgotten how; None if it was
+            not woken.
         """
         try:
             connection = self._queued()
@@ -128,21 +138,36 @@ class RedisWakeUp:
 
     def _heard(self, connection: Connection) -> Any:
         """The last answer that is still to come; True where that is the one which wakes it."""
-        answer = None
-        while connection.unanswered:
-            answer = connection.read()
-        return True if self._behind is None else self._behind.understood(answer)
+        answer, behind = None, self._behind
+        try:
+            while connection.unanswered:
+                answer = connection.read()
+        except NoScriptError:
+            connection.ran.clear()
+            return True
+        if behind is None:
+            return True
+        connection.ran.add(behind.script.sha)
+        return behind.understood(answer)
 
     def _queued(self) -> Connection:
         """The connection on which the command is open."""
         if self._connection is None:
             self._connection = self._exits.enter_context(self._server_of().connection())
         if not self._connection.unanswered:
-            # By its text: a server that has forgotten the script would do nothing as it wakes the waiter, which has
-            # lost its place in the queue by then.
-            behind = () if self._behind is None else (self._behind.by_text,)
-            self._connection.send(("BLPOP", keyspace.wake_key(self._key), 0), *behind)
+            self._connection.send(("BLPOP", keyspace.wake_key(self._key), 0), *self._behind_it(self._connection))
         return self._connection
+
+    def _behind_it(self, connection: Connection) -> Sequence[Command]:
+        """What is to be done as it is woken.
+
+        By its text where it was not done on this connection before: a server that does not know the script does nothing
+        as it wakes the waiter, which has lost its place in the queue by then. By its digest else: to read and hash the
+        text takes the server longer than to run it.
+        """
+        if (behind := self._behind) is None:
+            return ()
+        return (behind.by_digest if behind.script.sha in connection.ran else behind.by_text,)
 
 
 def _is_elsewhere(error: Exception) -> bool:

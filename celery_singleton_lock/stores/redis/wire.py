@@ -28,7 +28,9 @@ class Wire:
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
+        #: How long a step may take, in seconds and in the milliseconds of a poll.
         self._seconds = opened.gettimeout()
+        self._ms = _ms(self._seconds)
         #: Says when there is something to receive; None where the socket has its timeout itself.
         self._readable = _poller(opened, "POLLIN") if _is_plain(opened) else None
         if self._readable is not None:
@@ -36,10 +38,9 @@ class Wire:
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step may take from now on; 0: no step waits."""
-        if seconds != self._seconds:
-            self._seconds = seconds
-            if self._readable is None:
-                self._socket.settimeout(seconds)
+        self._seconds, self._ms = seconds, _ms(seconds)
+        if self._readable is None:
+            self._socket.settimeout(seconds)
 
     def send_all(self, content: bytes) -> None:
         """Send all of it.
@@ -71,7 +72,7 @@ class Wire:
         Raises:
             OSError: nothing came in time, or will.
         """
-        if self._readable is not None and self._seconds != 0 and not self._readable.poll(_ms(self._seconds)):
+        if self._readable is not None and self._ms != 0 and not self._readable.poll(self._ms):
             raise TimeoutError("timed out")
         return self._socket.recv(most)
 

@@ -12,8 +12,8 @@ MUTANTS = (
     Mutant(
         "a lock outside of tasks wakes nobody",
         "stores/redis/scripts/lock/free.lua",
-        "  redis.pcall('RPUSH', wake, 1)\n",
-        "",
+        "local length = redis.pcall('RPUSH', wake, 1)",
+        "local length = 0",
         "the end of a hold wakes the one that has waited longest",
         kind="locks",
     ),
@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     _lock(
         "a lost lock is given back well",
-        old="if freed is not Freeing.NOW and not (was_held and (again or freed)):",
+        old="if freed != Freeing.NOW and not (was_held and (again or freed)):",
         new="if False:",
         breaks="giving back a lost lock raises an error",
     ),

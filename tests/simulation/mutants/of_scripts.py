@@ -61,8 +61,8 @@ MUTANTS = (
     ),
     _free(
         "free wakes nobody",
-        old="  redis.pcall('RPUSH', wake, 1)\n",
-        new="",
+        old="local length = redis.pcall('RPUSH', wake, 1)",
+        new="local length = 0",
         breaks="the end of a hold wakes a waiter",
     ),
     _free(

@@ -7,7 +7,6 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from celery_singleton_lock import chance, clock
 from celery_singleton_lock.holder import OWNER_LENGTH, STEM_LENGTH, stem
@@ -72,7 +71,7 @@ def vote(request: LockRequest, *, slot: int, memory: str | None, slots: int = 0,
         late: attempts of the same owner that some node has not answered. They come too late from now on: what undoes
             them may be on another connection, behind this.
     """
-    of_all = replace(request, owner=stem(request.owner), given_up=[stem(owner) for owner in request.given_up])
+    of_all = request.named(stem(request.owner), [stem(owner) for owner in request.given_up])
     keys, asked = lock_commands.question(of_all, request.owner, slots=slots, late=late)
     # The time that a node's fences begin with is the clients': those of other locks would set the nodes apart.
     keys[0] = keyspace.fence_key(request.key)

@@ -45,7 +45,8 @@ class NotAsked(ConnectionError):
     """A node was not asked: there is no connection to it, or it has been silent for long."""
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes one, as for `Holder`.
+@dataclass(slots=True)
 class _Sent:
     """A call that a node was sent.
 
@@ -105,7 +106,7 @@ class Conversation:
             except (RedisError, OSError) as error:
                 self._nodes[index].failed(error)
         for index, node in enumerate(self._nodes):
-            if self._connections[index] is not None:
+            if node.owes and self._connections[index] is not None:
                 for repeated_until, call in node.take_pending():
                     self._send(index, _Sent(call, self._round, None, repeated_until))
 
@@ -185,7 +186,8 @@ class Conversation:
 
     def put_away(self) -> bool:
         """Be used no more for now; whether a node `is_behind`."""
-        self.collect()
+        if any(sent.until for unanswered in self._unanswered for sent in unanswered):
+            self.collect()  # What else has arrived meanwhile can wait until it is used again.
         self._unused_since = clock.now()
         return self.is_behind
 

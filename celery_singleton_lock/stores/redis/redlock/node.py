@@ -48,6 +48,11 @@ class Node:
         return self._pause > PAUSE
 
     @property
+    def owes(self) -> bool:
+        """Whether there are calls that were to be repeated, in time or not."""
+        return len(self._pending) > 0
+
+    @property
     def has_pending(self) -> bool:
         while self._pending:
             with suppress(IndexError):

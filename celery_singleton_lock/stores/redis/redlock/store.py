@@ -79,7 +79,7 @@ class RedlockStore:
         self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        wanted = replace(request, owner=commands.attempt_of(request.owner, 0))
+        wanted = request.named(commands.attempt_of(request.owner, 0))
         try:
             with self._nodes.conversation() as conversation:
                 found = self._acquire(conversation, wanted)
@@ -239,7 +239,7 @@ class RedlockStore:
     def _try(self, conversation: Conversation, wanted: LockRequest, slot: int, slots: int) -> Lease | Record | Votes:
         """One attempt; nothing is left of it unless it gives a lease."""
         attempt = commands.next_attempt(wanted)
-        named, settled = replace(wanted, owner=attempt), set[int]()
+        named, settled = wanted.named(attempt), set[int]()
         call = commands.vote(named, slot=slot, slots=slots, memory=self._memory, late=self._late(wanted))
         sent_at = clock.now()
         answers = conversation.ask(call, self._is_decided, seconds=_patience(wanted.ttl), settled=settled)

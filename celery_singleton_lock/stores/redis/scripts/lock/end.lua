@@ -37,6 +37,7 @@ for i = FIRST, FIRST + locks - 1 do
     redis.call('DEL', ours)
   end
 end
-if ours and #ARGV == 2 and #KEYS == FIRST and redis.call('EXISTS', waiting) == 0 then
+local somebody_waits = ours and redis.call('EXISTS', waiting) == 1
+if ours and not somebody_waits and #ARGV == 2 and #KEYS == FIRST then
   return FREED
 end

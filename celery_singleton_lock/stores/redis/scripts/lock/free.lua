@@ -46,13 +46,15 @@ if reserved_ms ~= '0' and (done_of_next == done
     redis.call('PEXPIRE', in_use, reserved_ms)
   end
 end
-if redis.call('EXISTS', waiting) == 1 then
+if somebody_waits then
   if wake_ms == '0' then
     return SOMEBODY_WAITS
   end
   -- pcall: somebody else's value is there, maybe; the rest is done.
-  redis.pcall('RPUSH', wake, 1)
-  redis.pcall('LTRIM', wake, -limit, -1)
+  local length = redis.pcall('RPUSH', wake, 1)
+  if type(length) == 'number' and length > tonumber(limit) then
+    redis.call('LTRIM', wake, -limit, -1)
+  end
   redis.call('PEXPIRE', wake, wake_ms)
 end
 return FREED
