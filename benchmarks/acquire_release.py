@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from benchmarks.contestants import BARE, ONE_SERVER, Maker
-from benchmarks.measure import Result, Rounds, Table, apart, measured
+from benchmarks.measure import OWN, Result, Rounds, Table, apart, measured
 from celery_singleton_lock.testing import RedisServer
 
 #: What each holds back from, or does more, than the bare one.
 GIVES: Mapping[str, str] = {
-    "ours: as a task locks": "owner, expiry, holder, fence, record of the message, wake-up",
-    "ours: Lock": "owner, expiry, renewal, wake-up",
+    f"{OWN}: as a task locks": "owner, expiry, holder, fence, record of the message, wake-up",
+    f"{OWN}: Lock": "owner, expiry, renewal, wake-up",
     "python-redis-lock": "owner, expiry in whole seconds, wake-up",
     "INCR + EXPIRE + DEL": "no owner; stuck forever if it dies in between",
     "SETNX + EXPIRE + WATCH/MULTI/DEL": "owner; stuck forever if it dies in between",

@@ -18,10 +18,10 @@ from redis import Redis
 
 from benchmarks import standing_by
 from benchmarks.beat_app import QUEUE, make
-from benchmarks.measure import Result, Table, apart, commands, measured
+from benchmarks.measure import OWN, Result, Table, apart, commands, measured
 from celery_singleton_lock.testing import RedisServer
 
-STOCK, OURS, REDBEAT = "Celery's Scheduler", "ours: over Scheduler", "RedBeat"
+STOCK, OVER_STOCK, REDBEAT = "Celery's Scheduler", f"{OWN}: over Scheduler", "RedBeat"
 
 #: Entries that are due at once.
 FEW, MANY, VERY_MANY = 100, 1_000, 10_000
@@ -39,15 +39,15 @@ class Contestant:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-_OVER_STOCK = {"singleton_lock_beat_scheduler": "celery.beat:Scheduler"}
+_ON_STOCK = {"singleton_lock_beat_scheduler": "celery.beat:Scheduler"}
 
 CONTESTANTS: Mapping[str, Contestant] = {
     STOCK: Contestant("celery.beat:Scheduler", "memory"),
     "Celery's PersistentScheduler": Contestant("celery.beat:PersistentScheduler", "file, every 3 min"),
-    OURS: Contestant("exclusive", "Redis, each run", _OVER_STOCK),
-    "ours: over PersistentScheduler": Contestant("exclusive", "Redis, each run; file"),
-    "ours: over Scheduler, shared": Contestant(
-        "exclusive", "Redis, each run", {**_OVER_STOCK, "singleton_lock_beat_mode": "shared"}
+    OVER_STOCK: Contestant("exclusive", "Redis, each run", _ON_STOCK),
+    f"{OWN}: over PersistentScheduler": Contestant("exclusive", "Redis, each run; file"),
+    f"{OWN}: over Scheduler, shared": Contestant(
+        "exclusive", "Redis, each run", {**_ON_STOCK, "singleton_lock_beat_mode": "shared"}
     ),
     REDBEAT: Contestant("redbeat:RedBeatScheduler", "Redis, each run"),
 }
@@ -58,7 +58,9 @@ def run(*, quick: bool = False) -> Result:
     rounds, seconds, sizes = (2, 5.0, (MANY,)) if quick else (10, 20.0, (MANY, FEW))
     tables = [_sending(STOCK, CONTESTANTS, size, rounds) for size in sizes]
     if not quick:
-        tables.append(_sending(REDBEAT, {name: CONTESTANTS[name] for name in (OURS, REDBEAT)}, VERY_MANY, rounds // 3))
+        tables.append(
+            _sending(REDBEAT, {name: CONTESTANTS[name] for name in (OVER_STOCK, REDBEAT)}, VERY_MANY, rounds // 3)
+        )
     notes = [
         f"{rounds} rounds per size ({rounds // 3} for {VERY_MANY:,}). Every entry runs once an hour, all at the same"
         " moment; the scheduler runs already, and knows that moment before it comes. The time is from the first"

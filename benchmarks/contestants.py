@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.lock import Lock as RedisPyLock
 from redis.retry import Retry
 
+from benchmarks.measure import OWN
 from benchmarks.schemes import Lock, Ours, Scheme, one_key, ours
 from celery_singleton_lock import Redlock, clock, process_identity
 from celery_singleton_lock.holder import Holder, new_owner
@@ -140,8 +141,8 @@ _tuned = {"socket_timeout": GIVE_UP, "socket_connect_timeout": GIVE_UP, "retry":
 #: Those of which one waits for another.
 WAITING: Mapping[str, Opener] = {
     TOKEN: opened(_list_token, **_patient),
-    "ours: as a task locks": _as_task,
-    "ours: Lock": opened(ours),
+    f"{OWN}: as a task locks": _as_task,
+    f"{OWN}: Lock": opened(ours),
     "redis-py Lock": opened(_redis_py),
     "python-redis-lock": opened(_waking, **_patient),
 }
@@ -161,7 +162,7 @@ ONE_SERVER: Mapping[str, Opener] = {
 #: On several servers.
 NODES: Mapping[str, Opener] = {
     ON_ONE_NODE: lambda urls: _bare(urls[:1]),
-    "ours: Redlock": opened(_our_redlock),
+    f"{OWN}: Redlock": opened(_our_redlock),
     "pottery": opened(_pottery, **_tuned),
     "redlock-py": opened(_redlock_py, **_tuned),
 }

@@ -26,6 +26,9 @@ from celery_singleton_lock.testing import RedisServer
 
 RESULTS = Path(__file__).parent / "results"
 
+#: How the names of this package's contestants begin.
+OWN = "celery-singleton-lock"
+
 #: Packages whose version a figure depends on.
 PACKAGES = (
     "celery",

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS
+from benchmarks.measure import OWN, RESULTS
 
 #: Readable on white and on black.
-INK, THEIRS, OURS = "#7d8590", "#7d8590", "#2f81f7"
+INK, THEIRS, OWN_COLOR = "#7d8590", "#7d8590", "#2f81f7"
 
 #: In the order of the page.
 ORDER = ("acquire_release", "hand_over", "in_line", "redlock", "worker", "beat")
@@ -98,7 +98,7 @@ def _shown(ratio: Mapping[str, float]) -> str:
 
 
 def _name(name: str) -> str:
-    return f"**{name}**" if name.startswith("ours") else name
+    return f"**{name}**" if name.startswith(OWN) else name
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -112,14 +112,14 @@ def _rated(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _panel(axis: Any, table: Mapping[str, Any]) -> None:
     rows = _rated(table)
     for place, row in enumerate(reversed(rows)):
-        ratio, color = row["ratio"], OURS if row["name"].startswith("ours") else THEIRS
+        ratio, color = row["ratio"], OWN_COLOR if row["name"].startswith(OWN) else THEIRS
         axis.plot([ratio["low"], ratio["high"]], [place, place], color=color, linewidth=2.5, alpha=0.55)
         axis.plot([ratio["median"]], [place], "o", color=color, markersize=5)
         label = f"{times(ratio['median'])}×"
         axis.annotate(label, (1.01, place), xycoords=("axes fraction", "data"), va="center", color=color)
     axis.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)])
     for tick, row in zip(axis.get_yticklabels(), reversed(rows), strict=True):
-        tick.set_color(OURS if row["name"].startswith("ours") else INK)
+        tick.set_color(OWN_COLOR if row["name"].startswith(OWN) else INK)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xscale("log")
     low, high = (end(row["ratio"][key] for row in rows) for end, key in ((min, "low"), (max, "high")))

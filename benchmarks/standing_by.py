@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.beat_app import BROKER, LOCKS, LOOP
-from benchmarks.measure import Row, Table, wait_until
+from benchmarks.measure import OWN, Row, Table, wait_until
 from benchmarks.processes import celery, cpu_of
 from celery_singleton_lock.testing import RedisServer
 
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 _REDBEAT = Pair("redbeat:RedBeatScheduler", "beat: Acquired lock", "beat: Acquiring lock", "up to 1,500 + 300 s", {})
 
 PAIRS: Mapping[str, Pair] = {
-    "ours": Pair("exclusive", "beat: leads schedule", "beat: on standby", "up to 10 s", {}),
+    OWN: Pair("exclusive", "beat: leads schedule", "beat: on standby", "up to 10 s", {}),
     "RedBeat": _REDBEAT,
     f"RedBeat, beat_max_loop_interval {SHORT_LOOP:g}": _REDBEAT._replace(
         gap=f"up to {5 * SHORT_LOOP:g} + {SHORT_LOOP:g} s", environment={LOOP: str(SHORT_LOOP)}
@@ -72,8 +72,8 @@ def notes(seconds: float) -> Sequence[str]:
         f"Standing by: `celery beat` processes, all pairs over the same {seconds:g} s. The commands are those of each"
         " process on the server of the locks, by MONITOR; a BLPOP that stays open since before is none. The share of a"
         f" core is seen in steps of {0.01 / seconds:.2%}.",
-        "Until a dead one is replaced: by the settings, not measured; RedBeat's lock lasts five of its loops, and who"
-        " waits for it looks once per loop. Ours knows sooner of a leader that died on the same host or stopped in"
+        "Until a dead one is replaced: by the settings, not measured; RedBeat's lock lasts five of its loops, and a"
+        f" beat on standby looks once per loop. {OWN} knows sooner of a leader that died on the same host or stopped in"
         " order.",
     ]
 
@@ -134,7 +134,7 @@ def _observe(server: RedisServer, beats: Sequence[_Beat], seconds: float) -> Non
 
 def _start(exits: ExitStack, name: str, pair: Pair, urls: Mapping[str, str], directory: Path) -> Iterator[_Beat]:
     """Two beats, one after the other: so the leader is known."""
-    for role, said, gap in (("leads", pair.leads, ""), ("stands by", pair.waits, pair.gap)):
+    for role, said, gap in (("leads", pair.leads, ""), ("on standby", pair.waits, pair.gap)):
         title = f"{name}: {role}"
         log, schedule = directory / f"{title}.log", directory / f"{title}.schedule"
         command = ("beat", "-S", pair.scheduler, "-l", "DEBUG", "--pidfile", "", "-s", str(schedule))

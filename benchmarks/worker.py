@@ -21,7 +21,7 @@ from celery_singleton_lock.testing import RedisServer
 PLAIN, TRIPS, CHILDREN = "plain Task", "two PINGs in the task", 2
 
 #: Whose CPU time a task takes.
-_WHO = "main process", "children", "server"
+_PLACES = "main process", "children", "server"
 
 #: Seconds for a worker to start, or to run a batch.
 LIMIT = 180.0
@@ -77,7 +77,7 @@ def _measure(file: Path, rounds: int, size: int, used: Callable[[], Sequence[flo
     sending, running, cpu, *each = measured(PLAIN, rounds, turns)
 
     def cpu_columns(name: str) -> dict[str, str]:
-        return {f"µs, {who}": f"{its.median(name) * 1e6:.0f}" for who, its in zip(_WHO, each, strict=True)}
+        return {f"µs, {who}": f"{its.median(name) * 1e6:.0f}" for who, its in zip(_PLACES, each, strict=True)}
 
     return [
         running.table("Running a task that does nothing", lambda name: {"tasks/s": f"{1 / running.median(name):,.0f}"}),
@@ -87,7 +87,7 @@ def _measure(file: Path, rounds: int, size: int, used: Callable[[], Sequence[flo
 
 
 def _used(worker: int, server: int | None) -> Sequence[float]:
-    """Seconds of CPU time that each of `_WHO` has used so far."""
+    """Seconds of CPU time that each of `_PLACES` has used so far."""
     children = [child.pid for child in psutil.Process(worker).children()]
     return cpu_of(worker), sum(map(cpu_of, children)), cpu_of(server)
 

@@ -12,6 +12,7 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
+from benchmarks.measure import OWN
 from benchmarks.tasks import WAYS, settings
 
 #: Seconds that a lock is good for.
@@ -56,10 +57,10 @@ def _trips(number: int) -> None:
 
 TASKS: Mapping[str, Any] = {
     "plain Task": _task("plain", "plain `Task`"),
-    "ours: SingletonTask": _task("ours", "ours"),
+    f"{OWN}: SingletonTask": _task("ours", "ours"),
     "plain Task, acks_late": _task("plain_late", "plain `Task`", acks_late=True),
-    "ours: SingletonTask, acks_late": _task("ours_late", "ours", acks_late=True),
-    "ours: until_executed": _task("ours_sent", "ours", lock_scope="until_executed"),
+    f"{OWN}: SingletonTask, acks_late": _task("ours_late", "ours", acks_late=True),
+    f"{OWN}: until_executed": _task("ours_sent", "ours", lock_scope="until_executed"),
     "two PINGs in the task": _trips,
     "redis-py Lock in the task": _task("locked", "`redis.lock` in the task"),
     "celery-singleton": _task("singleton", "celery-singleton, `lock_expiry`"),

@@ -15,6 +15,11 @@ _chance = SystemRandom()
 randrange = _chance.randrange
 
 
+def back_off(failures: int, first: float, most: float) -> float:
+    """Seconds to wait after so many failures: doubled each time, with jitter so that a crowd spreads out."""
+    return spread(min(first * 2.0 ** min(failures, 16), most))
+
+
 def spread(seconds: float, *, least: float = 0.5) -> float:
     """A random time from this share of the seconds to all of them, so that not everybody comes at once."""
     return seconds * _chance.uniform(least, 1.0)

@@ -9,8 +9,9 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 import atexit
-import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from weakref import WeakMethod
 
 from celery.utils.log import get_logger
@@ -51,34 +52,38 @@ class Confirmations:
         _write_at_exit(WeakMethod(write))
 
     def start_anew(self) -> None:
-        self._mutex = threading.Lock()
-        self._holds: dict[tuple[str, str], tuple[Hold, float]] = {}
+        #: What is to be said, and until when that is of use. No mutex: who adds may be interrupted by a signal's
+        #: handler that adds something itself.
+        self._holds: deque[tuple[Hold, float]] = deque()
 
     def add(self, hold: Hold) -> None:
         """Have `hold` last for its ttl from about now, if it is still there then."""
-        with self._mutex:
-            self._holds[hold.key, hold.owner] = hold, clock.now() + PROVISIONAL
+        self._holds.append((hold, clock.now() + PROVISIONAL))
         self._later.want()
 
     def write(self) -> float | None:
         """Say what there is to say; what was not answered is kept for that many seconds."""
-        while True:
-            now = clock.now()
-            with self._mutex:
-                for name in [name for name, (_, until) in self._holds.items() if until < now]:
-                    del self._holds[name]  # It is over by now, unless another one has said it.
-                batch = list(self._holds.items())[:BATCH]
-            if not batch:
-                return None
+        while batch := self._next():
             try:
-                self._store.renew([hold for _, (hold, _) in batch], timeout=TIMEOUT)
+                self._store.renew([hold for hold, _ in batch], timeout=TIMEOUT)
             except LockUnavailable as error:
                 logger.debug("messages that were sent are not confirmed yet, trying again: %s", error)
+                self._holds.extendleft(reversed(batch))
                 return RETRY_AFTER
-            with self._mutex:
-                for name, confirmed in batch:
-                    if self._holds.get(name) is confirmed:
-                        del self._holds[name]
+            except BaseException:
+                self._holds.extendleft(reversed(batch))
+                raise
+        return None
+
+    def _next(self) -> list[tuple[Hold, float]]:
+        """Those that come next, without what is over by now unless another one has said it."""
+        now, batch = clock.now(), list[tuple[Hold, float]]()
+        with suppress(IndexError):  # There are no more.
+            while len(batch) < BATCH:
+                hold, until = self._holds.popleft()
+                if until >= now:
+                    batch.append((hold, until))
+        return batch
 
 
 def _write_at_exit(write: WeakMethod[Callable[[], object]]) -> None:

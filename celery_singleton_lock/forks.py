@@ -40,5 +40,4 @@ def _start_all_anew() -> None:
             logger.exception("fork: could not start %r again in the child", it)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_all_anew)
+os.register_at_fork(after_in_child=_start_all_anew)

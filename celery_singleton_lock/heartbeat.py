@@ -18,6 +18,7 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.outage import Outage
+from celery_singleton_lock.prompt import Prompt
 from celery_singleton_lock.pulse import Renews, pulse
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.watched import GONE, Watched, due_after, weakly
@@ -42,6 +43,7 @@ class Heartbeat(Renews):
         self.outage = Outage()
         self._store = store
         self._closed = False
+        self._prompt = Prompt()
         self.start_anew()
         pulse.prepare()
 
@@ -101,6 +103,23 @@ class Heartbeat(Renews):
             if watched is not None and (lease := watched.lease()) is not None:
                 lease.supersede(by)
                 pulse.follow(self, 0.0)
+
+    def renew_now(self) -> None:
+        """Renew all leases at once, since one of them was taken away, and whoever runs under it is to hear of that:
+        also in the processes that were forked from this one, within a second.
+        """
+        with pulse.mutex:
+            self._prompt.give()
+            if self.watched:
+                pulse.follow(self, 0.0)
+
+    def heed(self) -> None:
+        # A renewal on its way may have been sent before.
+        if self.in_round or self.taken or not self._prompt.is_new():
+            return
+        for watched in list(self.watched.values()):
+            if (lease := watched.lease()) is not None and lease.reason is None:
+                watched.due_at = 0.0
 
     def close(self) -> None:
         """End the thread as soon as there is no lease to renew; another lease would start it again."""

@@ -40,31 +40,33 @@ class Later:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        self._mutex = threading.Lock()
+        # Reentrant: a signal's handler may come at any line, and note something itself.
+        self._mutex = lock = threading.RLock()
+        #: The thread need not linger any more.
+        self._changed = threading.Condition(lock)
+        #: Whether a thread is going to look for something to do.
         self._is_wanted = False
-        #: Whether the thread lingers, and what it waits for meanwhile.
-        self._lingers = False
-        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
         """There is something to do."""
+        thread = self._thread
+        if self._is_wanted and thread is not None and thread.is_alive():
+            return  # As for most of what comes one after the other: it has not looked yet.
         with self._mutex:
-            self._is_wanted = True
-            if self._lingers:
-                self._wake.set()
+            self._is_wanted = True  # Before a thread starts, which would look twice.
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread = thread  # First: an interruption of the start must not lead to two.
                 with suppress(RuntimeError):  # No thread is to be had: what comes next tries again.
                     thread.start()
+            self._changed.notify()
 
     def _run(self) -> None:
         pause: float | None = self._after
         while pause is not None:
             clock.sleep(pause)
-            with self._mutex:
-                self._is_wanted = False
+            self._is_wanted = False  # Before it looks: what is noted from now on, it may not see.
             try:
                 pause = self._work()
             except (Exception, SystemExit):
@@ -72,12 +74,8 @@ class Later:
                 logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
             with self._mutex:
-                self._lingers = self._linger > 0 and pause is None and not self._is_wanted
-            if self._lingers:
-                self._wake.wait(self._linger)
-            with self._mutex:
-                self._lingers = False
-                self._wake.clear()
+                if self._linger > 0 and pause is None and not self._is_wanted:
+                    self._changed.wait(self._linger)
                 if pause is None and self._is_wanted:
                     pause = self._after
                 if pause is None:

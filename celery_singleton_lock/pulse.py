@@ -52,6 +52,10 @@ class Renews(ABC):
         return self.in_round or owner in self.taken
 
     @abstractmethod
+    def heed(self) -> None:
+        """Have all leases be due now, if that was asked for."""
+
+    @abstractmethod
     def round(self, due: Sequence[Watched]) -> None:
         """Renew what is due, and say when each is due again."""
 
@@ -206,6 +210,7 @@ class Pulse:
         to_stop: list[tuple[Renews, Watched]] = []
         rounds: list[tuple[float, Renews]] = []
         for heartbeat in list(self._heartbeats):
+            heartbeat.heed()
             for owner, watched in list(heartbeat.watched.items()):
                 lease = watched.lease()
                 if lease is None:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, clock, forks
+from celery_singleton_lock import chance, forks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.heartbeat import Heartbeat
-from celery_singleton_lock.stores.stops import Stops
+from celery_singleton_lock.later import Later
+from celery_singleton_lock.stores.stops import Stop, Stops
 
 logger = get_logger(__name__)
 
 #: Seconds until the next try when the lock server has not answered: at first, and at most.
 PAUSE, MAX_PAUSE = 0.05, 2.0
+
+#: Calls that are kept for runs that have not said yet that they expect one: the latest.
+EARLY = 100
 
 
 class StopCalls:
@@ -33,47 +36,60 @@ class StopCalls:
     def __init__(self, listen: Callable[[], Stops | None], heartbeat: Heartbeat) -> None:
         self._listen = listen
         self._heartbeat = heartbeat
+        self._later = Later("singleton-lock-stops", self._hear)
         self.start_anew()
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
         self._mutex = threading.Lock()
         self._owners: set[str] = set()
-        self._thread: threading.Thread | None = None
+        #: By owner, who is newer: a run is told to stop from when it has its lock, a moment before it is expected here.
+        self._early: dict[str, str] = {}
+        self._stops: Stops | None = None
+        self._failures = 0
 
     def expect(self, owner: str) -> None:
         """Somebody runs under this owner from now on that may be told to stop."""
         with self._mutex:
             self._owners.add(owner)
-            if self._thread is None or not self._thread.is_alive():
-                thread = threading.Thread(target=self._run, name="singleton-lock-stops", daemon=True)
-                with suppress(RuntimeError):  # No more can be had now: a renewal will do.
-                    thread.start()
-                    self._thread = thread
+            newer = self._early.pop(owner, None)
+        self._later.want()
+        if newer is not None:
+            self._heartbeat.supersede(owner, newer)
 
     def forget(self, owner: str) -> None:
         """It has ended. The thread notices when it has waited in vain: in a row of runs it is not started for each."""
-        with self._mutex:
-            self._owners.discard(owner)
+        self._owners.discard(owner)
 
-    def _run(self) -> None:
-        stops, failures = self._listen(), 0
-        while stops is not None and self._is_wanted():
-            try:
-                stop, failures = stops.wait(), 0
-            except LockUnavailable as error:
-                logger.debug("stops: nobody is told at once for now: %s", error)
-                failures += 1
-                clock.sleep(chance.spread(min(PAUSE * 2.0 ** min(failures, 10), MAX_PAUSE)))
-            else:
-                # Whatever else is under the same watch is nobody's to stop.
-                if stop is not None and stop.owner in self._owners:
-                    self._heartbeat.supersede(stop.owner, stop.by)
-        if stops is not None:
-            stops.close()
+    def _hear(self) -> float | None:
+        """Hear what comes next; None when there is nobody left to hear it for, or nobody can be told."""
+        if not self._owners:
+            if self._stops is not None:
+                self._stops.close()
+                self._stops = None
+            return None
+        if self._stops is None:
+            self._stops = self._listen()
+        if self._stops is None:
+            return None
+        try:
+            stop = self._stops.wait()
+        except LockUnavailable as error:
+            logger.debug("stops: nobody is told at once for now: %s", error)
+            self._failures += 1
+            return chance.back_off(self._failures, PAUSE, MAX_PAUSE)
+        self._failures = 0
+        # Whatever else is under the same watch is nobody's to stop.
+        if stop is not None and self._is_expected(stop):
+            self._heartbeat.supersede(stop.owner, stop.by)
+        return 0.0
 
-    def _is_wanted(self) -> bool:
+    def _is_expected(self, stop: Stop) -> bool:
+        """Whether its run is; if not yet, it is kept for that."""
         with self._mutex:
-            if not self._owners:
-                self._thread = None  # Under the mutex: the next caller finds no thread, and starts one.
-            return bool(self._owners)
+            if stop.owner in self._owners:
+                return True
+            self._early[stop.owner] = stop.by
+            if len(self._early) > EARLY:
+                del self._early[next(iter(self._early))]
+            return False

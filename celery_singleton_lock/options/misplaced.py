@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from celery_singleton_lock import cleaned
@@ -84,20 +84,20 @@ def wrong_in_call(options: Mapping[str, Any], task_name: str) -> InvalidOption |
         options: of `apply_async`, or of a signature.
         task_name: of the task that is called.
     """
-    for name, why in _wrong_options(options):
-        return InvalidOption(f"a call of {cleaned.text(task_name)} has the option {cleaned.value_shown(name)}{why}")
+    for name, value in options.items():
+        if isinstance(name, str) and (why := _wrong_option(name, value)) is not None:
+            return InvalidOption(f"a call of {cleaned.text(task_name)} has the option {cleaned.value_shown(name)}{why}")
     return None
 
 
-def _wrong_options(options: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name, value in options.items():
-        if not isinstance(name, str):
-            continue
-        if (foreign := _foreign(name, value)) is not None:
-            yield name, f"{foreign}, on the task"
-        elif name in _IN_A_CALL:
-            of_call = _IN_A_CALL[name]
-            use = "set it on the task" if of_call is None else f"use singleton_lock={{{of_call!r}: …}}"
-            yield name, f", which a call does not have; {use}"
-        elif name.startswith(("lock_", _CALL)) or is_slip(name, (_CALL, *_POLICIES)):
-            yield name, f"; for an option of this package, use singleton_lock={{…}} with any of {', '.join(CALL_KEYS)}"
+def _wrong_option(name: str, value: Any) -> str | None:
+    """As `_wrong_attribute`."""
+    if (foreign := _foreign(name, value)) is not None:
+        return f"{foreign}, on the task"
+    if name in _IN_A_CALL:
+        of_call = _IN_A_CALL[name]
+        use = "set it on the task" if of_call is None else f"use singleton_lock={{{of_call!r}: …}}"
+        return f", which a call does not have; {use}"
+    if name.startswith(("lock_", _CALL)) or is_slip(name, (_CALL, *_POLICIES)):
+        return f"; for an option of this package, use singleton_lock={{…}} with any of {', '.join(CALL_KEYS)}"
+    return None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.holder import Holder
@@ -75,7 +75,7 @@ class LockRequest:
             arrives of them later takes nothing.
         in_line: it was woken for this, maybe (see `wake_ups.py`): if its message has been carried out, another one is.
         arrival: the holder's message takes its place in an order, and does not get the lock when a newer one has come;
-            None where the order does not matter. For stores that know the order (`knows_newest`).
+            None where the order does not matter. For stores that know it, and say so by `knows_newest = True`.
         attempts: for a store on several servers, which of them will not carry out an attempt of this owner any more.
             To ask again for the owner, as a waiter too, pass this request or a `replace` of it.
     """
@@ -215,7 +215,7 @@ class Asked(NamedTuple):
     """
 
     answer: Callable[[], Lease | Held | Record]
-    drop: Callable[[], None]
+    drop: Callable[[], None] = lambda: None
 
 
 class Waiter(Protocol):
@@ -255,12 +255,6 @@ class Freeing(IntEnum):
     NOW = 1
     #: It was gone when this was said again, or nodes did not answer: it was freed before, unless it was lost before.
     UNCLEAR = 2
-
-
-class KnowsNewest(Protocol):
-    """A lock store that knows which message of a key is the newest (see `Arrival`); others need not say anything."""
-
-    knows_newest: Literal[True]
 
 
 class LockStore(Protocol):

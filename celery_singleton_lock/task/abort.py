@@ -36,9 +36,8 @@ from celery_singleton_lock.mutex import Mutex
 
 logger = get_logger(__name__)
 
-#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before. 0 where
-#: there is no such signal.
-_SIGNAL: int = getattr(signal, "SIGUSR1", 0)
+#: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and is served as before.
+_SIGNAL = signal.SIGUSR1
 
 
 class Body:
@@ -49,19 +48,20 @@ class Body:
 
     Attributes:
         struck: whether it was to end.
+        is_spared: whether nothing is raised in it now (see `sending`).
         sent: with which it has ended, though it may not have come to that: the next attempt is sent, or what replaces
             it.
     """
 
     def __init__(self, lease: Lease) -> None:
         self.struck = False
+        self.is_spared = False
         self.sent: Retry | Ignore | None = None
         self._lease = lease
         self._struck_at = 0.0
         self._strike_again_at = 0.0
         self._outlived_grace = False
         self._running = False
-        self._is_spared = False
         self._mutex = Mutex()
         self._way = _way_of_this_thread()
 
@@ -87,11 +87,7 @@ class Body:
 
     @property
     def wants_abort(self) -> bool:
-        return self.struck and self._running and not self._is_spared
-
-    @property
-    def is_spared(self) -> bool:
-        return self._is_spared
+        return self.struck and self._running and not self.is_spared
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -99,14 +95,14 @@ class Body:
         tell if it was.
         """
         with self._mutex.lock:
-            self._is_spared = True
+            self.is_spared = True
         try:
             yield
         except (Retry, Ignore) as sent:
             self.sent = sent
             raise
         finally:
-            self._is_spared = False
+            self.is_spared = False
 
     def strike(self) -> None:
         """Make the body end: raise `Aborted` in it, and when that did not help in time, kill its process."""
@@ -114,12 +110,12 @@ class Body:
             if not self._running:
                 return
             now, grace = clock.now(), self._lease.ttl * trust.GRACE_SHARE
-            if not self.struck or self._is_spared:
+            if not self.struck or self.is_spared:
                 self.struck, self._struck_at = True, now
             elif now - self._struck_at >= grace and not self._outlived_grace:
                 self._outlived_grace = True
                 _kill_this_child(self._lease)
-            if now >= self._strike_again_at and not self._is_spared:
+            if now >= self._strike_again_at and not self.is_spared:
                 self._strike_again_at = now + grace / 2
                 self._way.interrupt(self)
 
@@ -226,7 +222,7 @@ def _way_of_this_thread() -> _Way:
     if _is_patched("eventlet"):
         eventlet = sys.modules["eventlet"]
         return _ByThrow(eventlet.getcurrent(), partial(eventlet.hubs.get_hub().schedule_call_global, 0))
-    if _SIGNAL and threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread():
         return _by_signal
     return _ByAsyncException()
 
@@ -244,6 +240,6 @@ def _kill_this_child(lease: Lease) -> None:
     why = "its lock is lost" if lease.reason is not None else "it is superseded"
     if is_child_of_a_pool():
         logger.critical("%s: the task does not end although %s; killing its process", lease.key, why)
-        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+        os.kill(os.getpid(), signal.SIGKILL)
     else:
         logger.critical("%s: the task does not end although %s, and this pool cannot kill it", lease.key, why)

@@ -96,6 +96,13 @@ class Acquisition:
         self.execution.progress.gives_up = self._owner
         requeue.put_back(self.execution.task, reason=reason)
 
+    def leave_line(self, back_to: str | None = None) -> None:
+        """What woke this copy is for all that wait for the same lock, unless it goes back to that line."""
+        it = self.execution
+        waited_for = requeue.waits_for(it.request, it.runtime.settings.prefix)
+        if waited_for is not None and waited_for[0] != back_to:
+            self._store.wake(waited_for[0])
+
     def is_own(self, found: Held) -> bool:
         """Whether nobody runs under this hold but this delivery: it has it, or it was kept for its message, or a
         delivery before gave it up.

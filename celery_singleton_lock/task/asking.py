@@ -9,7 +9,6 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -33,7 +32,7 @@ class Asking:
         self._store = store
         self._request = request
         self._is_answered = False
-        self._asked = Asked(partial(store.acquire, request), _nop)
+        self._asked: Asked | None = None
 
     def __enter__(self) -> Asking:
         if (ask := getattr(self._store, "ask", None)) is not None:
@@ -48,7 +47,7 @@ class Asking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._is_answered:
+        if self._asked is not None and not self._is_answered:
             self._asked.drop()
         if error is not None and error is not self.refusal:  # The caller takes it for not sent.
             self._store.abandon(self._request.hold())
@@ -62,7 +61,7 @@ class Asking:
         """
         self._is_answered = True
         try:
-            found = self._asked.answer()
+            found = self._store.acquire(self._request) if self._asked is None else self._asked.answer()
         except LockUnavailable as error:
             self.refusal = error
             raise
@@ -112,7 +111,3 @@ def _why_not(found: Held, key: str, server: str) -> DuplicateTask | LockUnavaila
     if found.holder is None or found.holder.task_id is None:
         return LockUnavailable(server, f"the lock {key} has a value that this package did not write")
     return DuplicateTask(key, found.holder.task_id, found.holder.since, label=found.holder.label)
-
-
-def _nop() -> None:
-    """There is nothing to drop of what was not sent."""

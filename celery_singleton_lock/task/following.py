@@ -29,28 +29,15 @@ from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import journal_entries, leader, requeue, stored_end
 from celery_singleton_lock.task.acquisition import Acquisition
-from celery_singleton_lock.task.joining import SETTLING, Joining, Later, ancestors_of, as_end
+from celery_singleton_lock.task.execution import Execution
+from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, Later, ancestors_of, as_end
 from celery_singleton_lock.task.leader import Leader, Run
 from celery_singleton_lock.task.outcome import End
-from celery_singleton_lock.task.queue_lock import is_by_time, lock_of
+from celery_singleton_lock.task.queue_lock import QueueLock, is_by_time, lock_of
 from celery_singleton_lock.task.queued import Queued
+from celery_singleton_lock.task.redelivery import SETTLING
 
 logger = get_logger(__name__)
-
-#: How many are looked at, one in the place of the other: as many as have gone.
-MOST_LEADERS = 20
-
-
-class Waiting(NamedTuple):
-    """The leader has not ended: the follower looks again.
-
-    Attributes:
-        key: of the lock that it waits for, and is woken for; None: it looks now and then.
-        delay: seconds; None: the longer, the more often it has looked.
-    """
-
-    key: str | None = None
-    delay: float | None = None
 
 
 class _Gone(NamedTuple):
@@ -63,19 +50,19 @@ def found(acquisition: Acquisition, brought: Queued | None) -> End | None:
     Raises:
         GoesOn: that has not ended; this one was put back.
     """
-    if brought is None or (of_message := brought.lock.follows) is None:
-        return None
     it = acquisition.execution
+    if brought is None or (its_leader := _leader_of(it, brought.lock)) is None:
+        return None
     if requeue.was_untold(it.request):  # It ends as it is recorded.
         return None
-    following = Following(acquisition, brought, requeue.followed_by(it.request) or of_message)
+    following = Following(acquisition, brought, its_leader)
     try:
         answer = following.look()
     except LockUnavailable as silent:
         if it.options.on_unavailable == "retry":
             acquisition.put_back(silent)
         return None  # As it will turn out when the lock of its run is asked for.
-    if isinstance(answer, Waiting):
+    if isinstance(answer, Later):
         following.put_back(answer)
     return answer
 
@@ -84,11 +71,10 @@ def end_by_now(acquisition: Acquisition) -> End | None:
     """How the message has ended that this one follows; None where that is not known, or it follows none."""
     it = acquisition.execution
     own = lock_of(it.task, it.request)
-    if own is None or own.follows is None:
+    if own is None or (its_leader := _leader_of(it, own)) is None:
         return None
     with suppress(LockUnavailable):
-        following = Following(acquisition, Queued(it.task, own), requeue.followed_by(it.request) or own.follows)
-        answer = following.look_at_leader()
+        answer = Following(acquisition, Queued(it.task, own), its_leader).look_at_leader()
         return answer if isinstance(answer, End) else None
     return None
 
@@ -97,9 +83,14 @@ def is_led_by(acquisition: Acquisition, met: Held) -> bool:
     """Whether the task that has the lock of the run is the one that this message follows: it outlived its own lock."""
     it = acquisition.execution
     own = lock_of(it.task, it.request)
-    if own is None or own.follows is None or met.holder is None or it.options.limit > 1:
+    if own is None or (its_leader := _leader_of(it, own)) is None or met.holder is None or it.options.limit > 1:
         return False
-    return (requeue.followed_by(it.request) or own.follows).task_id == met.holder.task_id
+    return its_leader.task_id == met.holder.task_id
+
+
+def _leader_of(execution: Execution, own: QueueLock) -> Leader | None:
+    """The message that this one follows by now; None if it follows none."""
+    return None if own.follows is None else requeue.followed_by(execution.request) or own.follows
 
 
 class Following:
@@ -120,14 +111,14 @@ class Following:
         self._leader = its_leader
         self._ancestors = ancestors_of(acquisition.execution.request)
 
-    def look(self) -> End | Waiting | None:
+    def look(self) -> End | Later | None:
         """How the leader has ended, or that it goes on; None where this one is to run.
 
         Raises:
             LockUnavailable: the lock server does not answer.
         """
         seen: set[tuple[str, bool]] = set()
-        while (this := (self._leader.token, self._leader.run is None)) not in seen and len(seen) < MOST_LEADERS:
+        while (this := (self._leader.token, self._leader.run is None)) not in seen and len(seen) < MOST_HEIRS:
             if self._leader.task_id in self._ancestors:
                 return None
             seen.add(this)
@@ -147,15 +138,13 @@ class Following:
             self._leader = other
         return None
 
-    def look_at_leader(self) -> End | Waiting | _Gone:
+    def look_at_leader(self) -> End | Later | _Gone:
         """How the leader has ended, that it goes on, or that it is gone."""
-        if self._leader.run is None:
-            waiting = self._look_at_message()
-            if waiting is not None:
-                return waiting
+        if self._leader.run is None and (found := self._look_at_message()) is not None:
+            return found
         return self._look_at_run()
 
-    def put_back(self, waiting: Waiting) -> NoReturn:
+    def put_back(self, later: Later) -> NoReturn:
         """Look again later.
 
         Raises:
@@ -163,13 +152,12 @@ class Following:
         """
         it = self._execution
         if not requeue.put_back_count(it.request, "follows"):
-            logger.info("%s is a duplicate, and follows message %s", self, self._leader.task_id)
+            logger.info("%s is a duplicate, and follows message %s", it, self._leader.task_id)
             holder = Holder(self._leader.task_id, since=self._leader.since)
             journal_entries.did_not_run(it, "follow", holder)
-        self._leave_line(waiting.key)
-        waits = None if waiting.key is None else requeue.Waits(waiting.key, it.options.limit)
-        carried = requeue.Carried(waits, follows=self._leader)
-        requeue.put_back(it.task, reason="follows", delay=waiting.delay, carried=carried)
+        self._acquisition.leave_line(later.key)
+        carried = requeue.Carried(later.waits(it.options.limit), follows=self._leader)
+        requeue.put_back(it.task, reason="follows", delay=later.delay, carried=carried)
 
     def _has_lock(self) -> bool:
         return any(
@@ -192,7 +180,7 @@ class Following:
         it = self._execution
         return self._store.recorded(it.key, it.holder.message) is not None
 
-    def _look_at_message(self) -> End | Waiting | _Gone | None:
+    def _look_at_message(self) -> End | Later | _Gone | None:
         """As `look_at_leader`, while it is not known that the leader has started; None when that is known."""
         # In this order: it says what it is as it gives its lock up.
         has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]
@@ -200,11 +188,11 @@ class Following:
             self._leader = self._leader._replace(run=run)
             return None
         if has_lock and not any(map(self._lasts_for_its_time, has_lock)):
-            return Waiting(self._lock.key)
+            return Later(key=self._lock.key)
         stored = self._stored()
-        return Waiting() if stored is None and has_lock else stored or _Gone()
+        return Later() if stored is None and has_lock else stored or _Gone()
 
-    def _look_at_run(self) -> End | Waiting | _Gone:
+    def _look_at_run(self) -> End | Later | _Gone:
         run = self._leader.run
         if run is None or run.task != self._execution.task.name:
             return _Gone()  # Another task under the same lock has another result.
@@ -212,15 +200,13 @@ class Following:
             joining = Joining(self._acquisition, run.joined, run.key)
             answer = joining.look()
             self._leader = self._leader._replace(run=run._replace(joined=joining.joined))
-            if isinstance(answer, End):
+            if answer is not None:
                 return answer
-            if isinstance(answer, Later):
-                return Waiting(run.key if answer.in_line else None, answer.delay)
             if any(held.holder and held.holder.sending == run.joined.sending for held in self._held(run.key)):
-                return Waiting(run.key)
+                return Later(key=run.key)
         return self._stored() or _Gone()
 
-    def _stored(self) -> End | Waiting | _Gone | None:
+    def _stored(self) -> End | Later | _Gone | None:
         """What the result backend has of the leader's end; None for nothing."""
         it = self._execution
         if self._leader.run is None and raw_attribute(it.task, "lock_name"):
@@ -228,8 +214,8 @@ class Following:
         try:
             stored = stored_end.of(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
         except Exception as error:  # noqa: BLE001 - every backend has its own
-            logger.warning("%s: the result backend cannot be asked: %r", self, error)
-            return Waiting(delay=SETTLING)
+            logger.warning("%s: the result backend cannot be asked: %r", it, error)
+            return Later(SETTLING)
         return None if stored is None else as_end(stored) or _Gone()
 
     def _heir(self) -> Leader | None:
@@ -266,7 +252,7 @@ class Following:
         other = self._named_in(said) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
-        logger.info("%s runs: message %s, which it has followed, has not ended", self, self._leader.task_id)
+        logger.info("%s runs: message %s, which it has followed, has not ended", self._execution, self._leader.task_id)
         return None
 
     def _give_back(self, other: Leader) -> Leader:
@@ -300,13 +286,3 @@ class Following:
 
     def _held(self, key: str) -> list[Held]:
         return self._store.held(key, limit=self._lock.limit)
-
-    def _leave_line(self, following: str | None) -> None:
-        """What woke this one is for all that wait for the same lock, if it does not go back there."""
-        it = self._execution
-        before = requeue.waits_for(it.request, it.runtime.settings.prefix)
-        if before is not None and before[0] != following:
-            self._store.wake(before[0])
-
-    def __str__(self) -> str:
-        return str(self._execution)

@@ -33,16 +33,14 @@ from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.outcome import REPLACED, End, Outcome
+from celery_singleton_lock.task.redelivery import SETTLING
 
 logger = get_logger(__name__)
-
-#: Seconds after the end of a body in which its process may still be storing the result.
-SETTLING = 10.0
 
 #: Seconds between two looks at the result backend meanwhile, about.
 SOON = 1.0
 
-#: How many heirs are looked for, one behind the other: as many as have died.
+#: How many are looked at, one in the place of the other: as many as have died.
 MOST_HEIRS = 20
 
 #: In the place of a state, in the record that names an heir.
@@ -56,14 +54,16 @@ class Later(NamedTuple):
     """It is not known yet: the copy looks again.
 
     Attributes:
-        joined: whose end it waits for by now.
         delay: seconds; None: the longer, the more often it has looked.
-        in_line: whether it is woken as the lock gets free.
+        key: of the lock that it waits for, and is woken for; None: it looks now and then.
     """
 
-    joined: Joined
-    delay: float | None
-    in_line: bool = False
+    delay: float | None = None
+    key: str | None = None
+
+    def waits(self, limit: int) -> requeue.Waits | None:
+        """The same for its message."""
+        return None if self.key is None else requeue.Waits(self.key, limit)
 
 
 def joinable(execution: Execution, found: Held) -> Joined | None:
@@ -134,7 +134,7 @@ class Joining:
         except LockUnavailable:  # As it will turn out when that is asked for.
             return None
         if isinstance(found, Later):
-            self._leave_line(found)
+            self._acquisition.leave_line(found.key)
             self._put_back(found)
         return found
 
@@ -148,13 +148,14 @@ class Joining:
             found = self.look()
         except LockUnavailable as silent:
             self._acquisition.put_back(silent)
-        # What goes on is not waited for now: it may have met this copy's hold, and wait for this.
-        if isinstance(found, End) or (found is not None and found.delay is not None):
+        if isinstance(found, Later) and found.delay is None:
+            found = None  # What goes on is not waited for now: it may have met this copy's hold, and wait for this.
+        if found is not None:
             self._acquisition.abandon()
+        if isinstance(found, Later):
+            self._put_back(found)
         if isinstance(found, End):
             return found
-        if found is not None and found.delay is not None:
-            self._put_back(found)
         if not lease.held:  # Nobody renews it yet.
             server = self._execution.runtime.store.server
             self._acquisition.put_back(LockUnavailable(server, "the lease ended while it looked for another end"))
@@ -186,19 +187,9 @@ class Joining:
         own = json.dumps(Joined.of(it.holder))
         it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))
 
-    def _leave_line(self, later: Later) -> None:
-        """What woke this copy is for all that wait for the same lock, if it does not go back there: for the next
-        attempt of the task that it has joined, say.
-        """
-        it = self._execution
-        waits = requeue.waits_for(it.request, it.runtime.settings.prefix)
-        if waits is not None and not later.in_line:
-            it.runtime.store.wake(waits[0])
-
     def _put_back(self, later: Later) -> NoReturn:
         it = self._execution
-        waits = requeue.Waits(it.key, it.options.limit) if later.in_line else None
-        carried = requeue.Carried(waits, later.joined)
+        carried = requeue.Carried(later.waits(it.options.limit), self.joined)
         requeue.put_back(it.task, reason="conflict", delay=later.delay, carried=carried)
 
     def _look(self) -> End | Later | None:
@@ -219,7 +210,7 @@ class Joining:
         if stored is not None:
             return stored if isinstance(stored, Later) else as_end(stored)
         is_held = bool(it.runtime.store.held(self._key, limit=it.options.limit))
-        return Later(self.joined, None, in_line=is_held)
+        return Later(key=self._key if is_held else None)
 
     def _end(self, record: Record, recorded: Outcome, age: float) -> End | Later | None:
         """The end of a message of which it is known that it is over."""
@@ -231,9 +222,9 @@ class Joining:
         if stored is not None:
             return stored if isinstance(stored, Later) else as_end(stored)
         if self.joined.goes_on and (record.content == FORGOTTEN or recorded.content == REPLACED):
-            return Later(self.joined, None)
+            return Later()
         is_settling = recorded.state != states.IGNORED and age < SETTLING
-        return Later(self.joined, chance.spread(SOON)) if is_settling else None
+        return Later(chance.spread(SOON)) if is_settling else None
 
     def _stored(self, age: float) -> Mapping[str, Any] | Later | None:
         """What the result backend has of a task of which something ended `age` seconds ago."""
@@ -241,7 +232,7 @@ class Joining:
             return stored_end.of(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
-            return Later(self.joined, SETTLING)
+            return Later(SETTLING)
 
     def _age(self, record: Record) -> float:
         """Seconds since what a record says."""

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from celery import states
-
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import may_be_asked
 from celery_singleton_lock.holder import OWNER_LENGTH, Holder, is_owner, stem
@@ -131,10 +129,6 @@ def may_be_followed(task: Any, settings: Settings, scope: str) -> bool:
         return False
     # That one never says what it is as it runs, so it has to be known whose result has its id.
     return scope != UNTIL_EXPIRED or not raw_attribute(task, "lock_name")
-
-
-def has_ended(state: str) -> bool:
-    return state in states.READY_STATES
 
 
 def _run(value: object) -> Run | None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import current_worker_task
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.running import progress_of
 
@@ -73,16 +73,16 @@ def header_for(options: Mapping[str, Any]) -> str | None:
         return str(given)
     sender = current_worker_task()
     if sender is None:
-        return secrets.token_hex(16)
+        return new_owner()
     request = sender.request
     nesting = cleaned.count(options.get("replaced_task_nesting"))
     is_own_id = options.get("task_id") is not None and options.get("task_id") == request.id
     goes_on = nesting or (is_own_id and options.get("retries"))
     sent = _sent(request)
     if progress_of(request).in_body and not goes_on:
-        return secrets.token_hex(16)
+        return new_owner()
     if nesting and is_own_id:
-        random = sent.random if sent is not None else secrets.token_hex(16)
+        random = sent.random if sent is not None else new_owner()
         return str(_Sent(random, min(nesting, 9999), sending_of(request)))
     if is_own_id and not goes_on:
         # Its handlers send it again, as it ends: another message, and the same one for each copy of this.

@@ -8,13 +8,14 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock import cleaned
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.confirmations import PROVISIONAL
-from celery_singleton_lock.holder import is_owner
+from celery_singleton_lock.holder import Holder, is_owner
 from celery_singleton_lock.keys.key import QUEUE, is_key
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.rules import (
@@ -28,7 +29,7 @@ from celery_singleton_lock.options.rules import (
     is_whole,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.leader import Leader
 
@@ -78,6 +79,11 @@ class QueueLock:
         """Whether it has ended when its message has; what ended before stays so."""
         return self.scope != UNTIL_EXPIRED
 
+    def request(self, holder: Holder) -> LockRequest:
+        """To be taken, for no longer than sending takes where it is confirmed afterwards."""
+        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(PROVISIONAL, self.seconds)
+        return LockRequest(self.key, self.owner, ttl=ttl, holder=holder, limit=self.limit)
+
     def hold(self) -> Hold:
         """To be freed."""
         # What is left of a hold that is given up lasts as long.
@@ -92,6 +98,11 @@ class QueueLock:
         if self.follows is not None:
             return [*fields, [], self.follows.header()]
         return [*fields, [*self.replaced]] if self.replaced else fields
+
+
+def holder_of_message(task_id: object, label: str) -> Holder:
+    """A message, as the holder of its lock: no process runs it yet."""
+    return Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall(), label=label)
 
 
 def is_by_time(held: Held) -> bool:

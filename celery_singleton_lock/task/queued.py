@@ -12,26 +12,23 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 from types import TracebackType
 
 from celery.exceptions import Reject
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import cleaned, clock, trust
-from celery_singleton_lock.confirmations import PROVISIONAL
+from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
+from celery_singleton_lock.stores.base import Freeing, Held, Record
 from celery_singleton_lock.task import delivery, leader, on_conflict, replacing
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import may_be_followed
-from celery_singleton_lock.task.queue_lock import QueueLock, lock_of
+from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_of
 from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.task.running import progress_of
 
@@ -82,11 +79,9 @@ class Queued:
         Raises:
             LockUnavailable: no answer; what it may have got it finds when it comes again, or that ends.
         """
-        lock, request = self.lock, self._task.request
-        ttl = lock.seconds if not lock.ends_at_end else min(PROVISIONAL, lock.seconds)
-        task_id = cleaned.text_or_none(request.id)
-        holder = Holder(task_id, node=socket.gethostname(), since=clock.wall(), label=label)
-        found = self._runtime.store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
+        lock = self.lock
+        holder = holder_of_message(self._task.request.id, label)
+        found = self._runtime.store.acquire(lock.request(holder))
         if isinstance(found, Held):
             return found
         self.leads()

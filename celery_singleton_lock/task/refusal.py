@@ -105,8 +105,7 @@ def _end_as_joined(acquisition: Acquisition, ended: End) -> Any:
         if copy is None:
             logger.info("%s ends as the task that it had joined", it)
             journal_entries.did_not_run(it, "joined", None)
-            if (waits := requeue.waits_for(it.request, it.runtime.settings.prefix)) is not None:
-                it.runtime.store.wake(waits[0])  # What woke this one is for all that have joined.
+            acquisition.leave_line()
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
         return fail(acquisition, error)
     return _told(ended) if copy is None else _end_as_copy(acquisition, copy)

@@ -14,7 +14,6 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,13 +26,12 @@ from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.confirmations import PROVISIONAL
 from celery_singleton_lock.errors import LockSuperseded, LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner, stem
-from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.rules import MAX_QUEUE_TTL
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import outcome
 from celery_singleton_lock.task.outcome import Outcome
-from celery_singleton_lock.task.queue_lock import SAID_FOR, QueueLock
+from celery_singleton_lock.task.queue_lock import SAID_FOR, QueueLock, holder_of_message
 
 logger = get_logger(__name__)
 
@@ -71,20 +69,19 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
     Raises:
         LockUnavailable: no answer, or it changes hands too often.
     """
-    text = cleaned.text_or_none(task_id)
-    # Two sends of one id are two messages.
     label = found.holder.label if found.holder else ""  # Of the same calls.
-    holder = Holder(text, node=socket.gethostname(), since=clock.wall(), record=new_owner(), label=label)
+    # Two sends of one id are two messages.
+    holder = replace(holder_of_message(task_id, label), record=new_owner())
     lock = replace(lock, owner=holder.reserved_as)
-    ttl, began = min(PROVISIONAL, lock.seconds), clock.now()
+    request, began = lock.request(holder), clock.now()
     while True:
-        old = found.hold(lock.key, ttl=ttl, limit=lock.limit)
-        freeing = store.free(old, reservation=Reservation(holder, ttl))
+        old = found.hold(lock.key, ttl=request.ttl, limit=lock.limit)
+        freeing = store.free(old, reservation=Reservation(holder, request.ttl))
         if freeing is Freeing.UNCLEAR:  # Somebody else may have freed it before.
-            (freeing,) = store.renew([Hold(lock.key, lock.owner, ttl=ttl, limit=lock.limit)], timeout=ttl)
+            (freeing,) = store.renew([request.hold()], timeout=request.ttl)
         if freeing:
             return Taken(lock, found)
-        answer = store.acquire(LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit))
+        answer = store.acquire(request)
         if not isinstance(answer, Held):
             return Taken(lock, None)
         found = answer

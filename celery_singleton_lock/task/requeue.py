@@ -222,8 +222,8 @@ def given_up(request: RequestLike) -> tuple[str, ...]:
 
 
 def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
-    """Seconds to wait after `count` tries: doubled each time, with jitter so that a crowd spreads out."""
-    return chance.spread(min(FIRST_DELAY * 2.0 ** min(count, 16), at_most))
+    """Seconds to wait after `count` tries."""
+    return chance.back_off(count, FIRST_DELAY, at_most)
 
 
 def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,11 +22,10 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import cleaned, clock, signals
+from celery_singleton_lock import clock, signals
 from celery_singleton_lock._celery import current_worker_task
-from celery_singleton_lock.confirmations import PROVISIONAL
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.options.rules import (
     DUPLICATE_POLICIES,
     MAX_QUEUE_TTL,
@@ -38,12 +36,12 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.task import replacing
 from celery_singleton_lock.task.asking import Asking
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.leader import Leader, may_be_followed
-from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_in, lock_of
+from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, holder_of_message, lock_in, lock_of
 from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
@@ -122,7 +120,7 @@ def send(
         if before.request is not None:
             progress_of(before.request).passes_on = lock.confirmed()
     else:
-        asking = Asking(runtime.store, _request(lock, task_id, label))
+        asking = Asking(runtime.store, lock.request(holder_of_message(task_id, label)))
         try:
             with asking:
                 result = asking.publish(task.app, publish, _with_lock(task, named, lock))
@@ -177,13 +175,6 @@ def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     """Whether it follows on what a worker has carried out, and no body sends it."""
     sender = current_worker_task()
     return sender is not None and _is_part(named) and not progress_of(sender.request).in_body
-
-
-def _request(lock: QueueLock, task_id: object, label: str) -> LockRequest:
-    """What is asked for as the message is sent."""
-    ttl = lock.seconds if lock.scope == UNTIL_EXPIRED else min(PROVISIONAL, lock.seconds)
-    holder = Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall(), label=label)
-    return LockRequest(lock.key, lock.owner, ttl=ttl, holder=holder, limit=lock.limit)
 
 
 class _Duplicate(NamedTuple):
@@ -311,6 +302,8 @@ def _seconds(task: Any, options: Options, named: Mapping[str, Any]) -> float:
 
 def _seconds_until(when: Any) -> float | None:
     """Seconds until then, 0 where that is over; None where it is not said, or Celery will refuse it."""
+    if when is None:
+        return None  # As for most messages.
     with suppress(ValueError, OverflowError):
         if isinstance(when, str):  # Of a retry.
             when = maybe_iso8601(when)

@@ -331,8 +331,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         settings = Runtime.of(self.app).settings
         if not settings.enabled or is_builtin(self.name) or self.app.conf.task_always_eager:
             return None
-        lock = self._lock(settings, options_for(self, settings, call), args, kwargs)
-        return lock._replace(key=key_of_queue(lock.key))
+        options, key, label = self._lock(settings, options_for(self, settings, call), args, kwargs)
+        return TaskLock(options, key_of_queue(key), label)
 
     def _lock(self, settings: Settings, options: Options, args: Any, kwargs: Any) -> TaskLock:
         key, label = self._key(settings, options.key, args, kwargs)

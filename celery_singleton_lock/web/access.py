@@ -11,10 +11,11 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.web.tries import Tries
 
 #: The names of this machine itself.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -51,12 +52,14 @@ class Access:
         token: proves that somebody may act; empty where nobody may.
         allow_release: whether locks can be released and tasks stopped.
         private: whether pages are shown to those only that are signed in.
+        tries: the wrong tokens that came.
     """
 
     hosts: Collection[str]
     token: str = ""
     allow_release: bool = False
     private: bool = False
+    tries: Tries = field(default_factory=Tries, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str):
@@ -70,8 +73,12 @@ class Access:
         """Whether a request's `Host` names this page."""
         return name_of(host) in {name.lower() for name in self.hosts}
 
-    def is_token(self, text: str) -> bool:
-        return bool(self.token) and hmac.compare_digest(text.encode(), self.token.encode())
+    def is_token(self, text: str, address: str) -> bool:
+        """Whether somebody at this address knows the token; look at `tries` first."""
+        is_right = bool(self.token) and hmac.compare_digest(text.encode(), self.token.encode())
+        if not is_right:
+            self.tries.failed(address)
+        return is_right
 
     def new_session(self) -> str:
         """For a cookie: until when it is valid, something random, and a proof that it was made here."""

@@ -21,7 +21,7 @@ from celery_singleton_lock.web.access import COOKIE, LOOPBACK, SESSION, Access
 from celery_singleton_lock.web.actions import ACTIONS, Wanted, can_be_stopped, mark_of
 from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.examination import Examination
-from celery_singleton_lock.web.guard import Guard, session_in
+from celery_singleton_lock.web.guard import Guard, address_of, base_in, later, path_in, session_in, too_many
 from celery_singleton_lock.web.live import Live, Stream
 from celery_singleton_lock.web.pages import PAGES, View
 from celery_singleton_lock.web.rendering import Renderers
@@ -30,8 +30,8 @@ from celery_singleton_lock.web.watch import Watch
 #: Files that are sent as they are, and their types.
 STATIC = {"page.css": "text/css", "page.js": "text/javascript"}
 
-#: Bytes of a form, at most.
-MOST_OF_A_FORM = 10_000
+#: Bytes of a form, and its fields, at most.
+MOST_OF_A_FORM, MOST_FIELDS = 10_000, 20
 
 NO_PROOF = "Sign in first; a form that was open for long has to be loaded anew.\n"
 
@@ -118,6 +118,8 @@ class Site:
         page, asked = request.query_params.get("at", ""), Asked.of(request.query_params)
         if page not in PAGES:
             return PlainTextResponse("There is no such page.\n", 404)
+        if request.method == "HEAD":
+            return Response(media_type=Stream.media_type)
         if self.live.is_full:
             return PlainTextResponse("Too many pages listen already.\n", 503)
         render = self._renderers.at(base_of(request), moving=True)
@@ -131,14 +133,21 @@ class Site:
         return Response(self._static[name], media_type=STATIC[name], headers={"Cache-Control": "max-age=300"})
 
     async def _sign_in(self, request: Request) -> Response:
-        wrong = False
-        if request.method == "POST":
-            if self.access.is_token((await form_of(request)).get("token", "")):
-                answer = RedirectResponse(self._renderers.at(base_of(request)).address(""), 303)
-                answer.set_cookie(COOKIE, self.access.new_session(), **cookie_of(request))
-                return answer
-            wrong = True
-        view = View("login.html", "Sign in", context={"wrong": wrong}, status=403 if wrong else 200)
+        if request.method != "POST":
+            return await self._door(request, "", 200)
+        token, address = (await form_of(request)).get("token", ""), address_of(request.scope)
+        if seconds := self.access.tries.wait(address):
+            refused = await self._door(request, too_many(seconds), 429)
+            refused.headers.update(later(seconds))
+            return refused
+        if not self.access.is_token(token, address):
+            return await self._door(request, "That is not the token.", 403)
+        answer = RedirectResponse(self._renderers.at(base_of(request)).address(""), 303)
+        answer.set_cookie(COOKIE, self.access.new_session(), **cookie_of(request))
+        return answer
+
+    async def _door(self, request: Request, wrong: str, status: int) -> Response:
+        view = View("login.html", "Sign in", context={"wrong": wrong}, status=status)
         return await run_in_threadpool(self._shown, request, "login", view)
 
     async def _sign_out(self, request: Request) -> Response:
@@ -188,13 +197,16 @@ class Site:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; none if the form is too long."""
+    """The fields of a form; none if it is too long, or has too many."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > MOST_OF_A_FORM:
             return {}
-    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20))
+    try:
+        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        return {}
 
 
 def cookie_of(request: Request) -> dict[str, Any]:
@@ -210,10 +222,8 @@ def cookie_of(request: Request) -> dict[str, Any]:
 
 def page_of(request: Request) -> str:
     """The part of the address that says which page."""
-    path: str = request.scope["path"]
-    return path.removeprefix(base_of(request)).strip("/")
+    return path_in(request.scope).strip("/")
 
 
 def base_of(request: Request) -> str:
-    """The address below which the pages are."""
-    return str(request.scope.get("root_path", "")).rstrip("/")
+    return base_in(request.scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from http import cookies
+import math
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse
@@ -52,25 +52,55 @@ class Guard:
         if scope["method"] not in READING and not is_own_origin(headers.get("origin"), host):
             return PlainTextResponse("Forms of this page are taken from this page only.\n", 403)
         if self._access.private and not self._is_open(scope, headers):
-            return self._sign_in(scope)
+            return self._token_asked_for(scope, headers)
         return None
 
     def _is_open(self, scope: Scope, headers: Headers) -> bool:
-        bearer = headers.get("authorization", "").partition("Bearer ")[2]
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path in OPEN or self._access.is_session(session_in(headers)) or self._access.is_token(bearer)
+        return path_in(scope) in OPEN or self._access.is_session(session_in(headers))
 
-    def _sign_in(self, scope: Scope) -> ASGIApp:
-        path, base = scope["path"], scope.get("root_path", "").rstrip("/")
-        if path.removeprefix(base) in ("/metrics", "/stream"):
+    def _token_asked_for(self, scope: Scope, headers: Headers) -> ASGIApp | None:
+        """What is answered to a request without a session; None if it has the token."""
+        token, address = headers.get("authorization", "").partition("Bearer ")[2], address_of(scope)
+        if token and (seconds := self._access.tries.wait(address)):
+            return PlainTextResponse(f"{too_many(seconds)}\n", 429, later(seconds))
+        if token and self._access.is_token(token, address):
+            return None
+        if path_in(scope) in ("/metrics", "/stream"):
             return PlainTextResponse("Sign in, or send the token: `Authorization: Bearer TOKEN`.\n", 401)
-        return RedirectResponse(f"{base}/login", 303)
+        return RedirectResponse(f"{base_in(scope)}/login", 303)
+
+
+def base_in(scope: Scope) -> str:
+    """The address below which the pages are."""
+    return str(scope.get("root_path", "")).rstrip("/")
+
+
+def path_in(scope: Scope) -> str:
+    """The address of a page below that."""
+    return str(scope["path"]).removeprefix(base_in(scope))
+
+
+def address_of(scope: Scope) -> str:
+    """Where a request comes from; empty where the server does not say that."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def too_many(seconds: float) -> str:
+    """What somebody reads that has to wait."""
+    return f"Too many wrong tokens came from your address. Try again in {math.ceil(seconds)} s."
+
+
+def later(seconds: float) -> dict[str, str]:
+    """What a program reads then."""
+    return {"Retry-After": str(math.ceil(seconds))}
 
 
 def session_in(headers: Headers) -> str:
     """The session that a request's cookies name; empty where there is none."""
-    try:
-        found = cookies.SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except cookies.CookieError:
-        return ""
-    return "" if found is None else found.value
+    # Not `http.cookies`: up to Python 3.11.9 and 3.12.5 that takes seconds for some kilobytes of backslashes.
+    for cookie in headers.get("cookie", "").split(";"):
+        name, _, value = cookie.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""

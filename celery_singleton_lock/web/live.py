@@ -31,6 +31,9 @@ INTERVAL, SPARING = 1.0, 5.0
 #: Seconds without news after which a listener is sent something, so that it, and what is between, knows that it counts.
 KEEP_ALIVE = 15.0
 
+#: Seconds after which a listener is dropped that does not read: there is room for some only.
+PATIENCE = 60.0
+
 #: A comment, which browsers ignore.
 NOTHING = ":\n\n"
 
@@ -121,9 +124,10 @@ class Stream(Response):
                         await send({"type": "http.response.body", "body": b"", "more_body": False})
                         return
                     text = await run_in_threadpool(self._event) if comes else NOTHING
-                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-        except OSError:
-            pass  # It went while it was written to.
+                    part = {"type": "http.response.body", "body": text.encode(), "more_body": True}
+                    await asyncio.wait_for(send(part), PATIENCE)
+        except (OSError, asyncio.TimeoutError):
+            pass  # It went while it was written to, or reads no more.
         finally:
             gone.cancel()
 

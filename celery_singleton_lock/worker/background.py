@@ -30,9 +30,9 @@ class Aside:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        self._work: deque[Callable[[], None]] = deque()
+        self._work: deque[Callable[[], object]] = deque()
 
-    def do(self, work: Callable[[], None]) -> None:
+    def do(self, work: Callable[[], object]) -> None:
         """Do it later, unless too much waits already."""
         if len(self._work) >= MAX_WAITING:
             logger.warning("%s: %d wait already; one more is dropped", self._name, MAX_WAITING)

@@ -141,7 +141,7 @@ class Line:
                     logger.debug("line: cannot be woken for now: %s", error)
                 else:
                     logger.exception("line: unexpected error; going on")
-                self._wait(chance.spread(min(PAUSE * 2.0 ** min(self._failures, 10), MAX_PAUSE)))
+                self._wait(chance.back_off(self._failures, PAUSE, MAX_PAUSE))
         self._wake_ups.leave()
         # The loop may have ended before it came to these.
         with suppress(IndexError):

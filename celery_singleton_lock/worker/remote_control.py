@@ -2,9 +2,9 @@
 `app.control.inspect().locks()` and `app.control.release_lock(key)`.
 
 The main process knows what its pool carries out and under which owners, whatever the pool. A lock is not simply freed
-here: it is passed on to nobody, so that the task finds it gone with its next renewal and is stopped while nobody else
-can start; and it is freed when the task has ended. If that does not end, or the worker dies meanwhile, the lock ends
-when the task's lease would have.
+here: it is passed on to nobody, so that the task finds it gone as it renews it, which it does at once, and is stopped
+while nobody else can start; and it is freed when the task has ended. If that does not end, or the worker dies
+meanwhile, the lock ends when the task's lease would have.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ def release_lock(state: Any, key: str = "", **_: Any) -> Any:
                 promises.append(_promise(request, hold))
     except LockUnavailable as error:
         return _error(str(error))
+    finally:
+        if promises:
+            runtime.heartbeat.renew_now()
     return {"ok": "; ".join(promises) or "no task of this worker holds it"}
 
 
@@ -129,10 +132,10 @@ def _in_words(request: SingletonRequest, hold: Hold) -> dict[str, Any]:
 
 
 def _promise(request: SingletonRequest, hold: Hold) -> str:
-    notices = f"task {cleaned.text(request.id)} notices within {hold.ttl * trust.RENEW_AFTER:.1f} s"
+    task = f"task {cleaned.text(request.id)}"
     if request.is_stopped_when_lost:
-        return f"{notices} and is stopped; the lock is free when it has ended"
-    return f"{notices} and goes on, because its on_lock_lost is 'warn'; the lock is free after {hold.ttl:g} s at most"
+        return f"{task} is stopped within a second; the lock is free when it has ended"
+    return f"{task} goes on, because its on_lock_lost is 'warn'; the lock is free after {hold.ttl:g} s at most"
 
 
 def _free_after(request: SingletonRequest, kept: Hold, store: Store) -> None:

@@ -57,8 +57,10 @@ EXPIRED = timedelta(seconds=0.1)
 _LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
 
-def abandon(app: Any, hold: Hold) -> None:
-    Runtime.of(app).store.abandon(hold)
+def end_brought(app: Any, brought: QueueLock | None) -> None:
+    """The message has ended, and no process has it that would free what it brought."""
+    if brought is not None and brought.ends_at_end:
+        aside.do(partial(Runtime.of(app).store.abandon, brought.hold()))
 
 
 class SingletonRequest(WorkerRequest):
@@ -244,10 +246,8 @@ class SingletonRequest(WorkerRequest):
         return not has_hook or isinstance(error, (Ignore, Reject, Retry))
 
     def _end_brought(self) -> None:
-        """The message has ended, and no process has it that would free what it brought."""
         brought, self._brought = self._brought, None
-        if brought is not None and brought.ends_at_end:
-            aside.do(partial(abandon, self.app, brought.hold()))
+        end_brought(self.app, brought)
 
     def _may_be_uncounted(self) -> bool:
         """Whether the child may have died between storing its result and having its chord count it: a copy, which ends

@@ -5,14 +5,13 @@ A rolling deploy sends some; what they brought with them ends.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from celery.signals import task_rejected, task_unknown
 from celery.utils.log import get_logger
 
 from celery_singleton_lock.task.queue_lock import lock_in
-from celery_singleton_lock.worker.request import abandon, aside
+from celery_singleton_lock.worker.request import end_brought
 
 logger = get_logger(__name__)
 
@@ -22,8 +21,6 @@ logger = get_logger(__name__)
 def _end_brought(sender: Any, message: Any, **_: Any) -> None:
     try:
         headers = message.headers or {}
-        brought = lock_in(headers, sender.app, headers.get("task", ""), headers.get("id"))
-        if brought is not None and brought.ends_at_end:
-            aside.do(partial(abandon, sender.app, brought.hold()))
+        end_brought(sender.app, lock_in(headers, sender.app, headers.get("task", ""), headers.get("id")))
     except Exception as error:  # noqa: BLE001 - what a message carries may be anything
         logger.debug("the worker cannot tell what a message brought that no task gets: %r", error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,10 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
+from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.stops import Stop
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.stores.waiters import AskingWaiter
 from celery_singleton_lock.testing import RedisServer
@@ -29,6 +32,7 @@ from tests.servers import Cluster, SentinelGroup, until
 
 KEY = "topology:{job:1}"
 TTL = 10.0
+PROCESS = "host/1/2"
 ME = Holder("my-task", 0, "worker@host", 42, 1000.0)
 
 
@@ -439,6 +443,28 @@ class TestCluster:
             assert ledger.align({"x": 1}, ceiling=CEILING) == {"x": 20}
             assert journal.counts() == {"runs": 1}
         assert store.free(lease)
+
+    def test_calls_to_stop_follow_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
+        own = store.stops("followed", PROCESS)
+        assert own is not None
+        heard = list[Stop]()
+
+        def listen() -> None:
+            while len(heard) < 2:
+                with suppress(LockUnavailable):  # It has moved; the next call is to where it is.
+                    if (stop := own.wait()) is not None:
+                        heard.append(stop)
+
+        with ThreadPoolExecutor() as threads:
+            listening = threads.submit(listen)
+            calls = [Stop(new_owner(), "first"), Stop(new_owner(), "second")]
+            store.tell("followed", PROCESS, calls[0])
+            until(lambda: heard, "the first is heard, and the next one is waited for")
+            cluster.migrate_slot(keyspace.stops_key("followed", PROCESS))
+            store.tell("followed", PROCESS, calls[1])
+            listening.result(LIMIT)
+        assert heard == calls
+        own.close()
 
     def test_look_sees_a_lock_whose_slot_is_about_to_move(self, cluster: Cluster, store: Store) -> None:
         key = f"{KEY}:looked-at"

@@ -227,7 +227,7 @@ class Answers:
         return any(body.process.alive and body.process.runs and body.lease.held for body in running)
 
     def look(self) -> None:
-        """As the time is about to go on: whoever waits hears of the end."""
+        """As the time is about to go on: every waiter hears of the end."""
         if self.run.now < self._next_look or not self._others:
             return
         self._next_look = self.run.now + OFTEN

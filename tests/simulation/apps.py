@@ -102,7 +102,7 @@ def _now() -> datetime:
 
 
 class _Datetime:
-    """In the place of the class, for whoever only asks the time."""
+    """In the place of the class, for code that only asks the time."""
 
     @staticmethod
     def now(zone: Any = None) -> datetime:

@@ -18,7 +18,7 @@ from tests.simulation.scheduler import Process
 from tests.simulation.worker import Worker
 from tests.simulation.world import World, must_be_kept
 
-#: Seconds that one who stands by has, beyond the ttl, to lead: it asks once in 4 s, a step may take one, and where the
+#: Seconds that a beat on standby has, beyond the ttl, to lead: it asks once in 4 s, a step may take one, and where the
 #: server did not answer it tries again after one.
 FOLLOWS = 8.0
 

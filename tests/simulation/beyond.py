@@ -100,7 +100,7 @@ def _taken_before_it_is_gone(rng: random.Random, plan: Plan) -> Plan:
 
 
 def _by_other_majorities(rng: random.Random, plan: Plan) -> Plan:
-    """Of three nodes one forgets, and the two that took a lock last do not both see who takes it next."""
+    """Of three nodes one forgets, and the two that took a lock last do not both see the client that takes it next."""
     times = ((0.0, 0, FIRST), (5.0, 0, 2), (9.0, 1, 3), (13.0 + rng.uniform(0, 1), 1, 5))
     uses = tuple(Use(at, program, 0, "a", number, None if at else 0.0, 0.3) for at, program, number in times)
     faults = (Fault(4.0, "cut", 2, 3.0), Fault(6.5, "server restarted empty", 0, 0.1), Fault(8.0, "cut", 1, 12.0))

@@ -74,7 +74,7 @@ class Consumer:
         self.on_cut(seconds)
 
     def prefetch_more(self, count: int) -> None:
-        """Take so many more at most; what the broker hears a moment later."""
+        """Take this many more at most; the broker hears of it a moment later."""
         self.prefetch += count
         if count > 0:
             self.broker.look_again()
@@ -85,7 +85,7 @@ class Consumer:
 
 
 class Broker:
-    """Queues, and who has which message.
+    """Queues, and the consumer of each message.
 
     Attributes:
         visibility: seconds after which a message that nobody acknowledged is delivered again.

@@ -152,7 +152,7 @@ def _put_back(it: _Setting) -> Iterator[Fault]:
 
 
 def _swapped(it: _Setting) -> Iterator[Fault]:
-    """Who has the lock loses one node after the other, and who asks for it sees just these."""
+    """The holder loses one node after the other, and a client that asks for the lock sees just these."""
     one, other, third = it.rng.sample(range(3), 3)
     turns = it.begins + it.rng.uniform(1.4, 1.7) * it.ttl
     yield Fault(round(it.begins, 3), "way cut", way(0, one), round(turns - it.begins - 0.001, 3))

@@ -16,7 +16,7 @@ from tests.simulation.scheduler import Process
 #: Seconds of the simulation between two looks at the servers' data.
 OFTEN = 0.05
 
-#: Seconds that a free lock may take to get to who waits for it, and the lock of who is dead, or has ended, to be free.
+#: Seconds that a free lock may take to get to its waiter, and the lock of a dead or ended process to be free.
 AT_ONCE = {"free": 0.15, "dead": 0.5, "ended": 0.15, "idle": 1.5, "left": 1.6, "kept": 1.5}
 
 #: Messages to a lock server and back that this takes, where they are slow.
@@ -188,7 +188,7 @@ class Invariants:
         }
 
     def _left_behind(self, held: dict[str, bytes]) -> set[Any]:
-        """Holds of processes that are dead, which somebody knows who is well."""
+        """Holds of processes that are dead, which a living process knows."""
         found = set()
         for key, value in held.items():
             pid = holds.pid_in(value)
@@ -259,5 +259,5 @@ def _ends_on(server: Any, task_id: str) -> list[Any]:
 
 def _words_of(what: tuple[Any, ...]) -> str:
     if what[0] == "free":
-        return f"{what[1]} is free, and who waits for it was not woken"
+        return f"{what[1]} is free, and its waiter was not woken"
     return f"{what[1]} is held by process {what[2]}, which {_OF_HOLDERS[what[0]]}"

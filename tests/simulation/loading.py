@@ -56,7 +56,7 @@ def _counter() -> tuple[Callable[[], None], Callable[[int], int]]:
                 left = run.until_preempted
 
     def reset(to: int) -> int:
-        """Have so many statements go by before the next preemption; how many it were."""
+        """Have this many statements go by before the next preemption; how many went by."""
         nonlocal left
         previous, left = left, to
         return previous
@@ -148,7 +148,7 @@ class _Source:
         self.edit: Edit | None = None
 
     def load(self) -> None:
-        """Compile everything: for whoever forks processes that change little of it."""
+        """Compile everything: for a program that forks processes, each of which changes little of it."""
         for file in (_ROOT / PACKAGE).rglob("*.py"):
             self.code(str(file))
 
@@ -281,7 +281,7 @@ class Package:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Made once, for whoever uses the copy: apps, for example.
+        #: Made once, for all that use the copy: apps, for example.
         self.kept: dict[str, Any] = {}
         fixups = set(Celery.builtin_fixups)
         with _receivers_of(self):
@@ -417,7 +417,7 @@ def take() -> Package:
 
 
 def ready(count: int) -> list[Package]:
-    """Make so many copies ahead."""
+    """Make this many copies ahead."""
     give_back_all()
     made = [take() for _ in range(count)]
     give_back_all()

@@ -33,7 +33,7 @@ OFTEN, UNUSED = 0.05, 1.5
 #: The same, where nothing goes wrong.
 UNUSED_IN_CALM = 0.3
 
-#: Seconds for which who is frozen may be given the lock; and those that pass until that is seen.
+#: Seconds for which a frozen waiter may be given the lock; and those that pass until that is seen.
 HANDED_TO_FROZEN, SEEN = 1.0, 0.2
 
 #: The shares of a lease that are left, at least: when it was just given; when its loss is known, with two steps of a
@@ -262,7 +262,7 @@ class LocksChecker:
         if not self._trusts(turn):
             return  # It was stopped just now; what it does is its own matter.
         self._must_last(turn)
-        # An answer that takes a third of the ttl is none: whoever waited asks again, and stands behind the others.
+        # An answer that takes a third of the ttl is none: a waiter asks again, and is behind the others.
         is_fast = self.plan.latency < self.plan.ttl / 20
         # One that ends by itself wakes nobody.
         is_freed = not any("fixed" in other.ways and other.takes > self.plan.ttl / 2 for other in self.plan.uses)
@@ -301,7 +301,7 @@ class LocksChecker:
         self.waiting[use.name].remove(turn)
         self.run.note("is refused", f"{use.name} use={use.number}")
         if use.patience is None:
-            self.run.fail(f"{use.name}: use {use.number} waits for ever, and is refused after {waited:.3f} s")
+            self.run.fail(f"{use.name}: use {use.number} waits forever, and is refused after {waited:.3f} s")
         elif waited < use.patience * 0.99:
             self.run.fail(f"{use.name}: use {use.number} is refused after {waited:.3f} s of {use.patience}")
 
@@ -320,7 +320,7 @@ class LocksChecker:
         return name in self._unanswered and trouble.is_there(self.world)
 
     def _given_back(self, name: str, began: float, count: int) -> None:
-        """Somebody that waits must have the lock at once, if nothing goes wrong; so many had one as that began."""
+        """Somebody that waits must have the lock at once, if nothing goes wrong; this many had one as that began."""
         waiters = [turn for turn in self.waiting[name] if turn.since < began - OUT_OF_ORDER - self._more]
         if self.plan.faults or not waiters:
             return

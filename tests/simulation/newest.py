@@ -95,7 +95,7 @@ class Newest:
             self.run.fail(f"{body.key}: message {body.number} is given the lock after message {newer[-1]} has come")
 
     def look(self) -> None:
-        """As the time is about to go on: whoever is not the newest, and has no lock, ends."""
+        """As the time is about to go on: a message that is not the newest, and has no lock, ends."""
         if not self._is_of_use or self.run.now < self._next_look:
             return
         self._next_look = self.run.now + OFTEN
@@ -161,7 +161,7 @@ class Newest:
         return isinstance(result, Mapping) and result.get("exc_type") == "LockSuperseded"
 
     def _look_at_orders(self) -> None:
-        """Note who has come."""
+        """Note the message that has come."""
         (server, *_) = self.world.servers
         late = self.run.now - server.clock()
         for _, order in self._orders():

@@ -19,7 +19,7 @@ from tests.simulation.servers import Entry, Server
 from tests.simulation.world import World
 
 #: Seconds for which a node may hold what nobody uses, and since when the way to it must have been well for that to
-#: count: who could not reach it leaves it alone for four seconds, and says then what it had to say.
+#: count: a client that could not reach it leaves it alone for four seconds, and says then what it had to say.
 UNUSED, WELL = 1.5, 8.0
 
 #: Seconds for which a lock may be nobody's while somebody asks for it and nothing goes wrong.
@@ -34,7 +34,7 @@ RATES = (0.9955, 1.0, 1.0045)
 #: Characters of an owner that are the same in each of its attempts; and of all.
 STEM, WHOLE = 28, 32
 
-#: Faults of a way matter to who goes it.
+#: Faults of a way matter to the process that goes it.
 NO_MATTER = frozenset({*trouble.HARMLESS, *ways.BY_KIND} - {*ways.FORGETS})
 
 #: Nor does it come late of a node that forgets.
@@ -219,7 +219,7 @@ class NodesChecker(LocksChecker):
         return self.run.now - self._freed_at.get(owner[:STEM], self.run.now) > 0.95 * self.plan.ttl
 
     def _is_had_by_who_asks(self) -> None:
-        """A lock that is nobody's goes to whoever asks for it."""
+        """A free lock goes to any client that asks for it."""
         now, servers = self.run.now, self.world.servers
         for name in self.limits:
             owners = Counter(found.holds[name][0][:STEM] for found in self._last.values() if name in found.holds)

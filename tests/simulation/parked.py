@@ -20,10 +20,10 @@ from tests.simulation.scheduler import Process
 OFTEN = 0.05
 
 #: Seconds within which a copy is begun whose lock was freed, and its worker has room; and after which one is begun that
-#: nobody was told of: the lock of who is dead, say.
+#: nobody was told of: the lock of a dead process, say.
 AT_ONCE, FOUND = 0.3, REFRESH + 0.7
 
-#: Seconds after a fault in which that may take longer: whoever could not ask pauses.
+#: Seconds after a fault in which that may take longer: a process that could not ask pauses.
 AFTERMATH = REFRESH + 2 * MAX_PAUSE
 
 #: Messages, one behind the other, that it takes to get a lock where they are slow.
@@ -32,7 +32,7 @@ SOME = 20
 #: Seconds for which a copy waits at most, whatever happens, and what clocks differ by.
 HELD, DIFFER = 60.0, 5.0
 
-#: What delays nobody who waits in line.
+#: Faults that delay no message in line.
 HARMLESS = (*trouble.HARMLESS, "worker ended", "woken in vain")
 HARMLESS = (*HARMLESS, "child killed", "child killed at an end", "child killed by SIGTERM")
 
@@ -78,7 +78,7 @@ class Parked:
         #: How often a copy was begun, by key; and how many were woken, for the figures.
         self._begun: Counter[str] = Counter()
         self.woken = 0
-        #: By key: who holds it, since when, and when that ended for nobody to be told.
+        #: By key: its holder, since when, and when that ended without anybody hearing of it.
         self._held: dict[str, tuple[frozenset[str], float]] = {}
         self._ended_at: dict[str, float] = {}
         self._ends: dict[str, float] = {}

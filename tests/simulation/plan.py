@@ -128,7 +128,7 @@ OF_SENT = 0.15
 #: Of all, how many are of messages that end as another one does, or because a newer one has come (`sharing.py`).
 OF_SHARED = 0.18
 
-#: Draws the plan of a seed, with so many servers, or with as many as it likes.
+#: Draws the plan of a seed, with this many servers, or with as many as it likes.
 Drawing = Callable[[int, "int | None"], Plan]
 
 #: Kinds of faults with their weights, and the longest that they last in ttls.

@@ -39,7 +39,7 @@ BEGUN = SOON + 0.6
 #: Messages to a lock server and back that this takes, where they are slow.
 SOME = 10
 
-#: What delays nobody who sends, confirms or frees.
+#: Faults that delay neither sending nor confirming nor freeing.
 HARMLESS = (*trouble.BRIEF, "sending refused", "sending unheard", "sending slow", "queue purged", "message lost")
 HARMLESS = (*HARMLESS, "revoked", "sender dies", "sender dies before it sends", "sender dies as it has sent")
 HARMLESS = (*HARMLESS, "child killed at a start", "worker killed at a start")
@@ -54,7 +54,7 @@ class Claim:
         stem: how its owner begins, whichever attempt took it.
         sender: the process that sent it first.
         sent_at: when the broker had it, for the last time.
-        is_sure: whether whoever sent it knows that it was sent, or does not know anything any more.
+        is_sure: whether its sender knows that it was sent, or does not know anything any more.
         is_over: since when it does not need its lock; and whether it may have freed it by now.
         ends_at: when its hold ends, as it was seen last; 0 where it was not.
         begun: when its body began, and where.
@@ -480,7 +480,7 @@ class Queued:
         return claim.over_at is not None and claim.sent_at > claim.over_at and claim.scope == "until_executed"
 
     def _may_be(self, claim: Claim) -> bool:
-        """Whether it may be gone: the server forgot it, or who freed it as the body was to begin died before that."""
+        """Whether it may be gone: the server forgot it, or its process died between freeing it and the body."""
         kills = any("killed" in fault.kind for fault in self.world.plan.faults)
         is_at_start = claim.scope in ("until_executing", "until_and_while_executing")
         return self._forgot(claim.gone_at or 0.0) or (kills and is_at_start)

@@ -81,7 +81,7 @@ class Process:
     main: Task | None = None
     #: Of tasks that could go on if the process were not stopped.
     held_up: list[Task] = field(default_factory=list)
-    #: Called when it ends, however: sockets, pipes and whoever waits for its end.
+    #: Called when it ends, however: sockets, pipes and the tasks that wait for its end.
     at_end: list[Callable[[], None]] = field(default_factory=list)
     handlers: dict[int, Any] = field(default_factory=dict)
 
@@ -187,7 +187,7 @@ class Simulation:
         heapq.heappush(self._heap, (when if when > self.now else self.now, self._numbers, function))
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call it in so many true seconds."""
+        """Call it in this many true seconds."""
         self.at(self.now + seconds, function)
 
     # Tasks
@@ -200,7 +200,7 @@ class Simulation:
         return task
 
     def park(self, seconds: float | None = None) -> bool:
-        """Have the current task wait until it is woken, or for so many seconds of its host; whether it was woken."""
+        """Have the current task wait until it is woken, or for this many seconds of its host; whether it was woken."""
         task = self._own()
         task.waits += 1
         task.woken, task.parked = None, True
@@ -294,7 +294,7 @@ class Simulation:
         self.now += self.rng.random() * SWITCH
         self.switches += 1
         if self.switches > TURNS:
-            self.fail(f"{task} and others go on for ever")
+            self.fail(f"{task} and others go on forever")
 
     def _leave(self) -> None:
         task = self.current

@@ -48,7 +48,7 @@ def _call(program: Program, queued: Queued, message: Message) -> None:
     args = message.key, message.number, message.words
     words = dict(word.partition("=")[::2] for word in message.sent.split())
     if header := queued.header_of(words.pop("copies", "")):
-        # As whoever hands all headers of a message on to another one.
+        # As a program that copies all headers of a message to another one.
         queued.is_foreign(message)
         app.send_task(message.task, args, task_id=task_id, headers={package("task.queue_lock").QUEUED_HEADER: header})
         return
@@ -85,7 +85,7 @@ class Entrance:
         self.world, self.run = world, world.run
         self.refuses_until = self.unheard_until = self.slow_until = self.slow_for = 0.0
         self.doomed: list[tuple[bool, float]] = []
-        #: Ids of messages that it has, and whoever sent them was told that it has not.
+        #: Ids of messages that it has, and whose senders heard that it has not.
         self.unheard: set[str] = set()
 
     def __call__(self, queue: str, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Plans of messages that have a lock as they wait: who sends them, who dies meanwhile, and which are lost."""
+"""Plans of messages that have a lock as they wait: which clients send them, which die, which messages are lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_SENDING: dict[str, tuple[float, float]] = {
     "locks of messages cleared": (1, 0.0),
 }
 
-#: Those by which a message, and not its lock, is lost: whoever follows it waits for the end of that.
+#: Those by which a message, and not its lock, is lost: a follower waits for the end of that.
 LOSES = ("queue purged", "message lost", "worker killed", "worker killed at a start")
 
 #: Those of `KINDS` that befall such messages as well.

@@ -57,7 +57,7 @@ class Server:
         self.address = (host.name, port)
         self.model: RedisModel | None = None
         self.stalled = False
-        #: Until when the connection of who is woken breaks, before that hears of it.
+        #: Until when the connection of a woken waiter breaks, before it hears of that.
         self.wakes_nobody_until = 0.0
         self._peers: list[_Peer] = []
         #: What arrives while it is stalled.

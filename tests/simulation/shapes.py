@@ -15,7 +15,7 @@ from tests.simulation.plan import Fault, Message, Plan, Use
 #: How many of the plans of a kind have such a shape.
 SHARE = 0.4
 
-#: Seconds after which somebody who asked in vain has given up: three tries of a second each, and pauses.
+#: Seconds after which a client that asked in vain has given up: three tries of a second each, and pauses.
 UNANSWERED = 3.3
 
 Shape = Callable[[Plan, random.Random], Plan]
@@ -140,7 +140,7 @@ def kept_for_the_dead(plan: Plan, rng: random.Random) -> Plan:
 
 
 def silent_and_deaf(plan: Plan, rng: random.Random) -> Plan:
-    """Neither the lock server nor the broker answers who wants to ask, or to put its message back."""
+    """Neither the lock server nor the broker answers a worker that wants to ask, or to put its message back."""
     messages = tuple(
         Message(round(0.1 + 0.1 * number, 3), rng.choice(("shop.late", "shop.again", "shop.patient")), "a", number,
                 f"takes={round(rng.uniform(0.1, 1.5) * plan.ttl, 2):g}")
@@ -196,7 +196,7 @@ def ended_in_order(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, pool="prefork", messages=messages, faults=_in_order(*faults))
 
 
-#: What befalls those who wait in line, for how many seconds at most.
+#: What befalls the messages in line, for how many seconds at most.
 OF_LINES = {
     "worker ended": 1.0,
     "worker killed": 1.0,
@@ -296,7 +296,7 @@ def given_up(plan: Plan, rng: random.Random) -> Plan:
 
 
 def slots_over_slow_ways(plan: Plan, rng: random.Random) -> Plan:
-    """A semaphore is taken and given back while those who wait for it ask again."""
+    """A semaphore is taken and given back while its waiters ask again."""
     latency = rng.choice((0.02, 0.05, 0.1))
     uses = tuple(
         Use(

@@ -10,7 +10,7 @@ from tests.simulation.plan import Fault
 #: Seconds after a fault in which nothing has to happen at once; and after one that lets messages take two.
 AFTERMATH, OF_SLOW = 1.5, 3.5
 
-#: Seconds in which a link holds back what is sent; and those after which whoever sent it has given it up and said so.
+#: Seconds in which a link holds back what is sent; and those after which the sender has given it up and said so.
 HOLDS_BACK, GIVEN_UP = 3.5, 4.0
 
 #: Faults that delay nothing once they have happened.
@@ -26,7 +26,7 @@ BRIEF = (
     "beat killed as it sends",
 )
 
-#: Faults after which who goes on reaches the lock servers at once.
+#: Faults after which a process that goes on reaches the lock servers at once.
 OF_WORKERS = ("host suspended", "worker stopped", "child stopped")
 
 #: Faults of servers, whichever host asks them.
@@ -67,5 +67,5 @@ def last_end(world: Any, *, but: Collection[str] = HARMLESS) -> float:
 
 def _is_over(fault: Fault) -> float:
     if fault.kind == "requests held back":
-        return fault.at  # It matters to who sends then; what arrives when it is over must not.
+        return fault.at  # It matters to a sender at that time; what arrives when it is over must not.
     return fault.at + fault.seconds + (OF_SLOW if fault.kind == "slow" else AFTERMATH)

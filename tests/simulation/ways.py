@@ -64,7 +64,7 @@ def _held_back(breaks: bool) -> Callable[[Any, Fault], None]:
 
 
 def _put_back_late(dies: bool) -> Callable[[Any, Fault], None]:
-    """A node forgets what it holds for who takes a lock next, and is given that back late: the owner may be dead."""
+    """A node forgets what it holds for the next taker of a lock, and is given that back late: the owner may be dead."""
 
     def befalls(world: Any, fault: Fault) -> None:
         run, servers = world.run, world.servers

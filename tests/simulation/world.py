@@ -20,7 +20,7 @@ from tests.simulation.servers import Server
 #: Seconds in which a process that was frozen has to notice that its lease is over.
 NOTICES = 0.5
 
-#: Seconds before the end of a lease at which is looked who has it.
+#: Seconds before the end of a lease at which the simulator looks at its holder.
 LAST_MOMENT = 0.0005
 
 
@@ -163,7 +163,7 @@ class Bodies:
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     #: Called as a body begins, and as one has come to its last line; with its request.
     watched: list[tuple[Callable[[Running, Any], None], Callable[[Running, Any], None]]] = field(default_factory=list)
-    #: Whether who was frozen could not know that its lease was over.
+    #: Whether the frozen holder could not know that its lease was over.
     excuses: bool = True
 
     def run(self, task: Any, name: str, key: str, number: int | str, plan: str) -> None:
@@ -336,7 +336,7 @@ def look_at_the_last(world: World, process: Process, lease: Any) -> None:
 def must_be_kept(world: World, process: Process, lease: Any, of: str) -> None:
     """A lease that is trusted is kept: most servers could not give it to somebody else.
 
-    That of a process which is stopped, too: if it goes on now, it may write something before anybody tells it.
+    That of a process which is stopped, too: if it goes on now, it may write something before it hears of that.
     """
     left = lease.trusted_until - process.host.clock(world.run.now)
     if lease.reason is not None or left <= 0 or lease.slot is None:

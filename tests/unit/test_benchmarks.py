@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measure, report
-from benchmarks.measure import Result, Rounds, Row, Spread, Table, measured
+from benchmarks.measure import OWN, Result, Rounds, Row, Spread, Table, measured
 
 
 def test_a_ratio_is_made_within_its_round() -> None:
@@ -47,12 +47,12 @@ def test_table_shows_columns_and_rates() -> None:
 
 def test_the_page_shows_ratio_and_spread_and_what_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
-    rows = [Row("base", Spread(1.0, 0.9, 1.1)), Row("ours", Spread(0.5, 0.4, 0.6), {"ms": "3"})]
+    rows = [Row("base", Spread(1.0, 0.9, 1.1)), Row(OWN, Spread(0.5, 0.4, 0.6), {"ms": "3"})]
     table = Table("A table", "base", [*rows, Row("idle", None, {"ms": "1"})])
     path = measure.save(Result("worker", "A title", [table], ["a note"]), quick=True, server_version="7.0")
     assert json.loads(path.read_text())["machine"]["redis server"] == "7.0"
     page = report.write(tmp_path).read_text()
-    assert "| **ours** | **0.50** (0.40 – 0.60) | 3 |" in page
+    assert f"| **{OWN}** | **0.50** (0.40 – 0.60) | 3 |" in page
     assert "| idle | – | 1 |" in page
     assert "A quick run" in page
 

@@ -486,6 +486,56 @@ class HangingStore(Store):
         return super().renew(leases, timeout=timeout)
 
 
+class TestRenewNow:
+    """A lock was taken away: whoever runs under it hears of that long before a renewal would be due."""
+
+    def test_loss_is_noticed_at_once(self, store: Store, heartbeat: Heartbeat) -> None:
+        taken, kept = (store.take(key, ttl=3600.0) for key in ("a", "b"))
+        execution, unmoved = Execution(), Execution()
+        heartbeat.start(taken, execution.when_lost)
+        heartbeat.start(kept, unmoved.when_lost)
+        store.free(taken)
+        heartbeat.renew_now()
+        assert execution.lost.wait(LIMIT)
+        until(lambda: kept.renewals == 1, "the other one is renewed")
+        assert not unmoved.lost.is_set()
+        heartbeat.stop(taken)
+        heartbeat.stop(kept)
+
+    def test_child_of_a_fork_hears_its_parent(self, store: Store, heartbeat: Heartbeat) -> None:
+        readable, writable = os.pipe()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                lease, execution = store.take(ttl=3600.0), Execution()
+                heartbeat.start(lease, execution.when_lost)
+                store.free(lease)
+                os.write(writable, b".")
+                status = 0 if execution.lost.wait(LIMIT) else 2
+            finally:
+                os._exit(status)
+        os.read(readable, 1)
+        heartbeat.renew_now()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert threads() == 0, "where there is nothing to renew, no thread is started"
+        os.close(readable)
+        os.close(writable)
+
+    def test_renewal_that_is_under_way_is_followed_by_another(self) -> None:
+        """It may have been sent before the lock was taken away."""
+        go_on = threading.Event()
+        store = HangingStore(go_on)
+        heartbeat, lease, execution = Heartbeat(store), store.take(ttl=3600.0), Execution()
+        heartbeat.start(lease, execution.when_lost)
+        heartbeat.renew_now()
+        assert store.hangs.wait(LIMIT)
+        heartbeat.renew_now()
+        go_on.set()
+        until(lambda: store.renewals >= 2, "renewed once more")
+        heartbeat.stop(lease)
+
+
 class TestErrors:
     """Whatever goes wrong, the other leases are renewed, and one that is overdue is given up."""
 

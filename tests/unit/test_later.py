@@ -42,6 +42,21 @@ def has_ended(it: Later) -> bool:
     return it._thread is None
 
 
+def is_free(mutex: Any) -> bool:
+    """Whether another thread can have it."""
+    found: list[bool] = []
+
+    def take() -> None:
+        found.append(mutex.acquire(blocking=False))
+        if found[0]:
+            mutex.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 def test_thread_ends_when_nothing_is_left_and_comes_again() -> None:
     work = Counting()
     it = Later("a", work)
@@ -121,13 +136,41 @@ def test_interrupted_start_loses_nothing_and_leads_to_no_second_thread(
         patch.setattr(threading.Thread, "__init__", make)
         patch.setattr(threading.Thread, "start", interrupted)
         it.want()
-    assert not it._mutex.locked()
+    assert is_free(it._mutex)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread), start(thread)))
     it.want()
     work.may_go_on.set()
     until(lambda: has_ended(it), "the thread has ended")
     assert len(started) == 1
     assert work.calls >= 1
+
+
+@pytest.mark.parametrize("step", ["start", "is_alive"])
+def test_signal_handler_that_comes_meanwhile_may_note_something(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """It runs in the thread that it has interrupted: with a plain lock it would wait for itself."""
+    noted, done = ["a caller's"], list[str]()
+
+    def work() -> None:
+        while noted:
+            done.append(noted.pop())
+
+    it = Later("a", work, linger=LIMIT)
+    undisturbed = getattr(threading.Thread, step)
+
+    def interrupted(thread: threading.Thread) -> Any:
+        if len(noted) == 1:
+            noted.append("the handler's")
+            it.want()
+        return undisturbed(thread)
+
+    if step == "is_alive":
+        it.want()
+        until(lambda: done, "the thread lingers")
+        noted.append("another caller's")
+    monkeypatch.setattr(threading.Thread, step, interrupted)
+    it.want()
+    until(lambda: not noted, "all of it is done")
+    assert "the handler's" in done
 
 
 def test_many_threads_lose_nothing() -> None:

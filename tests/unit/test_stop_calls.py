@@ -76,6 +76,40 @@ def test_run_is_called_and_the_thread_ends_with_the_last_one(heard: Heard, runs:
     assert heard.closed.wait(LIMIT)
 
 
+def test_call_that_comes_before_its_run_is_expected_is_kept_for_it(heard: Heard, runs: Any) -> None:
+    """The lock server knows of the run before this process does."""
+    calls = StopCalls(lambda: heard, runs)
+    calls.expect("another")
+    heard.says.put(Stop("one", "newer"))
+    heard.says.put(Stop("another", "newest"))
+    until(lambda: runs.superseded == [("another", "newest")], "both were read")
+    calls.expect("one")
+    assert runs.superseded[1:] == [("one", "newer")]
+    calls.forget("one")
+    calls.expect("one")
+    assert len(runs.superseded) == 2
+    for owner in ("one", "another"):
+        calls.forget(owner)
+    heard.says.put(None)
+    assert heard.closed.wait(LIMIT)
+
+
+def test_calls_for_runs_that_never_come_are_forgotten(heard: Heard, runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_calls, "EARLY", 2)
+    calls = StopCalls(lambda: heard, runs)
+    calls.expect("one")
+    for owner in ("oldest", "older", "latest", "one"):
+        heard.says.put(Stop(owner, "newer"))
+    until(lambda: runs.superseded, "all were read")
+    for owner in ("oldest", "older", "latest"):
+        calls.expect(owner)
+    assert [owner for owner, _ in runs.superseded] == ["one", "older", "latest"]
+    for owner in ("one", "oldest", "older", "latest"):
+        calls.forget(owner)
+    heard.says.put(None)
+    assert heard.closed.wait(LIMIT)
+
+
 def test_one_that_comes_when_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     for owner in ("one", "two"):
@@ -112,6 +146,7 @@ def test_child_of_a_fork_begins_anew(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     calls.expect("one")
     calls.start_anew()
+    calls._later.start_anew()
     calls.expect("two")
     until(lambda: threads() == 2, "it has a thread of its own")
     calls.forget("two")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import cookies
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.web import access, actions, app_of
 from celery_singleton_lock.web.access import COOKIE, Access
+from celery_singleton_lock.web.tries import FREE, MOST_ADDRESSES, PAUSE, Tries
 from tests.web.client import Client
 from tests.web.reading import Element, Page
 from tests.web.scenes import hold, over
@@ -256,6 +258,19 @@ class TestWhoMay:
         assert answer.status_code == 303
         assert f'{COOKIE}=""; expires=' in answer.headers["set-cookie"]
 
+    def test_session_is_found_among_other_cookies(self, client: Client) -> None:
+        sign_in(client)
+        (session,) = client.cookies.values()
+        client.cookies = {}
+        for jar in (f"a=1; {COOKIE}={session}; b=2", f"{COOKIE}={session}", f"=;;x; {COOKIE}={session}"):
+            assert "You are signed in" in client.get("/login", headers={"cookie": jar}).text
+
+    def test_cookie_takes_no_time(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Python's own parser needs seconds for such a one (CVE-2024-7592), and the page would stand still for all."""
+        monkeypatch.setattr(cookies.SimpleCookie, "load", lambda *_: pytest.fail("Python's parser is used"))
+        long = COOKIE + '="' + "\\a" * 30_000 + '"'
+        assert client.get("/login", headers={"cookie": long}).status_code == 200
+
     @pytest.mark.parametrize("cookie", ["", "x", "1.2.3", "é", '";', f"{COOKIE}={'x' * 5000}"])
     def test_nonsense_is_not_a_session(self, client: Client, cookie: str) -> None:
         answer = client.get("/login", headers={"cookie": f"{COOKIE}={cookie}".encode()})
@@ -265,6 +280,66 @@ class TestWhoMay:
     def test_long_form_is_ignored(self, client: Client) -> None:
         fields = {"token": TOKEN, "more": "x" * 100_000}
         assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
+
+    def test_form_of_many_fields_is_ignored(self, client: Client) -> None:
+        fields = {"token": TOKEN, **{str(number): "" for number in range(20)}}
+        assert client.post("/login", data=fields, headers={"origin": client.origin}).status_code == 403
+
+
+class TestWrongTokens:
+    @pytest.fixture(autouse=True)
+    def time(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """Its only entry is the time, which a test moves on."""
+        passed = [1000.0]
+        monkeypatch.setattr(clock, "now", lambda: passed[0])
+        return passed
+
+    def test_after_some_the_address_has_to_wait_for_a_moment(self, client: Client, time: list[float]) -> None:
+        assert [sign_in(client, "wrong") for _ in range(FREE)] == [403] * FREE
+        answer = client.post("/login", data={"token": TOKEN}, headers={"origin": client.origin})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, f"{PAUSE:g}")
+        assert "Try again in 5 s." in answer.text
+        assert client.cookies == {}
+        time[0] += PAUSE
+        assert sign_in(client) == 303
+
+    def test_wait_never_grows(self, client: Client, time: list[float]) -> None:
+        for _ in range(3 * FREE):
+            sign_in(client, "wrong")
+        time[0] += PAUSE
+        assert sign_in(client) == 303
+
+    def test_whoever_has_signed_in_notices_nothing(self, app: Celery, client: Client) -> None:
+        sign_in(client)
+        release, _ = forms(client, hold(app, "acme", process=over()))
+        stranger = client_of(app)
+        stranger._app = client._app
+        for _ in range(2 * FREE):
+            sign_in(stranger, "wrong")
+        assert press(client, release)[1] == f"Released: {Verdict.OVER.value}."
+
+    def test_tokens_of_programs_count_as_well(self, app: Celery) -> None:
+        client = client_of(app, private=True)
+        wrong = [client.get("/metrics", headers={"authorization": "Bearer x"}).status_code for _ in range(FREE + 1)]
+        assert wrong == [401] * FREE + [429]
+        assert client.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 429
+        assert client.get("/metrics").status_code == 401
+        assert sign_in(client) == 429
+        assert client.get("/login").status_code == 200
+
+    def test_addresses_are_told_apart_up_to_some(self, time: list[float]) -> None:
+        tries = Tries()
+        for _ in range(FREE):
+            tries.failed("evil")
+        assert tries.wait("evil") == PAUSE
+        assert tries.wait("good") == 0
+        for number in range(MOST_ADDRESSES + 100):
+            tries.failed(f"evil {number}")
+        assert len(tries._forgotten_at) <= MOST_ADDRESSES + 1
+        assert tries.wait("one more") == tries.wait("another") > 0
+        time[0] += MOST_ADDRESSES * PAUSE
+        assert tries.wait("one more") == 0
+        assert len(tries._forgotten_at) == 0
 
 
 class TestPrivate:

@@ -14,12 +14,13 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.web import live
+from celery_singleton_lock.web import app_of, live
 from celery_singleton_lock.web.access import Access
 from celery_singleton_lock.web.app import Site
 from celery_singleton_lock.web.guard import Guard
 from celery_singleton_lock.web.watch import LockUnavailable, Watch
 from tests.patience import LIMIT
+from tests.web.client import Client
 from tests.web.scenes import TASK, entry, hold, write
 
 
@@ -218,6 +219,30 @@ def test_one_that_reads_slowly_gets_the_latest_and_has_no_queue(app: Celery) -> 
             assert len((await slow.event())["regions"]["locks"]["order"]) == 5
 
     asyncio.run(listen())
+
+
+def test_listener_that_never_reads_is_dropped(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for some listeners only."""
+    monkeypatch.setattr(live, "PATIENCE", 0.01)
+
+    class Deaf(Listener):
+        async def send(self, message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+    async def listen() -> None:
+        site, deaf = site_of(app), Deaf()
+        scope = {"type": "http", "method": "GET", "path": "/stream", "query_string": b"at=locks", "headers": []}
+        scope["headers"] = [(b"host", b"localhost")]
+        await asyncio.wait_for(Guard(site.app, site.access)(scope, deaf.receive, deaf.send), LIMIT)
+        assert not site.live.is_looking
+
+    asyncio.run(listen())
+
+
+def test_question_for_the_head_of_a_stream_is_answered_at_once(app: Celery) -> None:
+    answer = Client(app_of(app)).request("HEAD", "/stream?at=locks")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 
 def test_silence_is_broken_now_and_then(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

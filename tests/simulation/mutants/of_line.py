@@ -49,7 +49,7 @@ MUTANTS = (
         breaks="a worker that has room begins the copy",
     ),
     _line(
-        "who ends stays in line",
+        "a worker that ends stays in line",
         old="        self._wake_ups.leave()\n        # The loop may",
         new="        # The loop may",
         breaks="a worker that ends is not woken",

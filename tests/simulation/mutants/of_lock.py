@@ -37,7 +37,7 @@ MUTANTS = (
         "a lost lock is given back well",
         old="if freed != Freeing.NOW and not (was_held and (again or freed)):",
         new="if False:",
-        breaks="who gives back a lost lock is told",
+        breaks="giving back a lost lock raises an error",
     ),
     _lock(
         "a lock outside of tasks is not renewed",

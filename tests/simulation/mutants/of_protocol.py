@@ -82,14 +82,14 @@ MUTANTS = (
         "a repeated end is told as lost",
         old="self._run_end(call.again(repeated=False)) else Freeing.UNCLEAR",
         new="self._run_end(call.again(repeated=False)) else Freeing.NOT_OURS",
-        breaks="a lock that was freed is not told as lost",
+        breaks="a lock that was freed is not reported as lost",
         unseen="it is said in a log and a signal only",
     ),
     _heartbeat(
         "a lost lease goes on",
         old="                else:\n                    watched.lose(lease, GONE)",
         new="                else:\n                    watched.due_at = due_after(lease)",
-        breaks="who has lost the lock is told",
+        breaks="a holder hears that its lock is lost",
     ),
     _heartbeat(
         "the heartbeat renews nothing",
@@ -133,7 +133,7 @@ MUTANTS = (
         "a loss is not told",
         old="                watched.on_lost()",
         new="                watched.lease()",
-        breaks="who has lost the lock is told",
+        breaks="a holder hears that its lock is lost",
     ),
     Mutant(
         "check() is silent",
@@ -237,13 +237,13 @@ MUTANTS = (
         breaks="one at a time",
     ),
     _acquisition(
-        "who has left a lock is not looked for",
+        "the process that left a lock is not looked for",
         old="if found.holder is None or not process_identity.is_over(found.holder.process):",
         new="if found.holder is None or found.holder.process != '?':",
         breaks="a worker of the same host frees what another left",
     ),
     _acquisition(
-        "a waiter waits for ever",
+        "a waiter waits forever",
         old="                    if left <= 0:\n                        break\n",
         new="                    left = max(left, 1.0)\n",
         breaks="lock_wait is the longest that anybody waits",
@@ -256,7 +256,7 @@ MUTANTS = (
         unseen="it stands by and comes later",
     ),
     Mutant(
-        "a copy does not know who was given up",
+        "a copy does not know which owner was given up",
         "task/requeue.py",
         "    owners = given_up(request) if owner is None else (*given_up(request), owner)\n",
         "    owners = given_up(request)\n",
@@ -281,7 +281,7 @@ MUTANTS = (
         "stores/waiters.py",
         "            self._leave(error is not None or not isinstance(self._found, Lease))\n",
         "            pass\n",
-        "whoever leaves the queue takes nothing",
+        "a waiter that leaves takes nothing",
         kind="locks",
     ),
     Mutant(
@@ -312,7 +312,7 @@ MUTANTS = (
         breaks="what was sent is not sent again",
     ),
     _redelivery(
-        "a copy never tells the end again",
+        "a copy never records the end again",
         old="is_over = recorded.settled or recorded.state in _SILENT",
         new="is_over = True",
         breaks="what follows on a message is sent",

@@ -33,7 +33,7 @@ MUTANTS = (
         "renew always says yes",
         old="renewed[i] = 0",
         new="renewed[i] = 1",
-        breaks="who has lost the lock is told",
+        breaks="a holder hears that its lock is lost",
     ),
     _renew(
         "renew does nothing",
@@ -66,7 +66,7 @@ MUTANTS = (
         breaks="the end of a hold wakes a waiter",
     ),
     _free(
-        "free's wake-ups stay for ever",
+        "free's wake-ups stay forever",
         old="  redis.call('PEXPIRE', wake, wake_ms)\n",
         new="",
         breaks="each key has a time to live",
@@ -113,7 +113,7 @@ MUTANTS = (
         old="(done_of_next == done\n"
         "    or redis.call('EXISTS', done_of_next) == 0 and not known_for(ended, more_of_next, name_of_next, aside))",
         new="true",
-        breaks="no lock is kept for who never comes",
+        breaks="no lock is kept for a message that never comes",
     ),
     _acquire(
         "a given up owner may take",
@@ -182,7 +182,7 @@ MUTANTS = (
         "nobody takes a reservation",
         old="elseif reserved_as ~= '' and token == reserved_as and (asked_for or slot >= limit) then",
         new="elseif reserved_as == '?' then",
-        breaks="who a lock is kept for gets it",
+        breaks="a message gets the lock that is kept for it",
     ),
     _grant(
         "a lock without end",
@@ -217,33 +217,33 @@ MUTANTS = (
         nodes=3,
     ),
     _acquire(
-        "who waits is not noted",
+        "a waiter is not noted",
         old="    redis.call('ZADD', waiting, asked_at, owner)\n",
         new="",
         breaks="the end of a hold wakes a waiter",
     ),
     _acquire(
-        "who waits is noted for ever",
+        "a waiter is noted forever",
         old="    redis.call('PEXPIRE', waiting, waiting_ms)\n",
         new="",
         breaks="each key has a time to live",
     ),
     _hand_over(
-        "handed over to who has it",
+        "handed over to its holder",
         old="  gone = gone or holds(slot, owner)\n",
         new="",
         breaks="a lease that is trusted is kept",
         kind="locks",
     ),
     _hand_over(
-        "handed over to who has left",
+        "handed over to a waiter that has left",
         old="local gone = redis.call('EXISTS', over, request) ~= 0",
         new="local gone = false",
-        breaks="whoever leaves the queue takes nothing",
+        breaks="a waiter that leaves takes nothing",
         unseen="acquire.lua looks again; what is lost is that another waiter is woken at once",
     ),
     _hand_over(
-        "a wake-up of who has left is lost",
+        "the wake-up of a waiter that has left is lost",
         old="  wake_others(1)\n",
         new="",
         breaks="the end of a hold wakes a waiter",
@@ -274,7 +274,7 @@ MUTANTS = (
         breaks="what was sent is not sent again",
     ),
     _ended(
-        "an end is noted for ever",
+        "an end is noted forever",
         old="    redis.call('PEXPIRE', ended, seconds * 1000)\n",
         new="",
         breaks="each key has a time to live",

@@ -46,7 +46,7 @@ MUTANTS = (
         unseen="the worker that gets the next attempt confirms it as well",
     ),
     _queued(
-        "who was acknowledged keeps the lock for a day",
+        "an acknowledged message keeps the lock for a day",
         old="        if not self._task.acks_late:\n            # As if",
         new="        if False:\n            # As if",
         breaks="the lock of a message that is lost with its worker ends with that",
@@ -77,8 +77,8 @@ MUTANTS = (
     ),
     _lock(
         "what lasts for its time is freed",
-        old="        return self.scope != UNTIL_EXPIRED\n\n    def hold",
-        new="        return True\n\n    def hold",
+        old="        return self.scope != UNTIL_EXPIRED\n\n    def request",
+        new="        return True\n\n    def request",
         breaks="until it has expired",
     ),
     _asking(
@@ -91,20 +91,20 @@ MUTANTS = (
 """,
         breaks="one waits",
     ),
-    _sending(
+    _lock(
         "an unconfirmed lock lasts for a day",
-        old="    ttl = lock.seconds if lock.scope == UNTIL_EXPIRED else min(PROVISIONAL, lock.seconds)\n",
-        new="    ttl = lock.seconds\n",
-        breaks="who dies before it sends keeps others out for 30 s",
+        old="        ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(PROVISIONAL, self.seconds)\n",
+        new="        ttl = self.seconds\n",
+        breaks="a sender that dies first keeps others out for 30 s",
     ),
     _asking(
-        "who has not sent keeps the lock",
+        "a sender that has not sent keeps the lock",
         old="        if error is not None and error is not self.refusal:",
         new="        if False:",
         breaks="what was not sent can be sent again",
     ),
     _sending(
-        "who has sent confirms nothing",
+        "a sender that has sent confirms nothing",
         old="        runtime.confirmations.add(lock.confirmed())\n    return result\n",
         new="        pass\n    return result\n",
         breaks="it lasts for as long as its message may wait",
@@ -143,7 +143,7 @@ MUTANTS = (
         "a worker confirms nothing",
         old="                Runtime.of(self.app).confirmations.add(brought.confirmed())\n",
         new="                pass\n",
-        breaks="who sends may die as it has sent",
+        breaks="a sender may die as it has sent",
     ),
     _request(
         "what is revoked keeps its lock",

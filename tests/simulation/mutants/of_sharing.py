@@ -18,43 +18,37 @@ _newest = partial(Mutant, file="task/refusal.py", kind="newest")
 
 MUTANTS = (
     _joining(
-        "who runs in the place of the dead does not say so",
+        "a copy that runs in the place of a dead one does not say so",
         old="        it.runtime.store.remember(self._key, Record(self._heirs_name, head + own.encode(), seconds))\n",
         new="        pass\n",
         breaks="one of the joined runs",
     ),
     _joining(
-        "nobody looks for who runs in the place of the dead",
+        "nobody looks for the copy that runs in the place of a dead one",
         old="            if heir is None or heir in looked_at:\n",
         new="            if True:\n",
         breaks="one of the joined runs",
     ),
     _joining(
-        "who has got the lock does not look again",
+        "a copy that has got the lock does not look again",
         old="    return (joining.with_lock(found) or found) if isinstance(found, Lease) else found\n",
         new="    if isinstance(found, Lease):\n        joining._take_over()\n    return found\n",
         breaks="a joined copy ends as the holder",
     ),
     _joining(
-        "who has joined looks with the lock only",
+        "a joined copy looks only with the lock",
         old="    if (ended := joining.before_lock()) is not None:\n",
         new="    if (ended := None) is not None:\n",
-        breaks="a joined copy ends as the holder, whoever has the lock by then",
+        breaks="a joined copy ends as the holder, also when another one has the lock",
     ),
     _joining(
-        "the lock is kept by who ends as another one",
-        old="            self._acquisition.abandon()\n"
-        "        if isinstance(found, End):\n"
-        "            return found\n"
-        "        if found is not None and",
-        new="            pass\n"
-        "        if isinstance(found, End):\n"
-        "            return found\n"
-        "        if found is not None and",
-        breaks="who does not run holds nothing",
+        "a copy that ends as another one keeps the lock",
+        old="            self._acquisition.abandon()\n",
+        new="            pass\n",
+        breaks="a copy that does not run holds nothing",
     ),
     _joining(
-        "who runs in the place of any delivery",
+        "one copy runs in the place of any delivery",
         old=':{self.joined.since:.6f}"',
         new='"',
         breaks="nobody ends as a run of before it has joined",
@@ -73,7 +67,7 @@ MUTANTS = (
     ),
     _joining(
         "an end that is not stored yet is none",
-        old="        return Later(self.joined, chance.spread(SOON)) if is_settling else None\n",
+        old="        return Later(chance.spread(SOON)) if is_settling else None\n",
         new="        return None\n",
         breaks="a joined copy ends as the holder",
     ),
@@ -86,9 +80,9 @@ MUTANTS = (
         breaks="a joined copy ends as the holder",
     ),
     _refusal(
-        "who has ended as another one wakes nobody",
-        old="                it.runtime.store.wake(waits[0])  # What woke this one is for all that have joined.\n",
-        new="                pass\n",
+        "a copy that has ended as another one wakes nobody",
+        old="            acquisition.leave_line()\n",
+        new="            pass\n",
         breaks="all that have joined end one after the other",
     ),
     _refusal(
@@ -98,7 +92,7 @@ MUTANTS = (
         breaks="what follows is sent once",
     ),
     _refusal(
-        "who ends as another one does not say so",
+        "a copy that ends as another one does not say so",
         old="        copy = _record_end(acquisition, _outcome_of(it, ended))\n",
         new="        copy = None\n",
         breaks="a message has one end",
@@ -121,10 +115,10 @@ MUTANTS = (
         old="        if self.key is None or not may_be_followed(task, settings, self.lock.scope):\n"
         "            return None\n",
         new="        return None\n",
-        breaks="who follows waits for the end of the leader",
+        breaks="a follower waits for the end of the leader",
     ),
     _following(
-        "who follows looks for a record first, and for the lock then",
+        "a follower looks for a record first, and then for the lock",
         old="        has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]\n"
         "        if (run := self._started()) is not None:\n"
         "            self._leader = self._leader._replace(run=run)\n"
@@ -133,27 +127,27 @@ MUTANTS = (
         "            self._leader = self._leader._replace(run=run)\n"
         "            return None\n"
         "        has_lock = [held for held in self._held(self._lock.key) if self._leader.has(held)]\n",
-        breaks="who follows waits for the end of the leader",
+        breaks="a follower waits for the end of the leader",
         unseen="it looks once more when it has taken the lock",
     ),
     _following(
-        "who has taken the leader's lock does not look again",
+        "a follower that has taken the leader's lock does not look again",
         old="        if self._leader.run is None and (run := self._started()) is not None:  # As this one took "
         "its lock.\n",
         new="        if False:\n",
-        breaks="who follows waits for the end of the leader",
+        breaks="a follower waits for the end of the leader",
         unseen="only where the leader's lock was lost, and in the moment in which it starts",
     ),
     _following(
         "a leader that runs is gone",
         old="            if any(held.holder and held.holder.sending == run.joined.sending for held in "
         "self._held(run.key)):\n"
-        "                return Waiting(run.key)\n",
+        "                return Later(key=run.key)\n",
         new="",
-        breaks="who follows waits for the end of the leader",
+        breaks="a follower waits for the end of the leader",
     ),
     _following(
-        "who follows does not look for who runs in the leader's place",
+        "a follower does not look for the one that runs in the leader's place",
         old="            if (other := self._heir()) is None and self._is_over():\n",
         new="            if (other := None) is None and self._is_over():\n",
         breaks="one of the followers runs",
@@ -167,25 +161,25 @@ MUTANTS = (
         breaks="one of the followers runs",
     ),
     _following(
-        "who follows after all keeps the lock",
+        "a copy that follows after all keeps the lock",
         old="        self._brought.give_back()\n        return other\n",
         new="        return other\n",
-        breaks="who follows has no lock",
+        breaks="a follower has no lock",
     ),
     _following(
-        "who runs in a leader's place takes no lock",
+        "a follower that runs in a leader's place takes no lock",
         old="        met = self._brought.lead(self._execution.holder.label)\n        if met is not None and",
         new="        met = None\n        if met is not None and",
-        breaks="none is sent beside the one that runs in a leader's place",
+        breaks="none is sent beside a follower that runs in a leader's place",
     ),
     _queued(
-        "who runs in a leader's place does not free its lock",
+        "a follower that runs in a leader's place does not free its lock",
         old="        self._is_own = True\n        self._keep_early()\n",
         new="        self._keep_early()\n",
         breaks="it ends with its message",
     ),
     _queued(
-        "who runs in a leader's place does not have its lock confirmed",
+        "a follower that runs in a leader's place does not have its lock confirmed",
         old="        if self._lease is None and lock.ends_at_end:\n"
         "            self._runtime.confirmations.add(lock.confirmed())\n"
         "        return None\n",
@@ -194,10 +188,10 @@ MUTANTS = (
         unseen="the worker that gets its next copy confirms it as well",
     ),
     _following(
-        "who follows another lock leaves what woke it",
-        old="        if before is not None and before[0] != following:\n",
-        new="        if False:\n",
-        breaks="who waits in line is begun as the lock is free",
+        "a follower of another lock leaves what woke it",
+        old="        self._acquisition.leave_line(later.key)\n",
+        new="        pass\n",
+        breaks="a copy in line is begun as the lock is free",
     ),
     _acquire(
         "an older message is given a free lock",
@@ -209,19 +203,19 @@ MUTANTS = (
         "an older message waits on",
         old="  if newer and not copy then\n",
         new="  if newer and not copy and held < limit then\n",
-        breaks="who is not the newest ends",
+        breaks="a message that is not the newest ends",
     ),
     _acquire(
         "a newer one wakes nobody",
         old="  wake_others(math.max(freed, waits and 1 or 0))\n",
         new="  wake_others(freed)\n",
-        breaks="who is not the newest ends soon",
+        breaks="a message that is not the newest ends soon",
     ),
     _acquire(
-        "who is superseded keeps what has woken it",
+        "a superseded message keeps what has woken it",
         old="    wake_others(math.max(freed, held < limit and 1 or 0))\n    return {SUPERSEDED",
         new="    return {SUPERSEDED",
-        breaks="who waits in line is begun as the lock is free",
+        breaks="a copy in line is begun as the lock is free",
         unseen="its main process has the next one begun as well",
     ),
     _order(
@@ -237,20 +231,20 @@ MUTANTS = (
         breaks="the newest runs",
     ),
     _order(
-        "whoever asks is the newest",
+        "any message that asks is the newest",
         old="  return number, number < highest and before, is_new and before\n",
         new="  return number, nil, is_new and before\n",
         breaks="none runs after a newer one has come",
     ),
     _newest(
-        "who is superseded leaves no record",
+        "a superseded message leaves no record",
         old='        copy = _record(acquisition, "skip", error)\n        if copy is None:\n            newest',
         new="        copy = None\n        if copy is None:\n            newest",
         breaks="a message has one end",
         unseen="a copy of it finds as well that a newer one has come",
     ),
     _newest(
-        "who is superseded ends in silence",
+        "a superseded message ends in silence",
         old="            on_conflict.supersede(it.task, error, met)\n",
         new="            raise Ignore(str(error))\n",
         breaks="every message has an end",

@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 def run_all(mutants: Sequence[Mutant], *, first: int, seeds: int, jobs: int) -> list[Found]:
-    """Simulate each with so many seeds at most, `jobs` of them at once."""
+    """Simulate each with this many seeds at most, `jobs` of them at once."""
     loading.source.load()
     waiting, running, found = list(enumerate(mutants)), {}, {}
     while waiting or running:

@@ -24,10 +24,10 @@ class ClusterMap:
 
     Attributes:
         myself: the node whose belief it is.
-        ranges: first slot, last slot, and who has them: the master, then its replicas.
-        migrating: slots of this node that are about to go to another one, to which it sends whoever asks for a key that
-            is not here.
-        importing: slots that are about to come here, and are served to who says ASKING.
+        ranges: first slot, last slot, and the nodes that have them: the master, then its replicas.
+        migrating: slots of this node that are about to go to another one, to which it sends clients for keys that are
+            not here.
+        importing: slots that are about to come here, and are served to clients that say ASKING.
     """
 
     myself: Address

@@ -10,7 +10,7 @@ from tests.simulation.redis.generic_commands import scan_options, stepped
 from tests.simulation.redis.registry import command
 from tests.simulation.redis.replies import OK, SYNTAX, CommandError, Double, Pairs, Scored, UnknownCommand
 
-#: Up to so many fields HSCAN shows at once, whatever it is asked for.
+#: HSCAN shows up to this many fields at once, whatever it is asked for.
 _SMALL = 128
 
 

@@ -25,7 +25,7 @@ from tests.simulation.redis.session import Session
 #: Numbers from here on may be times in ms, and from there on in µs.
 _MS, _US = 1_000, 10**14
 
-#: What has so many µs to live counts as ending.
+#: A key with this many µs to live counts as ending.
 _SHORT = 20_000
 
 _NUMBER = re.compile(rb"-?[0-9]{4,}(\.[0-9]+)?")

@@ -17,7 +17,7 @@ class Known:
     Attributes:
         name: as errors show it.
         run: carries it out, given the server and the arguments behind the name.
-        arity: number of words, the name among them; negative: at least so many.
+        arity: number of words, the name among them; negative: at least this many.
         keys: which of the arguments are keys.
         writes: refused by a replica.
         grows: refused by a server that is out of memory.

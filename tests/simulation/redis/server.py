@@ -45,7 +45,7 @@ class RedisModel:
         loading, busy, out_of_memory: what it answers most commands, or those that write, in such a state.
         password: what to log in with; None if nobody has to.
         cluster: what it knows of the cluster that it is a node of.
-        on_write: is told what a command, or a whole script, has changed, with the offset that WAIT goes by.
+        on_write: hears what a command, or a whole script, has changed, with the offset that WAIT goes by.
         acknowledged: how far each replica has come; see `replica_has`.
         info: fields of INFO that are to be said in place of its own.
         commands: how many were carried out, those of scripts among them.
@@ -198,13 +198,13 @@ class RedisModel:
         return sum(each >= offset for each in self.acknowledged.values())
 
     def demote(self) -> None:
-        """It becomes a replica: who is blocked on it is sent away."""
+        """It becomes a replica: a client that is blocked on it is sent away."""
         self.readonly = True
         reason = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
         self._send_away(lambda session: CommandError(reason))
 
     def move_slots(self, cluster: ClusterMap) -> None:
-        """Another map of the cluster: who is blocked on a key that is elsewhere now is sent there."""
+        """Another map of the cluster: a client that is blocked on a key that is elsewhere now is sent there."""
         self.cluster = cluster
 
         def elsewhere(session: Session) -> CommandError | None:
@@ -222,7 +222,7 @@ class RedisModel:
         return had
 
     def peek(self, key: bytes, database: int = 0) -> tuple[Any, int | None]:
-        """A value, and the ms it has left (None: it lives for ever), unseen by the server; (None, 0) if it is gone."""
+        """A value, and the ms it has left (None: it lives forever), unseen by the server; (None, 0) if it is gone."""
         db = self.dataset.databases.get(database)
         if db is None or key not in db.values:
             return None, 0
@@ -401,7 +401,7 @@ class RedisModel:
         return self.cluster.redirection(keys, held, asking=self._asking, is_seven=self.is_seven)
 
     def _serve(self) -> None:
-        """Give what was pushed to who waits for it, the longest first."""
+        """Give what was pushed to the clients that wait for it, the longest first."""
         while self._ready:
             place = self._ready.popleft()
             self._select(place[0])

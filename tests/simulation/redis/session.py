@@ -19,7 +19,7 @@ class Blocked:
     """What a client waits for.
 
     Attributes:
-        until: on the server's clock in ms; 0: for ever.
+        until: on the server's clock in ms; 0: forever.
         keys: lists, one of which is to have an element.
         replicas: how many are to acknowledge what the client has written; 0 where it waits for a list.
     """

@@ -31,8 +31,9 @@ SENDERS, WORKERS, CHILDREN = 8, 2, 4
 #: Seconds of a lease, and until the broker delivers again what nobody has acknowledged.
 TTL, VISIBLE = 2.0, 5
 
-#: Seconds from one kill to the next.
-GAPS = (0.1, 0.5)
+#: Seconds from one kill to the next, and how many there are at most: on a machine that is busy with other things, a
+#: program takes longer to start than it then lives.
+GAPS, KILLS = (0.1, 0.5), 60
 
 #: Seconds from one look to the next, and until a job that is not free is sent again.
 PACE = 0.2
@@ -157,20 +158,26 @@ class Flood:
 
     def kill_until_all_is_sent(self) -> None:
         """Kill one after the other; those that come in their places send what is left."""
-        while any(sender.process.poll() is None for sender in self._senders):
+        for _ in range(KILLS):
             clock.sleep(self._chance.uniform(*GAPS))
+            if all(sender.process.poll() is not None for sender in self._senders):
+                break
             self._chance.choice([self._kill_sender, self._kill_sender, self._kill_worker, self._kill_child])()
+        self.wait_for_senders()
 
     def _kill_sender(self) -> None:
-        alive = [sender for sender in self._senders if sender.process.poll() is None]
+        """Kill one that has begun to send: whoever is killed before has done nothing, and its successor might not."""
+        self._log.follow()
+        begun = Counter(one.pid for one in self.judge.messages.values())
+        alive = [one for one in self._senders if one.process.poll() is None and begun[one.process.pid]]
         if not alive:
             return
         victim = self._chance.choice(alive)
         self._note_kill("sender", victim.process.pid)
         victim.kill()
         self._log.follow()
-        begun = sum(one.pid == victim.process.pid for one in self.judge.messages.values())
-        if left := self._senders.pop(victim) - begun:
+        begun = Counter(one.pid for one in self.judge.messages.values())
+        if left := self._senders.pop(victim) - begun[victim.process.pid]:
             self._start_sender(left)
 
     def _kill_worker(self) -> None:

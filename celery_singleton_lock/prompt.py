@@ -1,0 +1,32 @@
+"""Asks a process, and those that it has forked, to look at something now.
+
+A worker's main process cannot reach into the processes of its pool: a signal would interrupt whatever runs there, and a
+pipe would need a thread that reads it. So they share a number. Each compares it when it wakes anyway.
+"""
+
+from __future__ import annotations
+
+from mmap import mmap
+
+#: Bytes of the number.
+_SIZE = 4
+
+
+class Prompt:
+    """Shared with each process that is forked after it was made."""
+
+    def __init__(self) -> None:
+        self._shared = mmap(-1, _SIZE)
+        self._seen = self._shared[:_SIZE]
+
+    def give(self) -> None:
+        number = int.from_bytes(self._shared[:_SIZE], "big") + 1
+        self._shared[:_SIZE] = (number % 256**_SIZE).to_bytes(_SIZE, "big")
+
+    def is_new(self) -> bool:
+        """Whether it was given since this process asked last; a process that has just been forked may not know."""
+        given = self._shared[:_SIZE]
+        if given == self._seen:
+            return False
+        self._seen = given
+        return True
