@@ -12,8 +12,8 @@ from celery_singleton_lock.keys.template import SCALARS
 #: Characters of a label at most.
 MAX_LABEL = 60
 
-#: Bits of a whole number that is short.
-_SHORT = 64
+#: Whole numbers up to this are shown whole.
+_WHOLE = 10**MAX_LABEL
 
 
 def of_arguments(arguments: Mapping[str, Any]) -> str:
@@ -39,8 +39,8 @@ def of_text(text: str) -> str:
 
 
 def _in_short(value: object) -> str:
-    if type(value) is int and value.bit_length() <= _SHORT:
-        return str(value)  # As below, in a tenth of the time.
+    if type(value) is int and -_WHOLE < value < _WHOLE:  # As most are.
+        return str(value)
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, str):
