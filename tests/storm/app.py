@@ -36,7 +36,7 @@ SCOPED: Mapping[str, Mapping[str, Any]] = {
     "each": {"lock_scope": "until_expired", "lock_queue_ttl": KEEPS_OUT},
 }
 
-#: What makes a message come back, whoever dies: without it Celery itself would lose some.
+#: What makes a message come back, whichever process dies: without it Celery itself would lose some.
 SURE = {"bind": True, "shared": False, "acks_late": True, "reject_on_worker_lost": True}
 
 
