@@ -83,12 +83,13 @@ class Heartbeat(Renews):
         Raises:
             LockUnavailable: no answer. The lease keeps its ttl, and is trusted for the shorter one.
         """
-        self._take(lease.owner)
+        mine = object()
         try:
+            self._take(lease.owner, mine)
             return self._renew_for(lease, ttl)
         finally:
             with pulse.mutex:
-                self._give_back(lease.owner)
+                self._give_back(lease.owner, mine)
                 watched = self.watched.get(lease.owner)
                 if watched is not None and watched.lease() is lease:
                     watched.due_at = due_after(lease) if lease.reason is None else 0.0
@@ -189,32 +190,38 @@ class Heartbeat(Renews):
 
     def _ask(self, lease: Lease) -> None:
         """In the thread that runs under an overdue lease: it goes on only if the lock is still held."""
-        step = trust.step_of([lease.good_for])
-        if not self._take(lease.owner, step):
-            lease.lose("it is overdue, and a renewal on its way has no answer yet")
-            return
+        step, mine = trust.step_of([lease.good_for]), object()
         try:
-            if lease.reason is not None or lease.remaining > 0:
-                return  # By what was under way.
+            if not self._take(lease.owner, mine, step):
+                lease.lose("it is overdue, and a renewal on its way has no answer yet")
+            elif lease.reason is None and lease.remaining <= 0:  # Else it is known by what was under way.
+                self._renew_overdue(lease, step)
+        finally:
+            with pulse.mutex:
+                self._give_back(lease.owner, mine)
+
+    def _renew_overdue(self, lease: Lease, step: float) -> None:
+        try:
             (ours,) = self._store.renew([lease], timeout=step)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not known whether the lock is held
             lease.lose(f"it is overdue, and could not be renewed: {error}")
         else:
             if not ours:
                 lease.lose(GONE)
-        finally:
-            with pulse.mutex:
-                self._give_back(lease.owner)
 
-    def _take(self, owner: str, timeout: float | None = None) -> bool:
-        """Wait until no renewal of this lease is under way, keep others from it; False if that takes too long."""
+    def _take(self, owner: str, mine: object, timeout: float | None = None) -> bool:
+        """Wait until no renewal of this lease is under way, keep others from it; False if that takes too long.
+
+        It may be interrupted (by a time limit, a signal) when the lease is taken: `_give_back` in any case.
+        """
         with pulse.mutex:
             if not pulse.given_back.wait_for(lambda: owner not in self.taken, timeout):
                 return False
-            self.taken.add(owner)
+            self.taken[owner] = mine
             return True
 
-    def _give_back(self, owner: str) -> None:
-        """With the mutex."""
-        self.taken.discard(owner)
-        pulse.given_back.notify_all()
+    def _give_back(self, owner: str, mine: object) -> None:
+        """With the mutex. Where it was not taken, nothing changes."""
+        if self.taken.get(owner) is mine:
+            del self.taken[owner]
+            pulse.given_back.notify_all()

@@ -38,14 +38,14 @@ class Renews(ABC):
 
     Attributes:
         watched: the leases under watch, by their owners.
-        taken: owners of the leases of which a renewal is under way.
+        taken: owners of the leases of which a renewal is under way, and whose that is.
         in_round: whether a thread is in a round.
     """
 
     def start_anew(self) -> None:
         """Watch nothing: at first, and in the child of a fork, whose leases are the parent's."""
         self.watched: dict[str, Watched] = {}
-        self.taken: set[str] = set()
+        self.taken: dict[str, object] = {}
         self.in_round = False
 
     def is_under_way(self, owner: str) -> bool:
@@ -241,7 +241,8 @@ class Pulse:
         finally:
             with self.mutex:
                 heartbeat.in_round = False
-                heartbeat.taken.difference_update(due)
+                for owner in due:
+                    heartbeat.taken.pop(owner, None)
                 self.given_back.notify_all()
 
     def _strike(self, to_stop: Sequence[tuple[Renews, Watched]]) -> None:

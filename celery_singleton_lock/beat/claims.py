@@ -28,12 +28,9 @@ MAX_AHEAD = 3600.0
 
 
 class Claims:
-    """The claims of one beat. Used by one thread.
+    """The claims of one beat, which last for `ttl` seconds. Used by one thread.
 
-    Args:
-        ledger: where they are.
-        ttl: seconds that they last.
-        may_send: whether this beat may send anything at all; asks nobody.
+    `may_send` says whether this beat may send anything at all, and asks nobody.
     """
 
     def __init__(self, ledger: Ledger, *, ttl: float, may_send: Callable[[], bool]) -> None:

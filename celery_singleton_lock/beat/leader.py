@@ -34,15 +34,7 @@ ASK_AFTER = 4.0
 
 
 class Leadership:
-    """A candidate. Used by one thread.
-
-    Args:
-        store: where the lease is.
-        key: of the lease.
-        name: of what is led, for messages.
-        ttl: seconds.
-        holder: who the candidate is.
-    """
+    """A candidate for a lease of this key. Used by one thread; `name` is that of what is led, for messages."""
 
     def __init__(self, store: Store, key: str, name: str, *, ttl: float, holder: Holder) -> None:
         self._store = store

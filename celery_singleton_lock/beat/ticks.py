@@ -31,9 +31,7 @@ class Tick:
     """One tick of an entry. Times are microseconds since the epoch.
 
     Attributes:
-        entry: the name of the entry.
         last: the entry's last run, from which this one follows.
-        due: when it is due.
         sets: what the entry's last run is once this is sent.
         following: when the one after it is due; None if that is not known.
     """

@@ -19,13 +19,7 @@ from celery_singleton_lock.options.task import options_for
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """An exclusive task.
-
-    Attributes:
-        task: its name.
-        lock: what it locks and how, for people.
-        findings: worst first.
-    """
+    """An exclusive task, what it locks and how, for people, and the findings, worst first."""
 
     task: str
     lock: str
@@ -37,17 +31,11 @@ class Audited:
         return self.findings[0].severity if serious(self.findings) else "ok"
 
 
-def audit_tasks(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Audited]:
-    """Each exclusive task, with what was found about it.
-
-    Args:
-        app: whose modules of tasks have been imported.
-        of_app: its settings.
-        pool: of the workers, as `celery worker -P` calls it; None: as the app's settings say.
-    """
+def audit_tasks(app: Any, of_app: Settings) -> list[Audited]:
+    """Each exclusive task of an app whose modules of tasks have been imported, with what was found about it."""
     return [
         Audited(context.subject, _lock(context), worst_first(judged(tasks.RULES, context)))
-        for context in _contexts(app, of_app, pool)
+        for context in _contexts(app, of_app, None)
     ]
 
 
@@ -57,7 +45,10 @@ def audit_app(app: Any, of_app: Settings, *, leaders: int | None = None) -> list
 
 
 def task_warnings(app: Any, of_app: Settings, *, pool: str | None = None) -> list[Finding]:
-    """All that is more than a note about the tasks; what is true of several is said once."""
+    """All that is more than a note about the tasks; what is true of several is said once.
+
+    The workers have this pool, as `celery worker -P` calls it; None: the one of the app's settings.
+    """
     return merged(serious(judged(tasks.RULES, *_contexts(app, of_app, pool))))
 
 

@@ -44,14 +44,11 @@ class Explanation:
     """One call.
 
     Attributes:
-        task: its name.
-        key: of its lock.
         lock_name: the first thing that goes into the key.
         lock_key: which the others are, for people.
         arguments: all of them by name, for people; empty where they do not fit the task's signature.
         defaults: the names of those that the caller left out.
         counts: what goes into the key beside the name.
-        options: each with its source.
     """
 
     task: str

@@ -21,10 +21,7 @@ class Finding:
     """Something that was found.
 
     Attributes:
-        severity: how bad it is.
         subject: what it is about: a task, a setting, a server, a key.
-        text: what is the matter.
-        remedy: what to do about it.
     """
 
     severity: Severity

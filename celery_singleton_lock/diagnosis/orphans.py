@@ -49,7 +49,6 @@ class QueuedHold:
     """The lock of a message, and what is known about that.
 
     Attributes:
-        key: the whole key.
         held: as it was seen last.
         standing: None while that is open.
         seen_at: when, on our clock, at the latest.
@@ -92,7 +91,7 @@ def search(app: Any, found: Sequence[tuple[str, Held]], *, timeout: float) -> Se
 
     Args:
         app: whose messages these are.
-        found: locks of messages, with their keys.
+        found: the locks, with their keys.
         timeout: seconds that workers get for each answer.
 
     Raises:

@@ -22,8 +22,6 @@ class AppContext:
     """An app whose modules of tasks have been imported.
 
     Attributes:
-        app: the app.
-        settings: of its locks.
         leaders: how many beats lead its schedule; None where no server was asked.
     """
 

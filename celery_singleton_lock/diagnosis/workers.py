@@ -11,13 +11,7 @@ from celery_singleton_lock.diagnosis.peers import Peer, Standing
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext(Subject):
-    """A worker, and the app that asks it.
-
-    Attributes:
-        peer: the worker.
-        exclusive: the names of the app's exclusive tasks.
-        own: how the app locks.
-    """
+    """A worker, and the app that asks it: the names of its exclusive tasks, and how it locks."""
 
     peer: Peer
     exclusive: frozenset[str]

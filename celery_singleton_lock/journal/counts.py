@@ -17,9 +17,7 @@ class Counter(NamedTuple):
     """A number that only grows.
 
     Attributes:
-        name: of the count.
         label: what it is divided by, beside the task; '' for nothing.
-        text: what it counts.
     """
 
     name: str
@@ -34,7 +32,6 @@ class Histogram(NamedTuple):
         name: of the two kinds of counts, behind which stand _bucket and _sum (milliseconds).
         bounds: of its buckets: seconds.
         labels: of the buckets, by their bounds; the last is that of the bucket above them all.
-        text: what it measures.
     """
 
     name: str
@@ -78,7 +75,6 @@ class Count(NamedTuple):
 
     Attributes:
         name: of a counter, or of a histogram with _bucket or _sum.
-        task: that it is of.
         label: a counter's, or the upper bound of a bucket in seconds.
     """
 

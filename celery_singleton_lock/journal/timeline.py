@@ -23,18 +23,13 @@ TICKS = 6
 #: The kind of an entry for what runs still.
 RUNNING = "running"
 
+#: The others are marked as refused.
 _SIGNS = {
-    "retry": "↻",
-    "rerun": "↻",
-    "replace": "↻",
-    "join": "↻",
-    "follow": "↻",
+    **dict.fromkeys(("retry", "rerun", "replace", "join", "follow", "stand-by", "drop", "repeat"), "↻"),
     "joined": "=",
     "superseded": "»",
-    "stand-by": "↻",
-    "drop": "↻",
+    "free": "†",
 }
-_SIGNS |= {"repeat": "↻", "free": "†"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +142,7 @@ def _bars(entry: Entry, window: Window) -> Iterator[str]:
     asked = window.share(entry.began - entry.waited)
     if left - asked > 0.0005:
         yield f'<i class="wait" style="left:{100 * asked:.3f}%;width:{100 * (left - asked):.3f}%" title="{title}"></i>'
-    outcome = {RUNNING: "now"}.get(entry.outcome, escape(entry.outcome.lower()))
+    outcome = "now" if entry.outcome == RUNNING else escape(entry.outcome.lower())
     yield f'<i class="{outcome}" style="left:{100 * left:.3f}%;width:{100 * (right - left):.3f}%" title="{title}"></i>'
 
 

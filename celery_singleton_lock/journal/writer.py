@@ -58,12 +58,7 @@ class _Sample(NamedTuple):
 
 
 class JournalWriter:
-    """Collects entries, and writes them to `journal`.
-
-    Args:
-        journal: None to collect nothing.
-        alerts: warn of what the journal finds wrong.
-    """
+    """Collects entries, and writes them to `journal`; nothing where that is None."""
 
     def __init__(self, journal: Journal | None, alerts: Alerts) -> None:
         self._journal = journal
@@ -82,9 +77,7 @@ class JournalWriter:
     def add(self, entry: Entry, *, at_once: bool = False) -> None:
         """Count an entry and keep it for the journal; its times are this host's.
 
-        Args:
-            entry: what happened.
-            at_once: write it now rather than in a thread, for a caller that may look for leftover threads afterwards.
+        It is written in a thread; or now, for a caller that may look for leftover threads afterwards.
         """
         if self._journal is None:
             return

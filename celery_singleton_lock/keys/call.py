@@ -13,12 +13,7 @@ from celery_singleton_lock.keys.key import key_of, key_of_text
 
 
 class CallKey(NamedTuple):
-    """The key of a call.
-
-    Attributes:
-        key: of its lock.
-        label: what the digest in it is of, in a few words for people.
-    """
+    """The key of a call, and what the digest in it is of, in a few words for people."""
 
     key: str
     label: str

@@ -28,11 +28,8 @@ _CALL, _SETTING = "singleton_lock", "singleton_"
 
 
 def check_attributes(task: Any, base: type) -> None:
-    """Refuse what a task class has under a name that does nothing here.
-
-    Args:
-        task: the class.
-        base: the class that it is derived from. What has a name of its attributes does something.
+    """Refuse what a task class has under a name that does nothing here: neither is it an option, nor has `base`, from
+    which the class is derived, an attribute of that name.
 
     Raises:
         InvalidOption: there is something.
@@ -78,12 +75,7 @@ def _foreign(name: str, value: Any) -> str | None:
 
 
 def wrong_in_call(options: Mapping[str, Any], task_name: str) -> InvalidOption | None:
-    """What a call was given beside `singleton_lock`, and would only be carried along; None if there is nothing.
-
-    Args:
-        options: of `apply_async`, or of a signature.
-        task_name: of the task that is called.
-    """
+    """What a call was given beside `singleton_lock`, and would only be carried along; None if there is nothing."""
     for name, value in options.items():
         if isinstance(name, str) and (why := _wrong_option(name, value)) is not None:
             return InvalidOption(f"a call of {cleaned.text(task_name)} has the option {cleaned.value_shown(name)}{why}")

@@ -70,12 +70,7 @@ class Rule:
     words: str
 
     def require(self, value: Any, where: str, *, secret: bool = False) -> Any:
-        """The value.
-
-        Args:
-            value: to check.
-            where: it was found, for the error.
-            secret: do not show it.
+        """The value; an error says where it was found, and shows it unless it is secret.
 
         Raises:
             InvalidOption: it is not allowed.

@@ -207,11 +207,7 @@ def chosen_policy(option: str, policy: object, task: Any, met: Exception, allowe
 
 
 def check_task(task: Any, base: type) -> None:
-    """Refuse wrong options of a task class when it is bound to its app, before anything is sent.
-
-    Args:
-        task: the class.
-        base: the class of this package that it is derived from.
+    """Refuse wrong options of a task class, derived from `base`, when it is bound to its app: before anything is sent.
 
     Raises:
         InvalidOption: an option is unknown or its value is not allowed.

@@ -216,24 +216,17 @@ _by_signal = _BySignal()
 
 
 def _way_of_this_thread() -> _Way:
-    if _is_patched("gevent"):
+    monkey: Any = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
         gevent = sys.modules["gevent"]
         return _ByThrow(gevent.getcurrent(), gevent.get_hub().loop.run_callback_threadsafe)
-    if _is_patched("eventlet"):
+    patcher: Any = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
         eventlet = sys.modules["eventlet"]
         return _ByThrow(eventlet.getcurrent(), partial(eventlet.hubs.get_hub().schedule_call_global, 0))
     if threading.current_thread() is threading.main_thread():
         return _by_signal
     return _ByAsyncException()
-
-
-def _is_patched(library: str) -> bool:
-    """Whether the threads of this process are greenlets of that library."""
-    if library == "gevent":
-        monkey: Any = sys.modules.get("gevent.monkey")
-        return monkey is not None and bool(monkey.is_module_patched("threading"))
-    patcher: Any = sys.modules.get("eventlet.patcher")
-    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
 
 
 def _kill_this_child(lease: Lease) -> None:

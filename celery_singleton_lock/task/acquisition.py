@@ -28,7 +28,6 @@ class Acquisition:
     """Gets the lock of one execution.
 
     Attributes:
-        execution: which.
         given_up: owners under which this message was asked for before, without an answer.
     """
 

@@ -1,12 +1,11 @@
-"""Celery's tasks and requests, as far as this package uses them."""
+"""Celery's tasks and requests, as far as this package uses them, and the lock that a task takes for a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from celery_singleton_lock.options.task import Options
-from celery_singleton_lock.task.task_lock import TaskLock
 
 
 class RequestLike(Protocol):
@@ -32,6 +31,20 @@ class RequestLike(Protocol):
     hostname: Any
     is_eager: bool
     called_directly: bool
+
+
+class TaskLock(NamedTuple):
+    """The lock that a call of a task takes.
+
+    Attributes:
+        options: how it is taken.
+        key: of the lock.
+        label: what the digest in the key is of, in a few words; empty where nobody is to see that.
+    """
+
+    options: Options
+    key: str
+    label: str = ""
 
 
 class TaskLike(Protocol):

@@ -15,10 +15,9 @@ from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import message_identity
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLike, TaskLock
 from celery_singleton_lock.task.outcome import Outcome, ignores_result
 from celery_singleton_lock.task.running import Progress, progress_of
-from celery_singleton_lock.task.task_lock import TaskLock
 
 
 # Nobody changes one, as for `Holder`.
@@ -27,13 +26,7 @@ class Execution:
     """A message, or an eager call.
 
     Attributes:
-        task: whose `request` it is.
-        request: the message.
-        runtime: of the task's app.
-        options: how it locks.
-        key: of its lock.
         holder: itself, as the lock's holder.
-        progress: how far this process has got with the request.
         is_remembered: whether this is a message of which other copies may come.
         began: when it came here, on `clock.now()`.
     """

@@ -7,9 +7,6 @@ it runs, and ends as it ends, as a copy does that has joined (`joining`).
 Where the leader is gone without an end, one of its followers takes its lock, leaves its own name for the others, and
 runs, as if it had been sent with that lock. So there is always one that runs, and one that the others follow.
 
-Nobody waits in a circle: a leader has been sent, so it waits for nothing of the follower's canvas. What may wait for
-the follower within a body, its parent and its root, is not followed, and neither is what waits for one of these.
-
 Protocol: `docs/protocol.md`, section 15.
 """
 
@@ -27,7 +24,7 @@ from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import journal_entries, leader, requeue, stored_end
+from celery_singleton_lock.task import journal_entries, leader, outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.joining import MOST_HEIRS, Joining, Later, ancestors_of, as_end
@@ -94,13 +91,7 @@ def _leader_of(execution: Execution, own: QueueLock) -> Leader | None:
 
 
 class Following:
-    """A message that follows another one.
-
-    Args:
-        acquisition: of the follower.
-        brought: the lock that it has as soon as the leader is gone.
-        its_leader: that.
-    """
+    """A message that follows another one, and has the lock that it `brought` as soon as that is gone."""
 
     def __init__(self, acquisition: Acquisition, brought: Queued, its_leader: Leader) -> None:
         self._acquisition = acquisition
@@ -212,7 +203,7 @@ class Following:
         if self._leader.run is None and raw_attribute(it.task, "lock_name"):
             return None  # It may be the result of another task.
         try:
-            stored = stored_end.of(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
+            stored = outcome.stored_end(it.task, self._leader.task_id, max(clock.wall() - self._leader.since, 0.0))
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be asked: %r", it, error)
             return Later(SETTLING)
@@ -220,7 +211,7 @@ class Following:
 
     def _heir(self) -> Leader | None:
         """The message to follow in place of a leader that is gone; None if there is none, or it is this one."""
-        heir = self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+        heir = self._recorded_heir()
         return None if heir is None or self._is_this(heir) else heir
 
     def _lead(self) -> Leader | None:
@@ -237,7 +228,7 @@ class Following:
         for `_lead`.
         """
         self._brought.leads()
-        heir = self._named_in(self._store.recorded(self._lock.key, self._leader.heirs_name.message))
+        heir = self._recorded_heir()
         if heir is not None and not self._is_this(heir):
             return heir  # That is gone, too, and this one has its lock.
         if heir is not None or self._runs_in(self._held(self._execution.key)):
@@ -249,7 +240,7 @@ class Following:
         if self._leader.run is None and (run := self._started()) is not None:  # As this one took its lock.
             return self._give_back(self._leader._replace(run=run))
         said = self._store.refuse(self._lock.key, self._leader.heirs_name, self._names_heir(self._leader, self._own))
-        other = self._named_in(said) if isinstance(said, Record) else None
+        other = Leader.read(leader.recorded(said)) if isinstance(said, Record) else None
         if other is not None and not self._is_this(other):
             return self._give_back(other)
         logger.info("%s runs: message %s, which it has followed, has not ended", self._execution, self._leader.task_id)
@@ -268,8 +259,8 @@ class Following:
     def _own(self) -> Leader:
         return Leader(self._execution.holder.task_id or "", leader.token_of(self._lock.owner), clock.wall())
 
-    def _named_in(self, record: Record | None) -> Leader | None:
-        return Leader.read(leader.recorded(record))
+    def _recorded_heir(self) -> Leader | None:
+        return Leader.read(leader.recorded(self._store.recorded(self._lock.key, self._leader.heirs_name.message)))
 
     def _is_this(self, other: Leader) -> bool:
         return other.token == leader.token_of(self._lock.owner)

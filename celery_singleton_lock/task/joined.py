@@ -13,8 +13,6 @@ class Joined(NamedTuple):
     """The attempt of a task whose end is awaited.
 
     Attributes:
-        task_id: its id.
-        sending: the name of its sending.
         replaced, retries: which of the messages of that sending.
         since: when it got the lock, which distinguishes its deliveries; 0 where that is not known.
         goes_on: whether it follows on one that has ended: it may run later, while others have the lock.

@@ -5,9 +5,6 @@ lock says so, which is there as soon as the lock is free; the value is in it, or
 died has left nothing: then this copy runs itself, as soon as it has the lock, and the others that waited end as it
 does. They find it by a record of its own, the *heir* of that task.
 
-Nobody waits in a circle: a waiting copy holds no lock, and a joined task held it then. A task that sent this one may
-wait for it, and is not joined.
-
 Protocol: `docs/protocol.md`, section 13.
 """
 
@@ -27,7 +24,7 @@ from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.task import check_join
 from celery_singleton_lock.stores.base import FORGOTTEN, Held, Record
-from celery_singleton_lock.task import outcome, requeue, stored_end
+from celery_singleton_lock.task import outcome, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.execution import Execution
@@ -106,12 +103,7 @@ def end_by_now(acquisition: Acquisition, joined: Joined) -> End | None:
 
 
 class Joining:
-    """A copy that has joined a task.
-
-    Args:
-        acquisition: of the copy.
-        joined: the task.
-        key: of the lock of that; None: of the copy's own.
+    """A copy that has joined a task, which holds the lock of this `key`: where that is None, the copy's own.
 
     Attributes:
         joined: whose end it waits for by now.
@@ -229,7 +221,7 @@ class Joining:
     def _stored(self, age: float) -> Mapping[str, Any] | Later | None:
         """What the result backend has of a task of which something ended `age` seconds ago."""
         try:
-            return stored_end.of(self._execution.task, self.joined.task_id, age)
+            return outcome.stored_end(self._execution.task, self.joined.task_id, age)
         except Exception as error:  # noqa: BLE001 - every backend has its own
             logger.warning("%s: the result backend cannot be asked: %r", self._execution, error)
             return Later(SETTLING)

@@ -30,7 +30,6 @@ class Run(NamedTuple):
     """A message as it runs.
 
     Attributes:
-        task: the name of its task.
         key: of the lock of its run.
         joined: the attempt whose end counts.
     """
@@ -44,7 +43,6 @@ class Leader(NamedTuple):
     """The message that is followed.
 
     Attributes:
-        task_id: its id.
         token: stands for its lock.
         since: when it was sent, seconds since the epoch.
         run: what it is as it runs; None while that is not known.

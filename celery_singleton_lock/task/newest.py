@@ -77,13 +77,7 @@ def superseded(execution: Execution, error: LockSuperseded, found: Superseded) -
 
 
 def stopped(execution: Execution, error: LockSuperseded, failure: Exception) -> None:
-    """Say that an execution ends so which ran, and was stopped for a newer one.
-
-    Args:
-        execution: which.
-        error: why.
-        failure: what came of its body then.
-    """
+    """Say that an execution ends so which ran, and was stopped for a newer one; `failure` came of its body then."""
     if not isinstance(failure, LockSuperseded):
         logger.warning("%s was stopped, and failed as it ended: %r", execution, failure)
     _say(execution, error)

@@ -1,4 +1,4 @@
-"""How a message ended, and the record that is left of it.
+"""How a message ended, the record that is left of it, and what its result backend has of that.
 
 A copy of the message that finds it ends in the same way (`redelivery`). Protocol: `docs/protocol.md`, section 6.
 """
@@ -6,17 +6,18 @@ A copy of the message that finds it ends in the same way (`redelivery`). Protoco
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601
 
-from celery_singleton_lock import cleaned
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import keeps_results, may_be_asked
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.options.rules import ConflictPolicy
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import FORGOTTEN, Record
 from celery_singleton_lock.task import value_codec
@@ -37,6 +38,9 @@ OF_USE = 60.0
 
 #: Parts of a record's first line; a mark follows them, if there is one.
 _FIELDS = 4
+
+#: Seconds by which the clocks of two workers may differ, where a stored result is taken for an older one.
+CLOCKS_DIFFER = 60.0
 
 #: In the place of a content, where a body ended with `Ignore`: another task has its id now, and will end.
 REPLACED = b"replaced"
@@ -65,12 +69,8 @@ class Outcome(NamedTuple):
     mark: str = ""
 
     def record_of(self, holder: Holder, seconds: float, *, is_over: bool = False) -> Record:
-        """The record that is left of the holder's message for `seconds`.
-
-        Args:
-            holder: whose message it is.
-            seconds: how long it is to be known that this has ended.
-            is_over: whether nothing follows on it that may have to be sent again.
+        """What is left of the holder's message, of which it is to be known for `seconds` that it has ended; `is_over`:
+        nothing follows on it that may have to be sent again.
         """
         of_all = self.state, seconds, self.content is not None, self.settled
         head = _line([*of_all, self.mark]) if self.mark else _head(*of_all)
@@ -129,11 +129,6 @@ def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
     return Outcome(states.FAILURE, content)
 
 
-def refused(task: TaskLike, request: RequestLike, policy: ConflictPolicy, error: Exception) -> Outcome | None:
-    """The message of `request` is not carried out, and ends with `error`; None if that is not its end."""
-    return ended_by(task, request, error) if policy == "raise" else Outcome(states.REVOKED)
-
-
 def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outcome | None:
     """The body raised `error`; None if that is not the message's end.
 
@@ -152,12 +147,29 @@ def is_awaited(task: TaskLike, request: RequestLike) -> bool:
     """Whether anybody gets to know how it ended."""
     if request.callbacks or request.chain or request.chord or request.errbacks:
         return True
-    return _is_stored(task, request)
+    return not ignores_result(task, request) and keeps_results(task.backend)
 
 
 def backend_knows(task: TaskLike, request: RequestLike) -> bool:
     """Whether the result backend knows what becomes of a task."""
     return not ignores_result(task, request) and may_be_asked(task.backend)
+
+
+def stored_end(task: TaskLike, task_id: str, age: float) -> Mapping[str, Any] | None:
+    """What the result backend has of the end of the task with this id; None if it has none.
+
+    What was stored before the body ended, `age` seconds ago, is the end of another task with this id.
+
+    Raises:
+        Exception: as the backend has them.
+    """
+    if task.backend.get_state(task_id) not in states.READY_STATES:
+        return None
+    # What was there a moment ago may be forgotten by now.
+    stored: Mapping[str, Any] = task.backend.get_task_meta(task_id)
+    stored_at = _moment(stored.get("date_done"))
+    is_of_this = stored_at is None or stored_at > clock.wall() - age - CLOCKS_DIFFER
+    return stored if stored["status"] in states.READY_STATES and is_of_this else None
 
 
 def ignores_result(task: TaskLike, request: RequestLike) -> bool:
@@ -166,11 +178,19 @@ def ignores_result(task: TaskLike, request: RequestLike) -> bool:
     return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
 
 
-def _is_stored(task: TaskLike, request: RequestLike) -> bool:
-    return not ignores_result(task, request) and keeps_results(task.backend)
-
-
 def _rejects_failed(task: TaskLike) -> bool:
     """Whether Celery rejects the message of a task that failed, instead of acknowledging it."""
     acks = getattr(task, "acks_on_failure", None)  # Since Celery 5.7.
     return bool(task.acks_late and not (task.acks_on_failure_or_timeout if acks is None else acks))
+
+
+def _moment(date: Any) -> float | None:
+    """Seconds since the epoch, of a date as a result backend gives it; None if it gives none, or one of no zone.
+
+    Some are UTC then, some local: Django's, say, with `USE_TZ = False`.
+    """
+    try:
+        found = maybe_iso8601(date)
+        return None if found is None or found.tzinfo is None else float(found.timestamp())
+    except Exception:  # noqa: BLE001 - every backend has its own
+        return None

@@ -60,12 +60,8 @@ class Publisher:
     ) -> None:
         """Send a copy of `original`, with its header, to its queue, due in `delay` seconds.
 
-        Args:
-            original: as it came.
-            header: what we know of it.
-            expires: whether it still does, if it did.
-            delay: seconds.
-            held: whether a worker is to hold it until then, and may begin it sooner.
+        With `expires` it still expires if the original does. With `held` a worker is to hold it until it is due, and
+        may begin it sooner.
 
         Raises:
             Exception: as the transport has them; whether the copy was sent is not known then.

@@ -3,10 +3,6 @@
 One process ends it, by the owner that the message names: the one that runs it, or the worker's main process, where that
 died or nothing was begun (`worker.request`). A message that goes on as a copy or as its next attempt keeps it.
 
-A message that was acknowledged as it came ends with its process, whatever ends that: its lock becomes a lease then,
-which somebody has to renew. One that is acknowledged late comes again: its lock is kept for as long as it may wait,
-from whenever it is renewed.
-
 Protocol: `docs/protocol.md`, section 12.
 """
 
@@ -41,10 +37,6 @@ SOON = 0.2
 
 class Queued:
     """A message in the hands of the process that runs it (`with`).
-
-    Args:
-        task: whose message it is.
-        lock: what that brought with it.
 
     Attributes:
         lock: what it brought.

@@ -15,7 +15,7 @@ from celery.utils.log import get_logger
 from celery_singleton_lock._celery import counts_part_once
 from celery_singleton_lock.errors import ResultLost
 from celery_singleton_lock.stores.base import Held, Record
-from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling, stored_end
+from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling
 from celery_singleton_lock.task.celery_types import TaskLike
 from celery_singleton_lock.task.execution import Execution, named
 from celery_singleton_lock.task.outcome import MAX_CONTENT, End, Outcome
@@ -135,7 +135,7 @@ def _stored(task: TaskLike, age: float) -> Mapping[str, Any] | None:
     if not outcome.backend_knows(task, task.request):
         return None
     try:
-        return stored_end.of(task, task.request.id, age)
+        return outcome.stored_end(task, task.request.id, age)
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be asked: %r", named(task), error)
         if requeue.was_untold(task.request):

@@ -32,6 +32,7 @@ from celery_singleton_lock.task import (
     settling,
 )
 from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import End, Outcome
 
@@ -139,12 +140,9 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
 
 
 def end_stopped(acquisition: Acquisition, failure: Exception, *, why: LockSuperseded) -> Any:
-    """End as one that ran, and was stopped for a newer one; its record says so by now.
+    """End as one that ran, and was stopped for a newer one; its record says so by now, and its lock is free.
 
-    Args:
-        acquisition: of its lock, which is free.
-        failure: what came of its body then.
-        why: it was stopped.
+    `failure` came of its body then.
     """
     it = acquisition.execution
     try:
@@ -175,14 +173,25 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
     return redelivery.end(acquisition.execution, copy)
 
 
-def drop_if_expired(execution: Execution, lease: Lease) -> None:
-    """A message that was delivered again comes here although it has expired; see `worker.request`."""
-    if delivery.is_redelivered(execution.request) and on_conflict.has_expired(execution.request):
-        revoked = Outcome(states.REVOKED)
+def drop_if_over(execution: Execution, lease: Lease | None) -> None:
+    """A copy of a message comes here although that has expired, or was revoked (see `worker.request`); no other copy
+    carries it out.
+    """
+    if (why := _why_over(execution.request)) is None:
+        return
+    revoked = Outcome(states.REVOKED)
+    if lease is not None:
         with suppress(LockUnavailable):  # It is repeated until it is answered.
             execution.runtime.store.free(lease, record=execution.record(revoked))
-        settling.settle_after(execution, revoked)
-        on_conflict.revoke(execution.task, on_conflict.Expired("expired"))
+    settling.settle_after(execution, revoked)
+    on_conflict.revoke(execution.task, why)
+
+
+def _why_over(request: RequestLike) -> on_conflict.Skipped | None:
+    if delivery.is_revoked(request):
+        return on_conflict.Skipped("revoked")
+    has_expired = delivery.is_redelivered(request) and on_conflict.has_expired(request)
+    return on_conflict.Expired("expired") if has_expired else None
 
 
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:
@@ -190,7 +199,8 @@ def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) 
     if policy == "reject" or policy in WAITING_POLICIES:
         return None  # Its message is not at its end: a dead-letter exchange may send it again on purpose.
     it = acquisition.execution
-    return _record_end(acquisition, outcome.refused(it.task, it.request, policy, error))
+    ended = outcome.ended_by(it.task, it.request, error) if policy == "raise" else Outcome(states.REVOKED)
+    return _record_end(acquisition, ended)
 
 
 def _record_end(acquisition: Acquisition, ended: Outcome | None) -> Held | Record | None:

@@ -4,10 +4,6 @@ Taken over, sent, superseded. The newcomer frees the lock of the other message, 
 in its place. Then it is sent; if that fails, the other one gets its lock back. Only then the other one is
 superseded, wherever it is: so one of the two runs, wherever the sender stops.
 
-A message finds out as its body starts, and only where its lock is not its own any more: that may also have ended by
-itself, or with its server, and then it runs. So it says, under the key of its lock, that it has started, unless it
-stands there that it is superseded: whatever is said first holds.
-
 Protocol: `docs/protocol.md`, section 12.
 """
 
@@ -58,13 +54,7 @@ class Taken(NamedTuple):
 
 
 def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Taken:
-    """Take the lock of another message, whichever has it by then.
-
-    Args:
-        store: where it is.
-        lock: as the newcomer wants it; the owner is chosen here.
-        task_id: of the newcomer.
-        found: the message that has the lock.
+    """Take the lock of another message, whichever has it by then; the owner of the newcomer's `lock` is chosen here.
 
     Raises:
         LockUnavailable: no answer, or it changes hands too often.
@@ -102,14 +92,9 @@ def give_back(store: Store, taken: Taken) -> None:
 
 
 def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[str], old: Held | None = None) -> None:
-    """Have the messages of these owners never run, unless they have started: the newcomer was sent.
+    """Have the messages of these owners of the lock before never run, unless they have started: the newcomer was sent.
 
-    Args:
-        store: where the lock is.
-        lock: of the newcomer.
-        task_id: of the newcomer.
-        owners: of the lock before.
-        old: the hold of theirs that was taken over, where it is known.
+    `old` is the hold of theirs that it took over, where that is known.
     """
     text = cleaned.text_or_none(task_id)
     still = UNKNOWN if old is None or old.remaining <= PROVISIONAL else old.remaining

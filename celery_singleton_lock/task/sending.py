@@ -87,14 +87,9 @@ def send(
     named: dict[str, Any],
     publish: Callable[..., Any],
 ) -> Any:
-    """Send a message with its lock, or answer as `on_duplicate` says.
+    """Send a message with its lock by `publish`, or answer as `on_duplicate` says.
 
-    Args:
-        task: what is called.
-        call: the options of the lock for this call.
-        args, kwargs: of the call.
-        named: what else `apply_async` was given, by name.
-        publish: sends the message.
+    The options of the lock for this call are in `call`; `named` is what else `apply_async` was given, by name.
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
@@ -178,15 +173,7 @@ def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
 
 
 class _Duplicate(NamedTuple):
-    """A call whose lock another message has.
-
-    Attributes:
-        task: what is called.
-        options: how it locks.
-        lock: as its message would have it.
-        found: its holder.
-        error: which says so.
-    """
+    """A call whose lock another message has: `lock` as this one would have it, and who was `found` to have it."""
 
     task: Any
     options: Options

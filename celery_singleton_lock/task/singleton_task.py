@@ -36,12 +36,11 @@ from celery_singleton_lock.options.task import (
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import map_items, message_identity, queued, sending, synchronous
 from celery_singleton_lock.task.carry_out import carry_out
-from celery_singleton_lock.task.celery_types import RequestLike
+from celery_singleton_lock.task.celery_types import RequestLike, TaskLock
 from celery_singleton_lock.task.delivery import is_applied
 from celery_singleton_lock.task.execution import Execution, record_started
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
 from celery_singleton_lock.task.running import progress_of
-from celery_singleton_lock.task.task_lock import TaskLock
 
 logger = get_logger(__name__)
 
@@ -318,7 +317,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         settings = Runtime.of(self.app).settings
         if options.scope in OF_EACH_MESSAGE:
             own = message_identity.sending_of(request)
-            return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, own), "")
+            return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, own))
         return self._lock(settings, options, args, kwargs)
 
     def lock_when_sent(self, call: Mapping[str, Any] | None, args: Any, kwargs: Any) -> TaskLock | None:

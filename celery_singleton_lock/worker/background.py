@@ -17,11 +17,7 @@ MAX_WAITING = 10_000
 
 
 class Aside:
-    """Does one piece of work after another.
-
-    Args:
-        name: of the thread.
-    """
+    """Does one piece of work after another, in a thread of this name."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -158,12 +158,7 @@ class _Child:
 
 
 class Children:
-    """The children of this process that carry out exclusive tasks.
-
-    Args:
-        store: where their locks are.
-        journal: gets an entry for each lock that is freed.
-    """
+    """The children of this process that carry out exclusive tasks."""
 
     def __init__(self, store: Store, journal: JournalWriter) -> None:
         self._store = store

@@ -198,8 +198,18 @@ class SingletonRequest(WorkerRequest):
     def on_sent_again(self) -> None:
         self._goes_on = True
 
+    def ends_if_revoked(self) -> bool:
+        """Not a copy of a message that may be running, or have ended: its child asks first, as for one that expires."""
+        may_have_begun = self.delivery_info["redelivered"] or requeue.has_begun(self.context)
+        if not may_have_begun or self._options() is None:
+            return True
+        delivery.revoke(self.request_dict)
+        return False
+
     def revoked(self) -> bool:
         revoked = super().revoked()
+        if revoked and delivery.is_revoked(self.request_dict):
+            return False
         if revoked:
             self._end_brought()
             if self.context.retries:
@@ -281,11 +291,8 @@ class SingletonRequest(WorkerRequest):
         task_revoked.send(self.task, request=self.context, terminated=False, signum=None, expired=expired)
 
     def _record(self, error: BaseException, *, settled: bool) -> None:
-        """Record what Celery has made of the loss of the child, if that is the end of the message.
-
-        Args:
-            error: how the child was lost.
-            settled: whether the result was stored, and what follows sent.
+        """Record what Celery has made of the loss of the child, if that is the end of the message; `settled`: the
+        result was stored, and what follows sent.
         """
         try:
             self._record_end(error, settled)

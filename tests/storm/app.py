@@ -17,8 +17,10 @@ from celery.concurrency.asynpool import AsynPool
 from celery.signals import worker_ready
 from redis import Redis
 
-from celery_singleton_lock import LockConflict
-from tests.storm import history, mutants
+from celery_singleton_lock import LockConflict, LockSuperseded
+from celery_singleton_lock.signals import lock_conflict
+from tests.storm import history, mutants, newest
+from tests.storm.borrowed import JOINING
 from tests.storm.broker import report_queue
 from tests.storm.waiting import KEEPS_OUT
 
@@ -35,6 +37,9 @@ SCOPED: Mapping[str, Mapping[str, Any]] = {
     "waiting": {"lock_scope": "until_executing"},
     "each": {"lock_scope": "until_expired", "lock_queue_ttl": KEEPS_OUT},
 }
+
+#: Tasks of which only the newest message is to run, by policy.
+NEWEST = {"rerun": newest.RERUN, "replace": newest.REPLACE}
 
 #: What makes a message come back, whichever process dies: without it Celery itself would lose some.
 SURE = {"bind": True, "shared": False, "acks_late": True, "reject_on_worker_lost": True}
@@ -88,21 +93,29 @@ def _add_exclusive(app: Celery, way: Mapping[str, Any]) -> None:
         _work(self, key, seconds, last=self.request.retries == 1)
         if self.request.retries == 0:
             raise self.retry(countdown=0.5)
-        return key
+        return str(self.request.id)
 
     @app.task(name="retaining", on_conflict="retry", max_retries=2, lock_retain_on_retry=True, **SURE, **way)
     def retaining(self: Any, key: str, seconds: float) -> str:
         _work(self, key, seconds, last=self.request.retries == 1)
         if self.request.retries == 0:
             raise self.retry(countdown=0.5)
-        return key
+        return str(self.request.id)
+
+    @app.task(name=JOINING, on_conflict="join", **SURE, **way)
+    def joining(self: Any, key: str, seconds: float) -> str:
+        return _work(self, key, seconds)
+
+    if ";" not in app.conf.singleton_lock_backend:  # A Redlock knows of no order.
+        for policy, name in NEWEST.items():
+            app.task(name=name, on_conflict=policy, **SURE, **way)(_work)
 
     @app.task(name="hogging", on_conflict="retry", **SURE, **way)
     def hogging(self: Any, key: str, seconds: int) -> str:
         """C code that lets no other thread of its process run."""
         with _attempt(self, key):
             ctypes.PyDLL(None).sleep(seconds)
-        return key
+        return str(self.request.id)
 
     @app.task(name="tick", **SURE, **way)
     def tick(self: Any, key: str) -> None:
@@ -121,7 +134,7 @@ def _add_scoped(app: Celery, name: str, way: Mapping[str, Any]) -> None:
         _work(self, job, seconds, last=not retries)
         if retries:
             raise self.retry(countdown=0.5)
-        return key
+        return str(self.request.id)
 
 
 def _decide(task: Any, conflict: LockConflict) -> str:
@@ -129,12 +142,13 @@ def _decide(task: Any, conflict: LockConflict) -> str:
 
 
 def _work(task: Any, key: str, seconds: float, *, limit: int = 1, last: bool = True) -> str:
+    """A body; what it returns says whose run it was."""
     with _attempt(task, key, limit=limit, last=last) as beat:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, BEAT))
             beat()
-    return key
+    return str(task.request.id)
 
 
 def _attempt(task: Any, key: str, *, limit: int = 1, last: bool = True, **fields: object) -> Any:
@@ -150,10 +164,22 @@ def _report_ends() -> None:
     def told(self: Any, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
         found = store(self, task_id, result, state, *args, **kwargs)
         if state in states.READY_STATES:
-            history.write("told", message=task_id, state=state, error=type(result).__name__)
+            history.write("told", message=task_id, **end_of(result, state))
         return found
 
     RedisBackend.store_result = told
+
+
+def end_of(result: Any, state: str) -> dict[str, Any]:
+    """An end as the history has it: with whose run it was, or which message was newer."""
+    whose = {"value": result} if state == states.SUCCESS else {}
+    newer = {"by": result.task_id} if isinstance(result, LockSuperseded) else {}
+    return {"state": state, "error": type(result).__name__, **whose, **newer}
+
+
+def _met(task_id: str, policy: str, **_: Any) -> None:
+    if policy in NEWEST:
+        history.write("met", message=task_id)
 
 
 def _report_records() -> None:
@@ -186,4 +212,5 @@ if history.HOST in os.environ:
     _report_ends()
     report_queue()
     _report_records()
+    lock_conflict.connect(_met, weak=False)
     app = make(json.loads(os.environ["TEST_CONF"]), os.environ.get(PACKAGE, ""))

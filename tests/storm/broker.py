@@ -9,6 +9,9 @@ from kombu.transport import redis as transport
 
 from tests.storm import history
 
+#: Parts of the header of a message that follows another one.
+FOLLOWS = 9
+
 
 def report_queue() -> None:
     """Have kombu write down what is put into a queue, and what a worker has taken and noted.
@@ -35,5 +38,7 @@ def report_queue() -> None:
 
 def _note(event: str, headers: Mapping[str, Any]) -> None:
     queued = headers.get("singleton_lock_queued")
-    owner = {"owner": queued[3]} if queued and queued[0] == headers.get("id") else {}
+    # A follower has no lock: the header has two more parts, of which the last says whom it follows.
+    has_lock = queued and queued[0] == headers.get("id") and len(queued) < FOLLOWS
+    owner = {"owner": queued[3]} if has_lock else {}
     history.write(event, message=headers.get("id"), retries=headers.get("retries", 0), **owner)

@@ -12,17 +12,20 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from tests.storm import waiting
+from tests.storm import borrowed, newest, waiting
 from tests.storm.excuses import LOST_BY_BROKER, Excuses
 from tests.storm.story import Attempt, Fault, Line, Story
 
 #: What a finding is about: two bodies at once; a body after the message's end; a fence that did not grow; an end that
 #: changed; a message that is nowhere; one that waits; a key without a time to live, or a lock that nobody holds; two
-#: messages of one job that wait, where one may.
-Broken = Literal["overlap", "again", "fence", "told twice", "lost", "stuck", "left", "sent twice"]
-BROKEN: Sequence[Broken] = ("overlap", "again", "fence", "told twice", "lost", "stuck", "left", "sent twice")
+#: messages of one job that wait, where one may; a success that is not of this message's run, nor of one that it may end
+#: as; a run or an end that a newer message should have prevented.
+Broken = Literal[
+    "overlap", "again", "fence", "told twice", "lost", "stuck", "left", "sent twice", "wrong end", "not the newest"
+]
+BROKEN: Sequence[Broken] = get_args(Broken)
 
 #: Share of the ttl after which a server that answers again is heard.
 HEARD = 0.25
@@ -98,6 +101,10 @@ class Checker:
             verdict.findings.append(Finding("sent twice", job, at, text, excuse))
         for message, at, text in waiting.answers(story):
             verdict.findings.append(Finding("left", message, at, text))
+        for message, at, text in borrowed.wrong_ends(story):
+            verdict.findings.append(Finding("wrong end", message, at, text))
+        for message, at, text, excuse in newest.broken(story, self._ttl):
+            verdict.findings.append(Finding("not the newest", message, at, text, excuse))
         verdict.clicks, verdict.duplicates = len(story.clicked), len(story.duplicates)
         if is_over:
             verdict.findings += _missing(story)

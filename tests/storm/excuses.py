@@ -20,6 +20,7 @@ UNSENT = "sent, but not as far as Celery knows"
 UNTOLD = "stored, but not as far as Celery knows"
 LOST_BY_BROKER = "lost by the broker"
 KILLED_AS_IT_BEGAN = "struck as it began"
+UNHEARD = "no lock server could say it"
 
 #: Each excuse, and what of the guarantees it is.
 REASONS: Mapping[str, str] = {
@@ -34,6 +35,7 @@ REASONS: Mapping[str, str] = {
     UNSENT: "Celery failed a step or a retry that the broker had taken, as it could not hear or tell that",
     UNTOLD: "Celery failed a task when it had stored its success, and could not tell the rest; the result stays",
     KILLED_AS_IT_BEGAN: "the worker died or stood still after the lock of a message was freed, before its body began",
+    UNHEARD: "a run hears as it renews that it is to stop for a newer one, and no lock server answered meanwhile",
     LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
 }
 

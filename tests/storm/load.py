@@ -16,6 +16,9 @@ from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
 from tests.storm import history
+from tests.storm.app import NEWEST, SCOPED
+from tests.storm.borrowed import JOINING
+from tests.storm.clicks import JOBS
 from tests.storm.scene import TTL, Scene
 
 #: Keys that most calls have, and for packages that lock by all arguments the seconds that each one's bodies take.
@@ -107,8 +110,10 @@ class Load:
     def _send(self) -> None:
         if "patient" not in self._tasks:
             return self._only(self._key())
-        what = self._chance.choices([self._single, self._retry, self._pair, self._chain, self._chord], [12, 3, 2, 2, 1])
-        what[0]()
+        ways = [self._single, self._retry, self._pair, self._chain, self._chord]
+        ways += [self._joining, self._newest, self._jobs]
+        (send,) = self._chance.choices(ways, [12, 3, 2, 2, 1, 2, 3, 2])
+        send()
 
     def _only(self, key: str) -> None:
         """What every package can do."""
@@ -135,6 +140,34 @@ class Load:
     def _chord(self) -> None:
         header, body = [self._step() for _ in range(3)], self._step()
         self._send_all(chord(header, body), [*((step, []) for step in header), (body, [step.id for step in header])])
+
+    def _joining(self) -> None:
+        self._some(JOINING)
+
+    def _newest(self) -> None:
+        if tasks := [name for name in NEWEST.values() if name in self._tasks]:
+            self._some(self._chance.choice(tasks))
+
+    def _some(self, task: str) -> None:
+        """One or more for a hot key, which meet each other there, and others."""
+        key = self._chance.choice([*HOT])
+        for _ in range(self._chance.randint(1, 3)):
+            self._one(self._tasks[task], key, {})
+
+    def _jobs(self) -> None:
+        """A canvas of jobs that are clicked at as well: its parts follow whoever has the lock."""
+        jobs = [self._job() for _ in range(2)]
+        if self._chance.random() < 0.5:
+            steps = [jobs[0], self._step(), jobs[1]]
+            self._send_all(chain(steps), [(one, [before.id] if before else []) for before, one in _with_before(steps)])
+        else:
+            body = self._step()
+            parts = [*((job, []) for job in jobs), (body, [job.id for job in jobs])]
+            self._send_all(chord(jobs, body), parts)
+
+    def _job(self) -> Signature:
+        task, key = self._chance.choice(sorted(SCOPED)), self._chance.choice(sorted(JOBS))
+        return self._tasks[task].si(key, JOBS[key]).set(task_id=_new_id())
 
     def _step(self) -> Signature:
         return self._tasks["patient"].si(self._key(), self._chance.choice([0.0, 0.1, 0.3])).set(task_id=_new_id())

@@ -12,7 +12,7 @@ from redis import Redis
 
 from celery_singleton_lock import DuplicateResult, clock
 from tests.storm import history
-from tests.storm.app import SCOPED
+from tests.storm.app import SCOPED, end_of
 from tests.storm.checker import Checker, Verdict
 from tests.storm.clicks import JOBS
 from tests.storm.load import HOT, Load, length_of
@@ -120,12 +120,7 @@ def _ask_backend(made: Scene, pending: set[str]) -> None:
     for message in pending:
         meta = made.app.backend.get_task_meta(message, cache=False)
         if meta["status"] in states.READY_STATES:
-            line = {
-                "event": "told",
-                "message": message,
-                "state": meta["status"],
-                "error": type(meta["result"]).__name__,
-            }
+            line = {"event": "told", "message": message, **end_of(meta["result"], meta["status"])}
             history.append(made.history, {"at": clock.now(), "host": "backend", "pid": 0, **line})
 
 

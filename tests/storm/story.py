@@ -98,6 +98,9 @@ class Story:
         self.taken: list[Line] = []
         #: By message and attempt: what was last heard of it from the broker.
         self.broker: dict[tuple[str, int], str] = {}
+        #: By message: when a worker first got it; and when it met a lock for which only the newest waits.
+        self.came: dict[str, float] = {}
+        self.met: dict[str, float] = {}
         self.faults: list[Fault] = []
         self.left: list[Line] = []
         for line in sorted(lines, key=lambda line: line["at"]):
@@ -177,9 +180,13 @@ class Story:
 
     def _taken(self, line: Line) -> None:
         self.broker[line["message"], line.get("retries", 0)] = "taken"
+        self.came.setdefault(line["message"], line["at"])
         if line["message"] in self.clicked:
             self.queued.append(line)  # It is confirmed, and lasts anew.
             self.taken.append(line)
+
+    def _met(self, line: Line) -> None:
+        self.met.setdefault(line["message"], line["at"])
 
     def _clicked(self, line: Line) -> None:
         self.clicked[line["message"]] = line

@@ -50,8 +50,8 @@ def with_task(options: dict[str, Any], conf: dict[str, Any] | None = None) -> Ce
 
 
 def of_task(options: dict[str, Any], conf: dict[str, Any] | None = None, pool: str = "prefork") -> list[Finding]:
-    app = with_task(options, conf)
-    (audited,) = audit_tasks(app, Settings.from_app(app), pool=pool)
+    app = with_task(options, {"worker_pool": pool, **(conf or {})})
+    (audited,) = audit_tasks(app, Settings.from_app(app))
     return list(audited.findings)
 
 
@@ -86,7 +86,7 @@ def test_pools_of_greenlets_that_reconnect_to_rabbitmq(pool: str, told: bool) ->
 def test_plain_task_gives_no_finding() -> None:
     app = make_app()
     app.task(shared=False, name="plain", reject_on_worker_lost=True)(bill)
-    assert audit_tasks(app, Settings.from_app(app), pool="prefork") == []
+    assert audit_tasks(app, Settings.from_app(app)) == []
     assert of_app(app) == []
 
 
@@ -353,7 +353,7 @@ def test_worst_comes_first() -> None:
 def test_verdict_is_that_of_the_worst() -> None:
     for options, verdict in (({}, "ok"), ({"on_conflict": "reject"}, "warning"), ({"Request": Request}, "problem")):
         app = with_task(options)
-        (audited,) = audit_tasks(app, Settings.from_app(app), pool="prefork")
+        (audited,) = audit_tasks(app, Settings.from_app(app))
         assert audited.verdict == verdict
 
 

@@ -292,6 +292,34 @@ def test_lease_that_is_stopped_while_the_due_ones_are_chosen_harms_no_other(
         heartbeat.stop(lease)
 
 
+class Interrupted(dict[str, object]):
+    """Once, as an entry has just come."""
+
+    def __setitem__(self, owner: str, value: object) -> None:
+        super().__setitem__(owner, value)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_overdue", [False, True])
+def test_interruption_as_a_renewal_begins_leaves_the_lease_to_others(
+    store: Store, heartbeat: Heartbeat, is_overdue: bool
+) -> None:
+    """By a signal, a time limit: with the lease taken for good, nobody would renew it."""
+    lease, execution = store.take(ttl=3.0), Execution()
+    heartbeat.start(lease, execution.when_lost)
+    heartbeat.taken = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        if is_overdue:
+            lease.trusted_until = 0.0
+            lease.check()
+        else:
+            heartbeat.renew(lease, 3.0)
+    assert heartbeat.taken == {}
+    heartbeat.taken = {}
+    assert heartbeat.renew(lease, 3.0)
+    heartbeat.stop(lease)
+
+
 @pytest.mark.parametrize("what", ["_seconds_to_sleep", "_work", "_add_thread"])
 def test_error_in_choosing_what_is_due_does_not_end_the_thread(
     store: Store, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch, what: str

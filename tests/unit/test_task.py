@@ -562,3 +562,12 @@ def test_every_command_has_its_method(app: Celery) -> None:
     assert callable(app.control.inspect().locks)
     assert callable(app.control.inspect().singleton_lock)
     assert callable(app.control.release_lock)
+
+
+def test_tasks_have_the_settings_of_their_own_app() -> None:
+    """Celery writes an app's settings to the class that it binds: the base would hand them on to all later tasks."""
+    app = Celery("late", broker="memory://", set_as_current=False)
+    app.conf.task_acks_late = True
+    tasks = [app.task(shared=False, base=SingletonTask, name=name)(body(lambda: None)) for name in ("one", "two")]
+    assert [task.acks_late for task in tasks] == [True, True]
+    assert not SingletonTask.__bound__

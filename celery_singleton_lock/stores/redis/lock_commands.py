@@ -41,11 +41,11 @@ PROVISIONAL = 1.0
 #: Arguments of `replace_records.lua` for each record.
 _OF_RECORD = 4
 
-#: What the scripts that are asked for a lock begin with, and what they look with.
-ASKED = "now", "lock/request", "lock/grant", "lock/answers"
-LOOKING = "lock/places", "lock/ended", "lock/newest"
-ACQUIRE = Script(*ASKED, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
-HAND_OVER = Script(*ASKED, *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
+#: What the scripts that are asked for a lock give it with, and what they look with.
+GRANTING = "now", "lock/grant", "lock/answers"
+LOOKING = "lock/request", "lock/places", "lock/ended", "lock/newest"
+ACQUIRE = Script(*GRANTING, "lock/plain", *LOOKING, "lock/acquire", answers=answers_question)
+HAND_OVER = Script(*GRANTING, *LOOKING, "lock/hand_over", "lock/acquire", answers=answers_question)
 FREE, WAKE = Script("lock/end", "now", "lock/ended", "lock/free"), Script("lock/wake")
 REFUSE = Script("now", "lock/answers", "lock/ended", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("now", "lock/answers", "lock/ended", "lock/recorded", answers=answers_refusal)

@@ -198,13 +198,13 @@ MUTANTS = (
     ),
     _grant(
         "a fence is not counted on",
-        old="math.max(highest_fence(fence) + 1, time)",
-        new="math.max(highest_fence(fence), 1)",
+        old="math.max(is_one and highest + 1 or 1, time)",
+        new="math.max(is_one and highest or 0, 1)",
         breaks="fences grow",
     ),
     _grant(
         "a fence is the time alone",
-        old="local number = math.max(highest_fence(fence) + 1, time)",
+        old="local number = math.max(is_one and highest + 1 or 1, time)",
         new="local number = time",
         breaks="fences grow, whatever the clocks say",
         nodes=3,

@@ -23,8 +23,7 @@ UNTIL_BEGUN_OR_ENDED = {*SCOPES} - {WHILE_EXECUTING, UNTIL_EXPIRED}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-# With kills it is a storm: what comes of it is up to the machine as well, and it is run by `make flood`.
-@pytest.mark.parametrize("is_deadly", [False, pytest.param(True, marks=pytest.mark.storm)])
+@pytest.mark.parametrize("is_deadly", [False, True])
 def test_exactly_what_the_scopes_allow(tmp_path: Path, is_deadly: bool) -> None:
     seed = random.SystemRandom().randrange(2**32)
     queue_ttl = QUEUE_TTL if is_deadly else None

@@ -26,7 +26,7 @@ MEMORY_TTL = 315_360_000.0
 #: end, and be none: so it is promised first.
 PROMISE = b"?"
 
-VOTE = Script(*lock_commands.ASKED, *lock_commands.LOOKING, "lock/vote", "lock/acquire", answers=answers_vote)
+VOTE = Script(*lock_commands.GRANTING, *lock_commands.LOOKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
 RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
 

@@ -68,7 +68,7 @@ for slot = 0, slots - 1 do
       if number and fields[13] then
         redis.call('PEXPIRE', lock, ttl) -- It is to stop, which is not to be forgotten.
       elseif number then
-        write(lock, owner, holder, string.format('%.0f', number), ttl)
+        redis.call('SET', lock, owner .. string.gsub(holder, '\n', ',' .. string.format('%.0f', number), 1), 'PX', ttl)
       else
         number = grant(lock, owner, holder, ttl, fence, fence_ttl, seed, request)
       end

@@ -1,4 +1,4 @@
--- Ends a hold, before free.lua does the rest: in most cases nothing, if there is no record.
+-- Ends a hold, before free.lua does the rest: in most cases nothing, if there is no record, or nothing else.
 -- Keys and arguments of what is rare are left out, as in request.lua.
 -- KEYS waiting, wake, [record (if record ms is not 0),] [messages that are over, more of them, aside (see now.lua; all if there is a name, or a
 --      reservation),] [slots, record of whom it is reserved for, more messages that are over (with theirs; all if there is a reservation),]
@@ -38,6 +38,7 @@ for i = FIRST, FIRST + locks - 1 do
   end
 end
 local somebody_waits = ours and redis.call('EXISTS', waiting) == 1
-if ours and not somebody_waits and #ARGV == 2 and #KEYS == FIRST then
+local is_plain = ours and not somebody_waits and #KEYS == FIRST
+if is_plain and (#ARGV == 2 or #ARGV == 4 and redis.call('SET', done, record, 'PX', record_ms, 'NX')) then
   return FREED
 end

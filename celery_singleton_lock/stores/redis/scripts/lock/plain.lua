@@ -1,11 +1,17 @@
 -- What most acquires find, before acquire.lua looks at all that there may be: one lock, which is free, for which nobody waits or was just
 -- woken, and a message that is not known.
--- Follows request.lua, grant.lua and answers.lua. PLAIN: arguments of an acquire that says nothing of what is rare, see request.lua.
+-- Follows grant.lua and answers.lua. request.lua comes behind it, which names the KEYS and ARGV: that takes a good part of this.
+-- PLAIN: arguments of an acquire that says nothing of what is rare.
 -- -> {GRANTED, fence, slot} | whatever follows
 local PLAIN = 7
-if #ARGV <= PLAIN and redis.call('EXISTS', unpack(KEYS, OTHERS)) == 0 then
-  local names = once and redis.pcall('GET', ended)
-  if type(names) ~= 'string' or not string.find(names, ended_name, 1, true) then
-    return {GRANTED, grant(KEYS[FIRST], owner, holder, ttl, fence, fence_ttl, nil, request), 0}
+if #ARGV <= PLAIN then
+  local name = ARGV[5] or ''
+  -- OTHERS in request.lua. The last key is the lock.
+  local others = name == '' and 2 or 3
+  if redis.call('EXISTS', unpack(KEYS, others)) == 0 then
+    local names = others == 3 and redis.pcall('GET', KEYS[2])
+    if type(names) ~= 'string' or not string.find(names, name, 1, true) then
+      return {GRANTED, grant(KEYS[#KEYS], ARGV[1], ARGV[2], ARGV[3], KEYS[1], ARGV[4], nil, KEYS[others + 2]), 0}
+    end
   end
 end
