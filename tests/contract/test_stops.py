@@ -47,6 +47,14 @@ def test_each_process_gets_its_calls_in_turn(store: Store) -> None:
     other.close()
 
 
+def test_what_comes_before_anybody_listens_is_heard(store: Store) -> None:
+    store.tell(PREFIX, OWN, call := Stop(new_owner(), "task"))
+    own = store.stops(PREFIX, OWN)
+    assert own is not None
+    assert own.wait() == call
+    own.close()
+
+
 @pytest.mark.usefixtures("briefly")
 def test_nothing_is_heard_after_a_while(store: Store) -> None:
     own = store.stops(PREFIX, OWN)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import queue
+from contextlib import suppress
 
 from celery_singleton_lock.stores.stops import Stop
 
 #: Seconds that one call waits.
 SLICE = 1.0
 
+#: Calls that are kept for a process which does not listen at this moment; others are dropped.
+KEPT = 1000
+
 
 class MemoryStops:
     """`Stops` of this process."""
 
     def __init__(self) -> None:
-        self._told: queue.Queue[Stop] = queue.Queue()
+        self._told: queue.Queue[Stop] = queue.Queue(KEPT)
 
     def tell(self, stop: Stop) -> None:
-        self._told.put(stop)
+        with suppress(queue.Full):
+            self._told.put_nowait(stop)
 
     def wait(self) -> Stop | None:
         try:
