@@ -86,6 +86,20 @@ def test_many_waiters_are_woken_in_order(redis_server: RedisServer, control: Rea
     compare(redis_server, control, steps, 2)
 
 
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_a_long_pipeline_is_carried_out_in_parts(redis_server: RedisServer, control: RealSession, size: int) -> None:
+    """What it has woken goes on before the rest of it is read."""
+    compare(
+        redis_server,
+        control,
+        [
+            (1, [("BLPOP", "list{1}", 0), ("SET", "k{1}", "woken")]),
+            (0, [("RPUSH", "list{1}", 1), ("SET", "other{1}", b"x" * size), ("GET", "k{1}")]),
+        ],
+        2,
+    )
+
+
 STATES = [Pair.run_out_of_memory, Pair.become_replica]
 _REFUSED = ("EVAL", "local answer = redis.pcall(unpack(ARGV, 2)) return answer", 1, "k{1}", b"", "SET", "k{1}", b"")
 

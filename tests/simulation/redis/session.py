@@ -38,6 +38,9 @@ class Blocked:
 
 _ONLY_BYTES = frozenset({bytes})
 
+#: Bytes that Redis reads from a client in one turn (`PROTO_IOBUF_LEN`).
+AT_ONCE = 16 * 1024
+
 
 class Written(bytes):
     """An answer that is written down already."""
@@ -74,14 +77,17 @@ class Session:
         self._is_open = True
 
     def receive(self, data: bytes) -> None:
-        """Bytes from the client, at most parts of a command among them."""
-        if self._is_open:
-            self.server.begin_turn()
-            try:
-                self._reader.feed(data)
-                self.go_on()
-            finally:
-                self.server.end_turn()
+        """Bytes from the client, at most parts of a command among them: read as Redis does, and others have their turn
+        before the next part.
+        """
+        for at in range(0, len(data), AT_ONCE):
+            if self._is_open:
+                self.server.begin_turn()
+                try:
+                    self._reader.feed(data[at : at + AT_ONCE])
+                    self.go_on()
+                finally:
+                    self.server.end_turn()
 
     def close(self) -> None:
         """The client is gone: what it has sent behind a blocked command is not carried out."""
