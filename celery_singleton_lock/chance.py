@@ -16,7 +16,7 @@ randrange = _chance.randrange
 
 
 def back_off(failures: int, first: float, most: float) -> float:
-    """Seconds to wait after so many failures: doubled each time, with jitter so that a crowd spreads out."""
+    """Seconds to wait after this many failures: doubled each time, with jitter so that a crowd spreads out."""
     return spread(min(first * 2.0 ** min(failures, 16), most))
 
 

@@ -52,8 +52,8 @@ class Confirmations:
         _write_at_exit(WeakMethod(write))
 
     def start_anew(self) -> None:
-        #: What is to be said, and until when that is of use. No mutex: who adds may be interrupted by a signal's
-        #: handler that adds something itself.
+        #: What is to be said, and until when that is of use. No mutex: a signal's handler may
+        #: interrupt the thread that adds, and add something itself.
         self._holds: deque[tuple[Hold, float]] = deque()
 
     def add(self, hold: Hold) -> None:

@@ -96,7 +96,7 @@ class Heartbeat(Renews):
                     pulse.follow(self, watched.due_at)
 
     def supersede(self, owner: str, by: str) -> None:
-        """Have whoever runs under this owner's lease stop for a newer task, if that is under watch: at once, and not
+        """Have the run under this owner's lease stop for a newer task, if that is under watch: at once, and not
         when a renewal says so.
         """
         with pulse.mutex:
@@ -106,7 +106,7 @@ class Heartbeat(Renews):
                 pulse.follow(self, 0.0)
 
     def renew_now(self) -> None:
-        """Renew all leases at once, since one of them was taken away, and whoever runs under it is to hear of that:
+        """Renew all leases at once, since one of them was taken away, and its holder is to hear of that:
         also in the processes that were forked from this one, within a second.
         """
         with pulse.mutex:

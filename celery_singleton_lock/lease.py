@@ -26,7 +26,7 @@ class Hold:
         limit: how many may hold the key at once; each holds another slot of it.
         slot: which one; None where only the owner is known.
         ending: whether it was asked to be freed, and there was no answer.
-        superseded_by: the id of the newer task for which whoever has it is to stop; None where no renewal has said
+        superseded_by: the id of the newer task for which its holder is to stop; None where no renewal has said
             that. It is held until then.
     """
 
@@ -47,7 +47,7 @@ class Hold:
         return Hold(key, new_owner(), ttl=30.0)
 
     def supersede(self, by: str | None) -> None:
-        """Have whoever has it stop for a newer task, the first that has said so; None: nobody has."""
+        """Have its holder stop for a newer task, the first that has said so; None: nobody has."""
         self.superseded_by = by if self.superseded_by is None else self.superseded_by
 
     @property

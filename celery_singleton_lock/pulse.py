@@ -186,7 +186,7 @@ class Pulse:
         return min(max(next_at - now, 0.001), MAX_SLEEP)
 
     def _work(self, now: float, me: threading.Thread) -> Callable[[], None] | None:
-        """What is to be done now: say who is to stop, or renew the leases of the store where one is most overdue."""
+        """What is to be done now: stop holders, or renew the leases of the store where one is most overdue."""
         to_stop, rounds = self._due(now)
         if to_stop:
             return partial(self._strike, to_stop)

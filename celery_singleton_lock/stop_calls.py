@@ -53,6 +53,8 @@ class StopCalls:
         with self._mutex:
             self._owners.add(owner)
             newer = self._early.pop(owner, None)
+            if self._stops is None:  # Here, as the thread may begin when somebody has told it something.
+                self._stops = self._listen()
         self._later.want()
         if newer is not None:
             self._heartbeat.supersede(owner, newer)
@@ -63,17 +65,17 @@ class StopCalls:
 
     def _hear(self) -> float | None:
         """Hear what comes next; None when there is nobody left to hear it for, or nobody can be told."""
-        if not self._owners:
-            if self._stops is not None:
-                self._stops.close()
+        with self._mutex:
+            stops, is_wanted = self._stops, bool(self._owners)
+            if not is_wanted:
                 self._stops = None
+        if stops is None:
             return None
-        if self._stops is None:
-            self._stops = self._listen()
-        if self._stops is None:
+        if not is_wanted:
+            stops.close()
             return None
         try:
-            stop = self._stops.wait()
+            stop = stops.wait()
         except LockUnavailable as error:
             logger.debug("stops: nobody is told at once for now: %s", error)
             self._failures += 1

@@ -29,7 +29,7 @@ class Watched:
         on_lost: see `weakly`.
         due_at: when to renew it; once it is lost, when to say so.
         linger: seconds for which the thread stays when this was the last one.
-        strikes_at: when to say again that whoever runs under it is to stop, once a newer task is to run; the lease is
+        strikes_at: when to say again that its holder is to stop, once a newer task is to run; the lease is
             renewed meanwhile.
     """
 

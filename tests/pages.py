@@ -8,7 +8,7 @@ All blocks of a page run in their order, in one directory, with one namespace an
 - a `console` block's commands are run, and must print what is shown. Workers and beats go on until the end of the page;
   what is shown of them, with a command or without one, is waited for in their logs. `^C` interrupts the one that was
   started last;
-- an HTML comment that begins with `run:` is run, and not shown; `not run:` in front of a block tells why it is not run.
+- an HTML comment that begins with `run:` is run, and not shown; `not run:` in front of a block says why it is not run.
 
 What is shown may differ in what is another one each time: ids, moments, seconds, process ids. `…` is anything.
 """

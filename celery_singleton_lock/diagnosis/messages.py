@@ -153,7 +153,7 @@ def _routed_to(app: Any) -> Iterator[str]:
 
 
 def _depths(app: Any, connection: Any, consumed: Mapping[str, int]) -> Iterator[str]:
-    """What RabbitMQ has in the queues that this app knows of, and whether all who consume them have answered."""
+    """What RabbitMQ has in the queues that this app knows of, and whether all their consumers have answered."""
     names = {*_routed_to(app), *app.amqp.queues, *consumed, *_CELERYS_DELAYED}
     for name in sorted(names | {f"{DELAYED}.{seconds}" for seconds in DELAYS}):
         # What is not there closes its channel.

@@ -43,8 +43,8 @@ class Arrival:
             better, if it has not forgotten.
         seconds: for how long the store is to know the order, from the last question on.
         task: whose messages these are; those of another task under the same lock are other work, in another order.
-        stops: whoever has the lock is told to stop for it, where its holder names this order (`Holder.order`); what is
-            kept there for the next attempt of an older message is its own at once.
+        stops: the lock's holder is told to stop for it, where it names this order (`Holder.order`); what is kept
+            there for the next attempt of an older message is its own at once.
     """
 
     number: int | None
@@ -293,7 +293,7 @@ class LockStore(Protocol):
         Args:
             hold: what to end.
             record: remembered in any case, even if the lock is no longer held.
-            reservation: who gets the lock instead of everybody.
+            reservation: the one that gets the lock instead of everybody.
 
         Returns:
             What became of it; a store that always knows may say it in True and False.

@@ -60,7 +60,7 @@ def is_stopped_by_newer(execution: Execution) -> bool:
 
 
 def tell(execution: Execution, arrival: Arrival | None, found: Held) -> None:
-    """Have whoever has the lock stop at once, where that is to stop for a message of this order: this one, or one
+    """Have the holder of the lock stop at once, where that is to stop for a message of this order: this one, or one
     before it, which may have died as it did so.
     """
     holder, runtime = found.holder, execution.runtime

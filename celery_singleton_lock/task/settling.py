@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NoReturn
 
 from celery import states
@@ -34,7 +34,6 @@ def settle_after(execution: Execution, ended: Outcome, seconds: float | None = N
     task, request, writer = execution.task, execution.request, execution.runtime.record_writer
     if not ended.needs_settling(task, request):
         return
-    _listen()
     if (record := execution.record(Outcome(ended.state, settled=True), seconds)) is None:
         return
     # At once where nobody else could be asked.
@@ -42,12 +41,7 @@ def settle_after(execution: Execution, ended: Outcome, seconds: float | None = N
     execution.progress.settle = partial(replace, execution.key, record)
 
 
-@lru_cache(maxsize=1)
-def _listen() -> None:
-    """Hear from now on of each task that has ended: where nothing is ever to be settled, none pays for that."""
-    task_postrun.connect(_after_all)
-
-
+@task_postrun.connect
 def _after_all(sender: Any = None, state: str | None = None, **_: Any) -> None:
     settle = progress_of(sender.request).settle if sender is not None else None
     if settle is None:

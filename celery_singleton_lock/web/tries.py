@@ -1,4 +1,4 @@
-"""Whoever guesses at the token has to wait after some wrong ones; nobody else has to, and nobody for long.
+"""Guesses at the token have to wait after some wrong ones; nobody else has to, and nobody for long.
 
 Counted by addresses, in this process.
 """

@@ -209,7 +209,7 @@ def free_left_behind(runtime: Runtime, node: str) -> None:
                 free(runtime.store, held.hold(key, ttl=runtime.settings.defaults["ttl"]), runtime.journal)
         logger.debug("singleton lock: %d locks were left behind by an earlier %s", left, node)
     except LockUnavailable as error:
-        # The worker starts all the same: who starts servers and workers together need not do so in order.
+        # The worker starts all the same: servers and workers may be started together, in any order.
         finding = unusable(error.server, error.reason or "no answer")
         logger.error("singleton lock: exclusive tasks cannot run now: %s", finding)  # noqa: TRY400
 

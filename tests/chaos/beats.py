@@ -181,6 +181,6 @@ def weather(directory: Path, command: Callable[[str], tuple[str, ...]], count: i
 
 
 def _last_sent(log: str) -> str:
-    """The time in the last line that tells of a send."""
+    """The time in the last line about a send."""
     lines = [line for line in log.splitlines() if "Sending due" in line]
     return lines[-1][:25] if lines else ""

@@ -197,7 +197,7 @@ def test_lock_that_ended_is_found_while_other_copies_come_and_go(
 
 
 @pytest.mark.parametrize(("in_line", "is_held"), [(True, False), (True, True), (False, False)])
-def test_who_was_woken_and_is_done_already_wakes_the_next(
+def test_woken_process_that_is_done_already_wakes_the_next(
     store: Store, server: RedisServer, in_line: bool, is_held: bool
 ) -> None:
     copy = Holder("done")
@@ -355,7 +355,7 @@ def test_process_that_left_is_named_nowhere(store: Store, server: RedisServer) -
 
 
 @pytest.mark.parametrize("passed_on", range(MAX_PASSED_ON + 1))
-def test_who_leaves_gives_on_what_it_is_woken_for(store: Store, server: RedisServer, passed_on: int) -> None:
+def test_process_that_leaves_passes_on_its_wake_ups(store: Store, server: RedisServer, passed_on: int) -> None:
     """However many had no use for it before: somebody else has."""
     taken(store)
     wake_ups, (reader, writer) = store.wake_ups(), os.pipe()

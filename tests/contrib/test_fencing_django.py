@@ -79,7 +79,7 @@ class Unfenced(models.Model):
 def alias(database: Database) -> Iterator[str]:
     """Of a database with the tables of the models, and a report of tenant 7 and one of tenant 8."""
     alias = f"fencing_{database.name}"
-    # Whoever else has configured Django in this process: the alias is ours.
+    # Other code may have configured Django in this process: the alias is this test's.
     connections.databases[alias] = connections.configure_settings({"default": {}, alias: dict(database.django)})[alias]
     connection = connections[alias]
     if database.name == "sqlite":

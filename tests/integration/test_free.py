@@ -130,9 +130,7 @@ class TestAsking:
         assert ask(shop, "release", KEY, "--force", answer="y\n").exit_code == 0
         assert shop.held() == []
 
-    def test_who_has_the_lock_by_the_time_of_the_answer_keeps_it(
-        self, shop: Shop, store: Store, tmp_path: Path
-    ) -> None:
+    def test_holder_at_the_time_of_the_answer_keeps_the_lock(self, shop: Shop, store: Store, tmp_path: Path) -> None:
         lease, said = taken(store), tmp_path / "said"
         with (
             said.open("w") as errors,

@@ -80,7 +80,7 @@ def test_item_that_meets_a_held_lock_ends_its_map(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("pool", [pool for pool in POOLS if pool != SOLO])
-def test_who_watches_sees_the_state_that_is_stored(shop: Shop, pool: str) -> None:
+def test_watchers_see_the_state_that_is_stored(shop: Shop, pool: str) -> None:
     seen = State()
     with watching(shop, seen.event):
         shop.start("one", pool=pool, arguments=("-E",))

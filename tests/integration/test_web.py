@@ -127,7 +127,7 @@ def test_task_of_a_live_worker_is_not_released_but_stopped(shop: Shop) -> None:
     shop.record.wait_for(starts=1)
     with signed_in(shop) as press:
         assert press("release") == NOT_RELEASED
-        assert f"task {running.id} notices within" in press("stop")
+        assert f"task {running.id} is stopped within a second" in press("stop")
         with pytest.raises(LockLost):
             running.get(timeout=LIMIT)
     until(lambda: shop.held() == [])

@@ -75,7 +75,7 @@ def test_many_sequences(redis_server: RedisServer, control: RealSession, steps: 
 
 @given(steps=HAND_OVERS)
 @settings(max_examples=SOME // 2, **_SETTINGS)
-def test_who_waits_is_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
+def test_waiters_are_woken_in_order(redis_server: RedisServer, control: RealSession, steps: Steps) -> None:
     compare(redis_server, control, steps, 2)
 
 

@@ -41,7 +41,7 @@ SCOPED: Mapping[str, Mapping[str, Any]] = {
 #: Tasks of which only the newest message is to run, by policy.
 NEWEST = {"rerun": newest.RERUN, "replace": newest.REPLACE}
 
-#: What makes a message come back, whoever dies: without it Celery itself would lose some.
+#: What makes a message come back, whichever process dies: without it Celery itself would lose some.
 SURE = {"bind": True, "shared": False, "acks_late": True, "reject_on_worker_lost": True}
 
 

@@ -16,7 +16,7 @@ FOLLOWS = 9
 def report_queue() -> None:
     """Have kombu write down what is put into a queue, and what a worker has taken and noted.
 
-    It takes a message off the list before it notes that: whoever is killed or cut off in between loses it.
+    It takes a message off the list before it notes that: a worker that is killed or cut off in between loses it.
     """
     append, put, restore = transport.QoS.append, transport.Channel._put, transport.Channel._do_restore_message
 

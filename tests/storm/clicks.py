@@ -1,6 +1,6 @@
 """`python -m tests.storm.clicks`: a program that sends jobs which have a lock as they wait, as fast as somebody clicks.
 
-It says what it is about to send, and what came of that; who kills it in between leaves the first line only.
+It says what it is about to send, and what came of that; if it is killed in between, only the first line is there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def click(app: Any, chance: random.Random) -> None:
     """Send one."""
     task, key = chance.choice(sorted(storm.SCOPED)), chance.choice(sorted(JOBS))
     options = {"countdown": chance.uniform(0.2, 2.0)} if chance.random() < 0.1 else {}
-    message = str(uuid.uuid4())  # One that is frozen is a part of a canvas, which is sent whoever has the lock.
+    message = str(uuid.uuid4())  # One that is frozen is a part of a canvas, which is sent even if another has the lock.
     signature = app.tasks[task].si(key, JOBS[key]).set(task_id=message, **options)
     history.write("clicked", message=message, task=task, key=key)
     try:

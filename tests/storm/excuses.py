@@ -62,7 +62,7 @@ STANDS_STILL, GOES_ON, FORGOTTEN = 0.13, 0.3, 0.55
 #: Share of the ttl that is left of a lease when its next renewal is due, at the least.
 REST = 0.6
 
-#: Share of the ttl in which whoever has no fault of the lock server's against it has written its record.
+#: Share of the ttl in which a process that no fault of the lock server's concerns has written its record.
 ROUND_TRIP = 0.25
 
 
@@ -165,7 +165,7 @@ class Excuses:
         return FORGOT if self._story.forgot(first.start - self._ttl, second.start) is not None else ""
 
     def _recorded_at(self, end: Line) -> float:
-        """When an end was recorded: as it was told, unless whoever told it has written down that it was before."""
+        """When an end was recorded: as it was told, unless its teller has written down that it was before."""
         lines = self._story.recorded.get(end["message"], ())
         times = [line["at"] for line in lines if line["pid"] == end["pid"] and line["at"] <= end["at"]]
         return max(times, default=end["at"])

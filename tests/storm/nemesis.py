@@ -506,7 +506,7 @@ def promote(nemesis: Nemesis) -> Struck:
 
 @kind(SENTINELS, "primary: silent, a replica is promoted; it comes back")
 def depose(nemesis: Nemesis) -> Struck:
-    """Whoever is still connected to the old one frees and renews there, of which the new one does not know."""
+    """Processes that are still connected to the old one free and renew there, and the new one does not know of it."""
     group = nemesis.scene.place.group
     old = group.master()
     old.pause()

@@ -33,7 +33,7 @@ class Durable(RedisServer):
         self.start()
 
     def go_back(self, seconds: float) -> None:
-        """Die, and come back with the data of so many seconds ago."""
+        """Die, and come back with the data of this many seconds ago."""
         older = self._directory.with_name(f"{self._directory.name}.older")
         shutil.copytree(self._directory, older, ignore=shutil.ignore_patterns("redis.sock", "log"))
         try:
@@ -73,7 +73,7 @@ class Servers:
         return [exits.enter_context(LossyProxy(server.port)) for server in self.servers]
 
     def conf(self, ways: Sequence[LossyProxy] = ()) -> Mapping[str, Any]:
-        """Settings for whoever goes by these ways, or by none."""
+        """Settings for programs that go by these ways, or by none."""
         ports = [one.port for one in ways or self.servers]
         return {"singleton_lock_backend": ";".join(AT.format(port, 0) for port in ports)}
 

@@ -107,7 +107,7 @@ class Scene:
                 worker.wait_until_ready()
 
     def may_forget(self, apart: float) -> bool:
-        """Whether the last time that a lock server forgot something is so many seconds ago; then this is one."""
+        """Whether the last time that a lock server forgot something is this many seconds ago; then this is one."""
         with self._mutex:
             if clock.now() < self._forgot_at + apart:
                 return False

@@ -45,7 +45,7 @@ class Attempt:
         return self.times[after - 1], self.times[after]
 
     def stood_still(self, begin: float, end: float, least: float) -> float:
-        """Seconds in that time within gaps of at least so many seconds."""
+        """Seconds in that time within gaps of at least this many seconds."""
         pairs = zip(self.times, self.times[1:], strict=False)
         gaps = ((max(one, begin), min(next_one, end)) for one, next_one in pairs if next_one - one >= least)
         return sum(max(next_one - one, 0.0) for one, next_one in gaps)
@@ -116,7 +116,7 @@ class Story:
         yield from keys.values()
 
     def forgot(self, begin: float, end: float, *, written: float | None = None) -> float | None:
-        """When the last of so many lock servers has forgotten something in that time that no quorum is left.
+        """When the last of this many lock servers has forgotten something in that time that no quorum is left.
 
         Args:
             begin: of that time.

@@ -88,7 +88,7 @@ def test_a_lock_server_that_forgot_is_an_exception() -> None:
 
 
 @pytest.mark.parametrize(("task", "excuse"), [("waiting", KILLED_AS_IT_BEGAN), ("once", "")])
-def test_who_died_as_the_body_was_to_begin_has_freed_the_lock(task: str, excuse: str) -> None:
+def test_worker_that_died_as_the_body_was_to_begin_has_freed_the_lock(task: str, excuse: str) -> None:
     killed = fault("worker: SIGKILL", 2, 2.2, pids=[PID], fate="killed")
     lines = click("a", 1, task=task), taken("a", 1.5), killed, click("b", 3, task=task), runs("a", 5, 6)
     assert twice(judge(*lines, runs("b", 7, 8))) == [excuse]

@@ -121,7 +121,7 @@ def _excuse(story: Story, first: Waiting, second: Waiting) -> str:
 
     if story.forgot(first.taken_at, second.begin) is not None:
         return FORGOT
-    # Its lock is freed just before its body begins: who died, or stood still, in between leaves a message without one.
+    # Its lock is freed just before its body begins: in between, the worker may have died or stood still.
     takers = [line for line in story.taken if line["message"] == first.message and line["at"] <= second.begin]
     is_at_start = first.task != "once"
     struck = any(

@@ -148,7 +148,7 @@ def test_child_that_has_stopped_for_one_may_take_its_time_to_say_so(
     assert child.poll() is None
 
 
-def test_who_begins_with_a_delivery_waits_for_nothing(
+def test_child_that_begins_with_a_delivery_waits_for_nothing(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker's consumer does, and each millisecond of it is one of all tasks."""

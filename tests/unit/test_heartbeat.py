@@ -515,7 +515,7 @@ class HangingStore(Store):
 
 
 class TestRenewNow:
-    """A lock was taken away: whoever runs under it hears of that long before a renewal would be due."""
+    """A lock was taken away: its holder hears of that long before a renewal would be due."""
 
     def test_loss_is_noticed_at_once(self, store: Store, heartbeat: Heartbeat) -> None:
         taken, kept = (store.take(key, ttl=3600.0) for key in ("a", "b"))

@@ -89,7 +89,7 @@ def fail(error: BaseException) -> Callable[[], Any]:
 
 
 class TestEnded:
-    def test_copy_names_whom_it_has_joined(self, app: Celery, sent: Sent) -> None:
+    def test_copy_names_the_task_that_it_has_joined(self, app: Celery, sent: Sent) -> None:
         pair = Pair(app, sent, lambda: 1)
         pair.run_first()
         (header,) = pair.headers

@@ -51,7 +51,7 @@ def key_of(app: Celery, text: str, name: str = TASK) -> str:
 
 
 def hold(app: Celery, text: str, *, queued: bool = False, name: str = TASK, ttl: float = 600.0, **holder: Any) -> Lease:
-    """Take the lock of a call; `holder` says more of who does."""
+    """Take the lock of a call; `holder` says more about its holder."""
     said = {"task_id": f"id-of-{text}", "node": "one@web", "pid": 7, "since": clock.wall() - 100, "ttl": ttl}
     key = key_of(app, text, name)
     request = LockRequest(

@@ -309,7 +309,7 @@ class TestWrongTokens:
         time[0] += PAUSE
         assert sign_in(client) == 303
 
-    def test_whoever_has_signed_in_notices_nothing(self, app: Celery, client: Client) -> None:
+    def test_signed_in_users_notice_nothing(self, app: Celery, client: Client) -> None:
         sign_in(client)
         release, _ = forms(client, hold(app, "acme", process=over()))
         stranger = client_of(app)

@@ -155,7 +155,7 @@ def test_what_is_wrong_in_an_address_is_taken_for_the_default(client: Client, ad
 
 
 class TestEscaping:
-    """Whoever sends messages, or writes to Redis, chooses labels, ids, nodes, names and keys."""
+    """Anybody who sends messages, or writes to Redis, chooses labels, ids, nodes, names and keys."""
 
     @pytest.fixture(autouse=True)
     def hostile(self, app: Celery) -> None:

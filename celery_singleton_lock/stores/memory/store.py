@@ -119,8 +119,8 @@ class MemoryStore:
         return Superseded(met.holder, met.owner, met.remaining, met.slot, by=by)
 
     def _stop(self, request: LockRequest, live: dict[int, Occupant]) -> int | None:
-        """Have who is in the way stop, where it is of the order of which this message is the newest; its slot, where
-        that is kept for the next attempt of an older message, and nobody runs.
+        """Have the holder in the way stop, if it is of the order of which this message is the newest; its slot, if that
+        is kept for the next attempt of an older message, and nobody runs.
         """
         found = in_the_way(request, live)
         if request.arrival is None or found.holder.order != request.arrival.order:

@@ -42,7 +42,7 @@ MAX_PASSED_ON = 3
 LOOKED = MAX_PASSED_ON + 1
 
 #: Seconds after which the places are taken anew, the connection shows that it still carries something, and whatever is
-#: free is found: what a wake-up costs that was lost, or that a holder who died did not send.
+#: free is found: what a wake-up costs that was lost, or that a holder did not send because it died.
 REFRESH = WAITING_TTL / 3
 
 #: Seconds for which the element is kept that unblocks a connection of our own.
@@ -138,7 +138,7 @@ class RedisWakeUps:
         return [freed for line in self._lines.values() for freed in line.heard()]
 
     def _is_for_another(self, freed: Freed, places: Mapping[str, Place]) -> bool:
-        """Whether somebody has an older place, who is woken now."""
+        """Whether another process has an older place, and is woken now."""
         place = places.get(freed.key)
         if place is None:
             self.give_back(freed.key)

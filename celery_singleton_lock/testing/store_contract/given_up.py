@@ -115,7 +115,7 @@ class GivenUpContract:
 
 
 def _waited_while(store: LockStore, act: object) -> object:
-    """What somebody gets who waits for the lock while that is done."""
+    """What a waiter of the lock gets while that is done."""
     found, asked = [], request(waiting=True)
     assert isinstance(store.acquire(asked), Held)
     with store.waiter(asked) as waiter:

@@ -24,7 +24,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100, help="of each scope (100)")
     parser.add_argument("--scope", choices=SCOPES, action="append", help="one after another (all)")
     parser.add_argument("--only", choices=("calm", "deadly"), help="by default both: nobody is killed, and many are")
-    parser.add_argument("--seed", type=int, help="decides the order, and who is killed when; a random one by default")
+    parser.add_argument(
+        "--seed", type=int, help="decides the order, and which process is killed when; a random one by default"
+    )
     parser.add_argument("--keep", type=Path, help="directory for the histories and the logs")
     parser.add_argument("--report", type=Path, help="file for the tables")
     options = parser.parse_args()

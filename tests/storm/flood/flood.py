@@ -112,7 +112,7 @@ class Flood:
             **({"broker_transport_options": broker, "worker_prefetch_multiplier": 1} if plan.is_deadly else {}),
         }
 
-    # Who takes part.
+    # The processes that take part.
 
     def start_senders(self, sends: int) -> None:
         for number in range(SENDERS):
@@ -166,7 +166,7 @@ class Flood:
         self.wait_for_senders()
 
     def _kill_sender(self) -> None:
-        """Kill one that has begun to send: whoever is killed before has done nothing, and its successor might not."""
+        """Kill one that has begun to send: one that is killed before has done nothing, and its successor might not."""
         self._log.follow()
         begun = Counter(one.pid for one in self.judge.messages.values())
         alive = [one for one in self._senders if one.process.poll() is None and begun[one.process.pid]]
@@ -283,7 +283,7 @@ def flood(plan: Plan, directory: Path, seed: int, say: Callable[[str], object] =
     Args:
         plan: what is to happen.
         directory: for the history, and the logs of all processes.
-        seed: decides what is sent in which order, and who is killed when.
+        seed: decides what is sent in which order, and which process is killed when.
         say: is given what happens now.
     """
     with ExitStack() as exits:

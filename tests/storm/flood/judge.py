@@ -2,7 +2,7 @@
 
 All lines are of one clock, and each is written either before or after what it says. So an interval in which a lock is
 held for sure lies within the real one, and one in which it may be held around it. Two that surely hold one lock at once
-are one too many; whoever was refused while nobody can have held it is one too few.
+are one too many; a call that was refused while nobody can have held it is one too few.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m tests.storm.flood.sender SEED SENDS JOBS SCOPE,…`: sends jobs as fast as it can, and writes down each.
 
-One line before a message is sent, one for what came of that: whoever kills it in between leaves the first line only.
+One line before a message is sent, one for what came of that: if it is killed in between, only the first line is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thousands of calls of few jobs: exactly as many are sent and run as the scope allows, whoever is killed."""
+"""Thousands of calls of few jobs: exactly as many are sent and run as the scope allows, whichever process is killed."""
 
 from __future__ import annotations
 

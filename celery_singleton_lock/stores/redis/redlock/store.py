@@ -1,7 +1,7 @@
 """A store on a majority of independent servers.
 
 Beside what `docs/protocol.md`, section 10, says: one connection per node carries everything in order, so that taking
-back never overtakes a late acquire; and a waiter is woken by one node, the same for all who wait for a lock while that
+back never overtakes a late acquire; and a waiter is woken by one node, the same for all waiters of a lock while that
 node is well.
 """
 
@@ -356,7 +356,7 @@ class RedlockStore:
 
 
 class _NodesWakeUp(RedisWakeUp):
-    """A wake-up from the first node that is well, in an order that is the same for all who wait for a lock."""
+    """A wake-up from the first node that is well, in an order that is the same for all waiters of a lock."""
 
     def __init__(self, key: str, nodes: Sequence[Node], server: str) -> None:
         super().__init__(key, lambda: self._node().server, server)
