@@ -20,8 +20,8 @@ FOLLOWING = ("once", "behind", "waiting", "each")
 SLACK = 0.5
 
 
-def wrong_ends(story: Story) -> Iterator[tuple[str, float, str]]:
-    """Successes that are of no run, or of one that they may not be of: message, time, text."""
+def wrong_ends(story: Story) -> Iterator[tuple[str, float, str, str]]:
+    """Successes of no run, or of one that they may not be of: message, time, text, and what is excused of it."""
     runs: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in story.attempts.values():
         if attempt.how == "done" and attempt.is_last:
@@ -30,7 +30,8 @@ def wrong_ends(story: Story) -> Iterator[tuple[str, float, str]]:
         for line in lines:
             value = line.get("value")
             if line["state"] == "SUCCESS" and value is not None and (wrong := _wrong(story, line, runs.get(value, []))):
-                yield message, line["at"], f"ended as {value[:8]}, {wrong}"
+                excuse = _excuse(story, line, runs.get(value, []))
+                yield message, line["at"], f"ended as {value[:8]}, {wrong}", excuse
 
 
 def _wrong(story: Story, line: Line, runs: list[Attempt]) -> str:
@@ -48,6 +49,17 @@ def _wrong(story: Story, line: Line, runs: list[Attempt]) -> str:
     # One that keeps the others out for its time may have run by then.
     since = sent["at"] - SLACK - (KEEPS_OUT if sent["task"] == "each" else 0.0)
     return "" if any(since <= run.end for run in runs) else "whose run was over before it was sent"
+
+
+def _excuse(story: Story, line: Line, runs: list[Attempt]) -> str:
+    """A lock server that came back with older data has the lock again that the run had freed."""
+    from tests.storm.excuses import FORGOT
+
+    sent = story.sent.get(line["message"])
+    is_of_job = sent is not None and [run for run in runs if _is_of_job(run, sent)]
+    if not is_of_job or sent is None:
+        return ""
+    return FORGOT if any(story.forgot(run.start, sent["at"]) is not None for run in is_of_job) else ""
 
 
 def _is_of_job(run: Attempt, sent: Line) -> bool:

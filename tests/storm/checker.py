@@ -101,8 +101,8 @@ class Checker:
             verdict.findings.append(Finding("sent twice", job, at, text, excuse))
         for message, at, text in waiting.answers(story):
             verdict.findings.append(Finding("left", message, at, text))
-        for message, at, text in borrowed.wrong_ends(story):
-            verdict.findings.append(Finding("wrong end", message, at, text))
+        for message, at, text, excuse in borrowed.wrong_ends(story):
+            verdict.findings.append(Finding("wrong end", message, at, text, excuse))
         for message, at, text, excuse in newest.broken(story, self._ttl):
             verdict.findings.append(Finding("not the newest", message, at, text, excuse))
         verdict.clicks, verdict.duplicates = len(story.clicked), len(story.duplicates)

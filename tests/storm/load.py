@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
-from tests.storm import history
+from tests.storm import history, newest
 from tests.storm.app import NEWEST, SCOPED
 from tests.storm.borrowed import JOINING
 from tests.storm.clicks import JOBS
@@ -26,6 +26,9 @@ HOT = {"h0": 0.0, "h1": 0.3, "h2": 1.0, "h3": 1.5 * TTL}
 
 #: Seconds that bodies take; the last is longer than a lease.
 LENGTHS = [0.0, 0.0, 0.1, 0.3, 1.0, 1.5 * TTL]
+
+#: The same of one that a newer message stops: longer than that may take.
+LONG = 3 * TTL
 
 #: Options of a call of a task that has no policy of its own: `{}` leaves it to the app's settings.
 CALLS: list[dict[str, Any]] = [
@@ -173,7 +176,8 @@ class Load:
         return self._tasks["patient"].si(self._key(), self._chance.choice([0.0, 0.1, 0.3])).set(task_id=_new_id())
 
     def _one(self, task: Any, key: str, options: dict[str, Any]) -> None:
-        signature = task.si(key, self._chance.choice(LENGTHS)).set(task_id=_new_id(), **options)
+        lengths = [*LENGTHS, LONG] if task.name == newest.REPLACE else LENGTHS
+        signature = task.si(key, self._chance.choice(lengths)).set(task_id=_new_id(), **options)
         self._send_all(signature, [(signature, [])])
 
     def _send_all(self, whole: Signature, parts: list[tuple[Signature, list[str]]]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.stores.redis.script import Script
+from celery_singleton_lock.task.abort import Body
 
 
 def apply(name: str) -> None:
@@ -44,9 +45,17 @@ def _take_what_is_held() -> None:
     _change(b"if not slot then", b"slot = slot or 0\nif false then")
 
 
+def _stops_for_nobody() -> None:
+    def strike(self: Body) -> None:
+        """Let it go on."""
+
+    Body.strike = strike  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "free without owner": _free_without_owner,
     "no heartbeat": _no_heartbeat,
     "nothing remembered": _nothing_remembered,
     "take what is held": _take_what_is_held,
+    "stops for nobody": _stops_for_nobody,
 }

@@ -9,7 +9,8 @@ import pytest
 from tests.storm.app import JOINING, SCOPED
 from tests.storm.borrowed import FOLLOWING
 from tests.storm.checker import Verdict
-from tests.storm.test_checker import body, end_of, found, judge, sent
+from tests.storm.excuses import FORGOT
+from tests.storm.test_checker import body, end_of, fault, found, judge, sent
 from tests.storm.waiting import KEEPS_OUT
 
 
@@ -72,6 +73,14 @@ def test_run_that_was_over_before_it_was_sent() -> None:
     assert wrong(judge(*lines, call("b", 6, JOINING), success("b", 7, "a"))) == [
         "ended as a, whose run was over before it was sent"
     ]
+
+
+@pytest.mark.parametrize(("begin", "excuse"), [(2.5, FORGOT), (0.5, ""), (6.2, "")])
+def test_lock_server_that_came_back_with_the_lock_is_an_exception(begin: float, excuse: str) -> None:
+    older = fault("lock server: restarts with older data", begin, begin + 0.4, forgot="0", latest=True)
+    lines = call("a", 1, "once"), body("a", 2, 3, key="once:k"), success("a", 3.1, "a"), older
+    verdict = judge(*lines, call("b", 6, "once"), success("b", 7, "a"))
+    assert [one.excuse for one in verdict.findings if one.broken == "wrong end"] == [excuse]
 
 
 @pytest.mark.parametrize("task", FOLLOWING)

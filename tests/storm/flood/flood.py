@@ -250,9 +250,9 @@ class Flood:
         return any(one.start for one in self.judge.messages[message].deliveries)
 
     def end(self) -> Verdict:
-        """Have the workers end what they have begun, and judge."""
-        for worker in self._workers:
-            worker.terminate()
+        """Judge. The workers are killed afterwards: told to end, Celery's pool reads no more from its children, and
+        waits forever for one that is about to say what came of its task.
+        """
         self._log.follow()
         return self.judge.verdict()
 
