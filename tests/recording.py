@@ -30,22 +30,31 @@ class Run:
 
 @contextmanager
 def run(job: str, task_id: str, fence: int = 0) -> Iterator[None]:
-    """Record what happens within as a run of `job`."""
-    write(event="start", job=job, task_id=task_id, fence=fence)
+    """Record what happens within as a run of `job`, which may be stopped at any line, here as well."""
     outcome = "aborted"
     try:
+        write(event="start", job=job, task_id=task_id, fence=fence)
         yield
         outcome = "done"
     except Exception:
         outcome = "raised"
         raise
     finally:
-        write(event=outcome, job=job, task_id=task_id)
+        _certainly(event=outcome, job=job, task_id=task_id)
 
 
 def mark(job: str, task_id: str) -> None:
     """Record that something happened."""
     write(event="mark", job=job, task_id=task_id)
+
+
+def _certainly(**fields: object) -> None:
+    """Write it, also where that is interrupted; twice, maybe."""
+    try:
+        write(**fields)
+    except BaseException:
+        write(**fields)
+        raise
 
 
 def write(**fields: object) -> None:
@@ -86,8 +95,9 @@ class Record:
             elif event["event"] == "mark":
                 found.append(Run(event["job"], *place, event["at"], end=event["at"], outcome="done"))
             else:
-                index = open_runs.pop(place)
-                found[index] = replace(found[index], end=event["at"], outcome=event["event"])
+                index = open_runs.pop(place, None)
+                if index is not None:  # Neither stopped before its start was written, nor written twice.
+                    found[index] = replace(found[index], end=event["at"], outcome=event["event"])
         return sorted((run for run in found if job in (None, run.job)), key=lambda run: run.start)
 
     def let_end(self, job: str) -> None:

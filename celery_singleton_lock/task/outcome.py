@@ -17,6 +17,7 @@ from celery.utils.time import maybe_iso8601
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import keeps_results, may_be_asked
+from celery_singleton_lock.errors import LockSuperseded
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.task import raw_attribute
 from celery_singleton_lock.stores.base import FORGOTTEN, Record
@@ -127,6 +128,10 @@ def succeeded(task: TaskLike, request: RequestLike, value: object) -> Outcome:
 def failed(task: TaskLike, request: RequestLike, error: Exception) -> Outcome:
     content = value_codec.dumps_error(error, MAX_CONTENT) if is_awaited(task, request) else None
     return Outcome(states.FAILURE, content)
+
+
+def superseded(task: TaskLike, request: RequestLike, error: LockSuperseded) -> Outcome:
+    return failed(task, request, error)._replace(state=states.REVOKED)
 
 
 def ended_by(task: TaskLike, request: RequestLike, error: BaseException) -> Outcome | None:

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from celery_singleton_lock._celery import counts_part_once
-from celery_singleton_lock.errors import ResultLost
+from celery_singleton_lock.errors import LockSuperseded, ResultLost
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.task import journal_entries, on_conflict, outcome, requeue, settling
 from celery_singleton_lock.task.celery_types import TaskLike
@@ -107,6 +107,9 @@ def answer(task: TaskLike, record: Record) -> End:
         "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
     )
     if recorded.state == states.REVOKED:
+        kept = outcome.end_of(recorded)
+        if kept is not None and isinstance(kept.error, LockSuperseded):
+            on_conflict.supersede(task, kept.error, None)
         on_conflict.revoke(task, on_conflict.Skipped("revoked or skipped before"))
     return _recorded_end(task, recorded) if stored is None else _stored_end(task, stored)
 

@@ -117,7 +117,7 @@ def _end_superseded(acquisition: Acquisition, found: Superseded) -> Any:
     it = acquisition.execution
     error, met = LockSuperseded(it.key, found.by), found.conflict(it.key) if found.owner else None
     try:
-        copy = _record(acquisition, "skip", error)
+        copy = _record_end(acquisition, outcome.superseded(it.task, it.request, error))
         if copy is None:
             newest.superseded(it, error, found)
             on_conflict.supersede(it.task, error, met)

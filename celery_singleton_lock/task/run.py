@@ -72,7 +72,7 @@ class Run:
             self.was_lost = not lease.held and _is_failure(error)
             self.superseded = None if self.was_lost else self._superseded(error)
             if self.superseded is not None:
-                ended = Outcome(states.REVOKED)
+                ended = outcome.superseded(it.task, it.request, self.superseded)
             elif not self.was_lost:  # What that left undone, a copy that waits may do.
                 ended, reservation = outcome.ended_by(it.task, it.request, error), _for_next_attempt(it, error)
             raise

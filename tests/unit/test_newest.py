@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, states
@@ -15,7 +16,7 @@ from celery.exceptions import Ignore, TaskRevokedError
 from celery_singleton_lock import Aborted, InvalidOption, LockConflict, LockLost, LockSuperseded, clock, lock_superseded
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task import requeue
+from celery_singleton_lock.task import redelivery, requeue
 from celery_singleton_lock.task.message_identity import SENT_HEADER
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
@@ -105,6 +106,25 @@ class TestSuperseded:
         with pytest.raises(Ignore):
             come(task, "a")
         assert runs == [f"{task.app.main}-b"]
+
+    def test_copy_of_one_that_died_before_its_result_was_stored_ends_so(
+        self, rerun: Any, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        task, _ = rerun
+        hold(task)
+        first, second = (wait(task, name, sent) for name in "ab")
+        assert second
+        with monkeypatch.context() as patched:
+            patched.setattr(task.backend, "mark_as_failure", Mock(side_effect=SystemExit))
+            with pytest.raises(SystemExit):
+                come(task, "a", first)
+        monkeypatch.setattr(redelivery, "SETTLING", 0.0)
+        with pytest.raises(Skipped):
+            come(task, "a", first)
+        stored = task.backend.get_task_meta(f"{task.app.main}-a")
+        assert stored["status"] == states.REVOKED
+        assert isinstance(stored["result"], LockSuperseded)
+        assert stored["result"].args == (task.lock_key_of(), f"{task.app.main}-b")
 
     def test_id_of_the_one_that_runs_keeps_its_result(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
         task, _ = rerun
