@@ -238,8 +238,8 @@ MUTANTS = (
     ),
     _newest(
         "a superseded message leaves no record",
-        old='        copy = _record(acquisition, "skip", error)\n        if copy is None:\n            newest',
-        new="        copy = None\n        if copy is None:\n            newest",
+        old="        copy = _record_end(acquisition, outcome.superseded(it.task, it.request, error))\n",
+        new="        copy = None\n",
         breaks="a message has one end",
         unseen="a copy of it finds as well that a newer one has come",
     ),
