@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Most tests wait for something most of the time.
-JOBS ?= 6
+JOBS ?= 8
 # Tests that share a server which takes long to start run in one process, see tests/conftest.py.
 PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke
 # Tests start hundreds of programs: to compile everything anew in each takes longer than they do.
