@@ -9,6 +9,7 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 import atexit
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -55,6 +56,8 @@ class Confirmations:
         #: What is to be said, and until when that is of use. No mutex: a signal's handler may
         #: interrupt the thread that adds, and add something itself.
         self._holds: deque[tuple[Hold, float]] = deque()
+        #: A program that ends waits for what a thread says at that moment.
+        self._writing = threading.Lock()
 
     def add(self, hold: Hold) -> None:
         """Have `hold` last for its ttl from about now, if it is still there then."""
@@ -63,6 +66,10 @@ class Confirmations:
 
     def write(self) -> float | None:
         """Say what there is to say; what was not answered is kept for that many seconds."""
+        with self._writing:
+            return self._write()
+
+    def _write(self) -> float | None:
         while batch := self._next():
             try:
                 self._store.renew([hold for hold, _ in batch], timeout=TIMEOUT)
