@@ -243,7 +243,7 @@ class MemoryStore:
             return self._stops.setdefault((prefix, process), MemoryStops())
 
     def tell(self, prefix: str, process: str, stop: Stop) -> None:
-        self.stops(prefix, process).tell(stop)  # Who does not listen yet hears of it then.
+        self.stops(prefix, process).tell(stop)  # A process that does not listen yet hears of it then.
 
     def journal(self, prefix: str, *, size: int) -> MemoryJournal:
         return self._journals.setdefault(prefix, MemoryJournal(size))

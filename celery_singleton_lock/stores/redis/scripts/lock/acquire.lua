@@ -1,7 +1,7 @@
 -- Takes a lock, or a slot of a semaphore.
 -- Follows request.lua, which names the KEYS and ARGV, places.lua, grant.lua, newest.lua, answers.lua and ended.lua.
 -- -> {GRANTED, fence, slot} | {HELD, value, pttl, slot} | {RECORD, record, pttl} this message has been carried out
---  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} so many are in use: name them all
+--  | {GIVEN_UP} the owner or the request was given up meanwhile | {MORE_SLOTS, slots} more slots are in use: name them all
 --  | {NEWEST, value, pttl, slot, number} held, and of those of which only the newest is to run this is it; with its number in their order
 --  | {SUPERSEDED, value, pttl, slot, newest} it is not
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold.

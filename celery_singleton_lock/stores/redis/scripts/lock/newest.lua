@@ -24,8 +24,8 @@ local function arrive()
   return number, number < highest and before, is_new and before
 end
 
--- Has whoever holds the lock stop, where that is of the order of which this message is the newest now: behind all that its value says
--- of the holder stands the message from then on, which the holder is told as it renews (renew.lua). Who is to stop already does it for the
+-- Has the holder of the lock stop, if it is of the order of which this message is the newest now: behind all that its value says
+-- of the holder stands the message from then on, which the holder is told as it renews (renew.lua). A holder that is to stop already does it for the
 -- first that has said so.
 -- -> the value; whether nobody runs under it: the lock is kept for the next attempt of an older message
 local function stop(lock, value)

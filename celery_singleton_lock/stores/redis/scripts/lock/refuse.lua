@@ -5,7 +5,7 @@
 --      begins, behind the 32 characters of the owner), retries, replaced, name of the message among those that are over,
 --      ms for which it is one (0: the record alone says that)
 -- -> {GRANTED} recorded | {HELD, value, pttl, slot} another copy of the message has the lock
---  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} so many are in use: name them all
+--  | {RECORD, record, pttl} it was carried out | {MORE_SLOTS, slots} more slots are in use: name them all
 -- Idempotent by the record: what a repeated call finds is its own. One that begins with '?' is a promise, on one node of a
 -- Redlock: it keeps others from recording anything, and is replaced by its own record.
 local done, in_use, ended, more, aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

@@ -13,7 +13,7 @@
 --      memory ms (0: trust the server as it is), limit (1; the slots beyond it are looked at, and not taken),
 --      owners that were given up ('': one behind the other), over ms, wake ms, woken (1: a wake-up has come for this; 0),
 --      arrived as ('': it is none of those of which only the newest is to run), number in their order ('': not known), ms of that order,
---      name of the order of which whoever has the lock is to stop for it ('': nobody is)
+--      name of its order: a holder of that order is to stop for it ('': none is)
 local owner, holder, ttl, fence_ttl, ended_name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] or ''
 local waiting_ms, asked_at, reserved_as, sending = ARGV[6] or '0', ARGV[7], ARGV[8] or '', ARGV[9] or ''
 local slots, wanted, seed, limit = tonumber(ARGV[10] or 1), tonumber(ARGV[11] or ''), tonumber(ARGV[12] or ''), tonumber(ARGV[14] or 1)
