@@ -78,7 +78,6 @@ if TYPE_CHECKING:
         def info(self, safe: bool = False) -> dict[str, Any]: ...
         def send_event(self, type: str, **fields: Any) -> None: ...
         def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool: ...
-        def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None: ...
 
     class ScheduleEntry:
         """What we use of `celery.beat.ScheduleEntry`; in its stubs everything may be None."""
@@ -125,7 +124,7 @@ class WorkerRequest(ReceivedRequest):
     (`_success_was_stored`); what runs as the connection is lost is cancelled.
     Touches: celery.worker.request.Request._retry_worker_lost, celery.worker.request.Request._success_was_stored,
     celery.worker.request.Request._already_cancelled, celery.worker.request.Request._context,
-    celery.worker.request.Request.request_dict, celery.worker.request.Request._announce_revoked
+    celery.worker.request.Request.request_dict
     """
 
     @property
@@ -146,14 +145,6 @@ class WorkerRequest(ReceivedRequest):
 
     def on_sent_again(self) -> None:
         """Its child was lost, and Celery has sent it as a retry."""
-
-    def ends_if_revoked(self) -> bool:
-        """Whether it ends as revoked where that is found before it begins, as it does for Celery."""
-        return True
-
-    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        if terminated or self.ends_if_revoked():
-            super()._announce_revoked(reason, terminated, signum, expired)
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         if sent := super()._retry_worker_lost(exc, exc_info):

@@ -39,7 +39,7 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
             acquisition.abandon()  # The body has run.
             found = redelivery.forgotten(execution)
         if isinstance(found, Lease):
-            refusal.drop_if_over(execution, found)
+            refusal.drop_if_expired(execution, found)
             run = Run(execution, found)
             return run.carry_out(body)
     except Exception as error:
@@ -50,7 +50,6 @@ def carry_out(execution: Execution, body: Callable[[], Any], brought: Queued | N
             return end(acquisition, error)
         raise
     if found is None:
-        refusal.drop_if_over(execution, None)
         record_started(execution.task)
         return body()
     return refusal.end(acquisition, found)

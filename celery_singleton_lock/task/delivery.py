@@ -15,7 +15,6 @@ from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.original import DELAYED, PUT_BACK_HEADER, Original
 
 OWNER = "singleton_owner"
-_REVOKED = "singleton_revoked"
 _ORIGINAL = "singleton_lock_original"
 
 #: Characters of a name in AMQP at most.
@@ -50,16 +49,6 @@ def owner_of(request: RequestLike) -> str | None:
     return owner if is_owner(owner) else None
 
 
-def revoke(request: dict[str, Any]) -> None:
-    """Have whoever gets the request end it as revoked, unless another copy of its message runs, or has ended."""
-    request["delivery_info"][_REVOKED] = True
-
-
-def is_revoked(request: Mapping[str, Any] | RequestLike) -> bool:
-    info = request["delivery_info"] if isinstance(request, Mapping) else request.delivery_info
-    return (info or {}).get(_REVOKED) is True
-
-
 def original_of(request: RequestLike) -> Original | None:
     """The message as it came; None where our main process has not given it."""
     properties = dict(request.properties or {})
@@ -77,7 +66,7 @@ def is_applied(request: RequestLike) -> bool:
 
 
 def without_ours(delivery_info: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in delivery_info.items() if name not in (OWNER, _REVOKED)}
+    return {name: value for name, value in delivery_info.items() if name != OWNER}
 
 
 def _lasts(queue: Any) -> bool:

@@ -32,7 +32,6 @@ from celery_singleton_lock.task import (
     settling,
 )
 from celery_singleton_lock.task.acquisition import Acquisition
-from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.execution import Execution
 from celery_singleton_lock.task.outcome import End, Outcome
 
@@ -173,25 +172,14 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
     return redelivery.end(acquisition.execution, copy)
 
 
-def drop_if_over(execution: Execution, lease: Lease | None) -> None:
-    """A copy of a message comes here although that has expired, or was revoked (see `worker.request`); no other copy
-    carries it out.
-    """
-    if (why := _why_over(execution.request)) is None:
-        return
-    revoked = Outcome(states.REVOKED)
-    if lease is not None:
+def drop_if_expired(execution: Execution, lease: Lease) -> None:
+    """A message that was delivered again comes here although it has expired; see `worker.request`."""
+    if delivery.is_redelivered(execution.request) and on_conflict.has_expired(execution.request):
+        revoked = Outcome(states.REVOKED)
         with suppress(LockUnavailable):  # It is repeated until it is answered.
             execution.runtime.store.free(lease, record=execution.record(revoked))
-    settling.settle_after(execution, revoked)
-    on_conflict.revoke(execution.task, why)
-
-
-def _why_over(request: RequestLike) -> on_conflict.Skipped | None:
-    if delivery.is_revoked(request):
-        return on_conflict.Skipped("revoked")
-    has_expired = delivery.is_redelivered(request) and on_conflict.has_expired(request)
-    return on_conflict.Expired("expired") if has_expired else None
+        settling.settle_after(execution, revoked)
+        on_conflict.revoke(execution.task, on_conflict.Expired("expired"))
 
 
 def _record(acquisition: Acquisition, policy: ConflictPolicy, error: Exception) -> Held | Record | None:

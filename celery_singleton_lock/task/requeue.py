@@ -40,8 +40,8 @@ logger = get_logger(__name__)
 Reason = Literal["conflict", "unavailable", "copy", "lost", "untold", "follows"]
 
 #: Reasons that the header counts, and those among them that it names only where they apply.
-COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "copy", "lost", "untold", "follows")
-RARE: tuple[Reason, ...] = ("copy", "lost", "untold", "follows")
+COUNTED: tuple[Reason, ...] = ("conflict", "unavailable", "lost", "untold", "follows")
+RARE: tuple[Reason, ...] = ("lost", "untold", "follows")
 
 #: Reasons for which it is sent again that has not begun, and may still expire.
 NOT_BEGUN: tuple[Reason, ...] = ("conflict", "unavailable", "follows")
@@ -152,11 +152,6 @@ def put_back_count(request: RequestLike, reason: Reason) -> int:
     What others wrote into the header, or what an earlier attempt left there, counts as never.
     """
     return _count(_header_of(request).get(reason)) or 0
-
-
-def has_begun(request: RequestLike) -> bool:
-    """Whether it is a copy of a message that was begun: it may be running, or have ended."""
-    return any(put_back_count(request, reason) for reason in COUNTED if reason not in NOT_BEGUN)
 
 
 def was_put_back(request: RequestLike) -> bool:

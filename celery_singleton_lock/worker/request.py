@@ -198,18 +198,8 @@ class SingletonRequest(WorkerRequest):
     def on_sent_again(self) -> None:
         self._goes_on = True
 
-    def ends_if_revoked(self) -> bool:
-        """Not a copy of a message that may be running, or have ended: its child asks first, as for one that expires."""
-        may_have_begun = self.delivery_info["redelivered"] or requeue.has_begun(self.context)
-        if not may_have_begun or self._options() is None:
-            return True
-        delivery.revoke(self.request_dict)
-        return False
-
     def revoked(self) -> bool:
         revoked = super().revoked()
-        if revoked and delivery.is_revoked(self.request_dict):
-            return False
         if revoked:
             self._end_brought()
             if self.context.retries:

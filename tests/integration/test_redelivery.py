@@ -10,7 +10,6 @@ from typing import Any
 import celery
 import pytest
 from celery import chain, chord, group
-from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ResultLost, clock
 from celery_singleton_lock.testing import RedisServer
@@ -85,35 +84,6 @@ class TestRunningMessage:
         until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
         assert len(forgetful.record.runs("report")) == 1
         assert forgetful.state_of(result) == "SUCCESS"
-
-    def test_that_is_revoked_meanwhile_has_one_end(self, forgetful: Shop) -> None:
-        """Without `terminate` it runs on: its copies must not be recorded as revoked, nor run later."""
-        forgetful.start("one", "two", concurrency=1)
-        result = forgetful.send("late", "report", LONG)
-        forgetful.record.wait_for(starts=1)
-        forgetful.app.control.revoke(result.id)
-        states = set()
-        while not result.ready():
-            states.add(result.state)
-            if "a copy waits, in case it dies" in forgetful.log:
-                forgetful.record.let_end("report")
-            clock.sleep(0.02)
-        assert result.get(timeout=LIMIT) == "report"
-        assert states <= {"PENDING", "STARTED", "SUCCESS"}
-        until(lambda: any("this copy is dropped" in worker.log for worker in forgetful.workers))
-        assert len(forgetful.record.runs("report")) == 1
-        assert forgetful.state_of(result) == "SUCCESS"
-
-    def test_that_is_revoked_does_not_run_again_when_its_worker_is_killed(self, forgetful: Shop) -> None:
-        forgetful.start("one", "two", concurrency=1)
-        result = forgetful.send("late", "report", LONG)
-        (first,) = forgetful.record.wait_for(starts=1, job="report")
-        forgetful.app.control.revoke(result.id)
-        until(lambda: any("a copy waits, in case it dies" in worker.log for worker in forgetful.workers))
-        worker_of(forgetful, first).kill()
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=LIMIT)
-        assert len(forgetful.record.runs("report")) == 1
 
     @pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.slow)])
     def test_comes_again_when_its_greenlet_is_ended_by_a_cold_shutdown(self, forgetful: Shop, pool: str) -> None:

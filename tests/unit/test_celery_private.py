@@ -279,19 +279,6 @@ class TestRequest:
         request_of._announce_cancelled()  # type: ignore[attr-defined]
         assert request_of.was_cancelled is True
 
-    def test_revoked_message_is_ended_in_one_place(
-        self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Else a copy of a message that runs is recorded as revoked, and so is a success."""
-        assert "_announce_revoked" in Request.revoked.__code__.co_names
-        told: list[bool] = []
-        monkeypatch.setattr(Request, "_announce_revoked", lambda self, reason, terminated, *_: told.append(terminated))
-        request_of._announce_revoked("revoked", False, None, False)
-        monkeypatch.setattr(WorkerRequest, "ends_if_revoked", lambda self: False)
-        request_of._announce_revoked("revoked", False, None, False)
-        request_of._announce_revoked("terminated", True, "SIGTERM", False)
-        assert told == [False, True]
-
     def test_context_is_the_request_of_the_task(self, request_of: WorkerRequest) -> None:
         assert isinstance(request_of.context, Context)
         assert request_of.context.id == "an-id"

@@ -18,7 +18,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task import delivery, redelivery, value_codec
+from celery_singleton_lock.task import redelivery, value_codec
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import progress_of
@@ -194,26 +194,6 @@ class TestExpired:
     def test_runs_while_there_is_time(self, app: Celery, expires: str | None) -> None:
         task, runs = make(app, lambda: 1)
         deliver(task, **{**self.LATE, "expires": expires})
-        assert len(runs) == 1
-
-
-class TestRevoked:
-    """The main process leaves it to the child, which sees what has become of the message."""
-
-    REVOKED = {"delivery_info": {"redelivered": True, delivery._REVOKED: True}}
-
-    def test_is_not_run(self, app: Celery) -> None:
-        task, runs = make(app, lambda: 1)
-        with pytest.raises(Ignore, match="revoked"):
-            deliver(task, **self.REVOKED)
-        assert runs == []
-        assert app.backend.get_state(id_for(task)) == "REVOKED"
-        assert dict(Runtime.of(app).store.all_held(app.main)) == {}
-
-    def test_keeps_the_end_that_it_has(self, app: Celery) -> None:
-        task, runs = make(app, lambda: 1)
-        deliver(task)
-        assert deliver(task, **self.REVOKED) == 1
         assert len(runs) == 1
 
 

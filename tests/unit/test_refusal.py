@@ -266,7 +266,7 @@ class TestInterrupted:
         assert holds(app) == []
         assert runs == []
 
-    @pytest.mark.parametrize("place", ["drop_if_over", "acquire"])
+    @pytest.mark.parametrize("place", ["drop_if_expired", "acquire"])
     def test_with_the_lock(self, app: Celery, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
         """Between the answer and the first line that cleans up."""
         task, runs = make(app, lambda: 1, acks_late=True)
@@ -280,7 +280,7 @@ class TestInterrupted:
 
         with monkeypatch.context() as patched:
             patched.setattr(Runtime.of(app).store, "acquire", granted)
-            if place == "drop_if_over":
+            if place == "drop_if_expired":
                 patched.setattr(refusal, place, interrupts)
             self.is_interrupted(task)
         self.has_ended(task, runs)

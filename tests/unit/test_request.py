@@ -28,7 +28,7 @@ from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.wake_ups import Place
-from celery_singleton_lock.task import delivery, key_report, requeue
+from celery_singleton_lock.task import key_report
 from celery_singleton_lock.task.delivery import OWNER, original_of
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
@@ -406,29 +406,6 @@ class Eventer:
 
     def send(self, kind: str, **fields: Any) -> None:
         self.sent.append((kind, fields))
-
-
-@pytest.mark.parametrize(
-    ("reason", "may_have_begun"),
-    [
-        (None, False),
-        ("redelivered", True),
-        *((reason, False) for reason in requeue.NOT_BEGUN),
-        *((reason, True) for reason in ("copy", "lost", "untold")),
-    ],
-)
-def test_revoked_copy_of_what_may_have_begun_is_left_to_its_child(
-    receive: Callable, reason: str | None, may_have_begun: bool
-) -> None:
-    """It may be running, or have ended: to record here that it is revoked would be another end."""
-    request = receive(**{PUT_BACK_HEADER: {"retries": 0, reason: 1}} if reason in requeue.COUNTED else {})
-    request.delivery_info["redelivered"] = reason == "redelivered"
-    revoked.add(request.id)
-    try:
-        assert request.revoked() is not may_have_begun
-    finally:
-        revoked.discard(request.id)
-    assert delivery.is_revoked(request.request_dict) is may_have_begun
 
 
 @pytest.mark.parametrize(("error", "expired"), [(Skipped("held"), False), (Expired("expired"), True)])

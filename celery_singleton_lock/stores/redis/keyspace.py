@@ -192,7 +192,7 @@ def _steps() -> dict[int, tuple[int, int]]:
     return dict(sorted(found.items(), reverse=True))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024, typed=True)  # A text of another class may read otherwise.
 def name_of(text: str) -> Name:
     """The key of a lock with this name: a program may make a lock object each time."""
     return Name(text)
