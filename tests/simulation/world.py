@@ -287,12 +287,12 @@ class Bodies:
         now = self.world.run.now
         ended, at = self.ended.get((mine.number, mine.attempt), (mine, now))
         ways = [self.world.network.link(ended.process.host.name, server.host.name) for server in self.world.servers]
-        # A record that came just now may have come behind the grant.
-        knows = self._has_record(ended) and not any(now - NOTICES < way.troubled_until for way in ways)
-        if ended is mine or knows:
-            return False
         stalls = [one for one in self.world.plan.faults if one.kind == "server stalled" and one.at <= at + NOTICES]
         silent_until = [*(way.troubled_until for way in ways), *(stall.at + stall.seconds for stall in stalls)]
+        # A record that came just now may have come behind the grant.
+        knows = self._has_record(ended) and not any(now - NOTICES < until for until in silent_until)
+        if ended is mine or knows:
+            return False
         return any(until > at + ended.lease.ttl / 2 for until in silent_until)
 
     def _is_just_told(self, mine: Running) -> bool:
