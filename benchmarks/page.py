@@ -10,8 +10,8 @@ BEGIN, END = "<!-- race -->", "<!-- /race -->"
 
 
 def table(found: Mapping[str, Mapping[str, str]], about: str, *, beside: int = 3) -> str:
-    """In Markdown: a row for each event, a column for each contestant. The first one is in each table, and so many
-    beside it: more do not fit on a page.
+    """In Markdown: a row for each event, a column for each contestant. The first one is in each table, beside as
+    many others as fit on a page.
     """
     first, *others = found
     groups = [others[start : start + beside] for start in range(0, len(others), beside)]

@@ -26,12 +26,9 @@ __all__ = ["Shop", "client", "make", "until"]
 
 
 def quick_first(first: Any, *others: Any) -> list[Any]:
-    """Parameters of a test: the quick tests take the first one, the slow ones all others."""
-    return [first, *(pytest.param(*as_tuple(it), marks=pytest.mark.slow) for it in others)]
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    """Parameters of a test: the quick tests take the first one, the slow ones all others. A tuple is several."""
+    each = [it if isinstance(it, tuple) else (it,) for it in others]
+    return [first, *(pytest.param(*it, marks=pytest.mark.slow) for it in each)]
 
 
 #: Each pool, first that of processes, which most people use.
