@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from celery_singleton_lock import clock
+from tests.appended import append, read
 from tests.patience import LIMIT
 
 #: Names the file that tasks write their runs to.
@@ -58,13 +58,8 @@ def _certainly(**fields: object) -> None:
 
 
 def write(**fields: object) -> None:
-    """One line, appended in one go."""
-    line = json.dumps({"at": clock.now(), "pid": os.getpid(), **fields}) + "\n"
-    file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(file, line.encode())
-    finally:
-        os.close(file)
+    """One line, at this time."""
+    append(os.environ[VARIABLE], {"at": clock.now(), "pid": os.getpid(), **fields})
 
 
 def may_end(job: str) -> bool:
@@ -87,7 +82,7 @@ class Record:
         """In the order of their starts; those without an end ended at `killed_at`."""
         found: list[Run] = []
         open_runs: dict[tuple[str, int], int] = {}
-        for event in map(json.loads, self.path.read_text().splitlines()):
+        for event in read(self.path):
             place = (event["task_id"], event["pid"])
             if event["event"] == "start":
                 open_runs[place] = len(found)

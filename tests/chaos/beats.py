@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests import appended
 from tests.integration.beats import APP, Beat, Studio, studio
 from tests.integration.workers import Worker
 
@@ -172,8 +172,7 @@ def weather(directory: Path, command: Callable[[str], tuple[str, ...]], count: i
     """What came of a whole storm."""
     with storm(directory, command, count, **conf) as raging:
         outcome = raging.run()
-        file = directory / "runs"
-        for line in map(json.loads, file.read_text().splitlines()):
+        for line in appended.read(directory / "runs"):
             due = line["due"] and datetime.fromisoformat(line["due"]).timestamp()
             outcome.runs.append(Run(line["entry"], line["task_id"], due, line["at"]))
     outcome.runs = [run for run in outcome.runs if outcome.began <= run.at]

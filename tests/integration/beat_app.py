@@ -14,7 +14,7 @@ from celery.schedules import crontab
 from celery.signals import after_task_publish, before_task_publish
 
 from celery_singleton_lock import SingletonTask, clock
-from tests import recording
+from tests import appended, recording
 
 #: Seconds by which the clock of this host is ahead.
 SKEW = float(os.environ.get("TEST_SKEW", "0"))
@@ -48,9 +48,9 @@ app.conf.beat_schedule = {
 def job(self: Any, name: str) -> None:
     with recording.run(name, self.request.id):
         due = (self.request.headers or {}).get("singleton_lock_due")
-        line = json.dumps({"entry": name, "task_id": self.request.id, "due": due, "at": time.time()}) + "\n"
-        with open(os.environ["TEST_RUNS"], "a") as runs:
-            runs.write(line)
+        appended.append(
+            os.environ["TEST_RUNS"], {"entry": name, "task_id": self.request.id, "due": due, "at": time.time()}
+        )
 
 
 def _stall(moment: str) -> None:

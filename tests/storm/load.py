@@ -15,7 +15,8 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_singleton_lock import clock
-from tests.storm import history, newest
+from tests import appended
+from tests.storm import newest
 from tests.storm.app import NEWEST, SCOPED
 from tests.storm.borrowed import JOINING
 from tests.storm.clicks import JOBS
@@ -209,7 +210,7 @@ class Load:
 
     def _note(self, event: str, message: str, **fields: object) -> None:
         line = {"at": clock.now(), "host": "sender", "pid": 0, "event": event, "message": message, **fields}
-        history.append(self._scene.history, line)
+        appended.append(self._scene.history, line)
 
 
 def _with_before(steps: list[Signature]) -> list[tuple[Signature | None, Signature]]:

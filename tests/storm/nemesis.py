@@ -18,9 +18,9 @@ from redis.retry import Retry
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
+from tests import appended
 from tests.proxy import LossyProxy
 from tests.servers import SentinelGroup, until
-from tests.storm import history
 from tests.storm.load import HOT
 from tests.storm.places import Sentinels, Servers
 from tests.storm.scene import TTL, Host, Scene, children_of, end, group_of
@@ -180,7 +180,7 @@ class Nemesis:
 
     def _note(self, name: str, begin: float, struck: Struck) -> None:
         line = {"event": "fault", "kind": name, "begin": begin, "at": clock.now(), **asdict(struck)}
-        history.append(self.scene.history, line)
+        appended.append(self.scene.history, line)
 
 
 # Processes

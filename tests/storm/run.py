@@ -11,7 +11,7 @@ from celery import states
 from redis import Redis
 
 from celery_singleton_lock import DuplicateResult, clock
-from tests.storm import history
+from tests import appended
 from tests.storm.app import SCOPED, end_of
 from tests.storm.checker import Checker, Verdict
 from tests.storm.clicks import JOBS
@@ -65,10 +65,10 @@ def storm(
         with _going_on(load, angry):
             while clock.now() < deadline and not any(nemesis.error for nemesis in angry):
                 clock.sleep(1)
-                if enough and enough(verdict := checker.judge(history.read(made.history), is_over=False)):
+                if enough and enough(verdict := checker.judge(appended.read(made.history), is_over=False)):
                     return verdict
         _calm(made, load)
-        return checker.judge(history.read(made.history))
+        return checker.judge(appended.read(made.history))
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def _calm(made: Scene, load: Load) -> None:
         if host.sender is not None:
             host.sender.kill()
             host.sender = None
-    clicked = {line["message"] for line in history.read(made.history) if line["event"] == "sent"}
+    clicked = {line["message"] for line in appended.read(made.history) if line["event"] == "sent"}
     load.pending |= {message: [] for message in clicked if message not in load.pending}
     deadline, seen_at = clock.now() + CALM, clock.now()
     while (pending := load.look()) and clock.now() < min(deadline, seen_at + UNSEEN):
@@ -121,7 +121,7 @@ def _ask_backend(made: Scene, pending: set[str]) -> None:
         meta = made.app.backend.get_task_meta(message, cache=False)
         if meta["status"] in states.READY_STATES:
             line = {"event": "told", "message": message, **end_of(meta["result"], meta["status"])}
-            history.append(made.history, {"at": clock.now(), "host": "backend", "pid": 0, **line})
+            appended.append(made.history, {"at": clock.now(), "host": "backend", "pid": 0, **line})
 
 
 def _wait_for_locks(made: Scene) -> None:
@@ -145,7 +145,9 @@ def _try_keys(made: Scene) -> None:
             with contextlib.suppress(Exception):
                 made.app.tasks["work"].apply_async((key, length_of(key)))
         clock.sleep(1)
-        stuck -= {line["key"] for line in history.read(made.history) if line["event"] == "start" and line["at"] > began}
+        stuck -= {
+            line["key"] for line in appended.read(made.history) if line["event"] == "start" and line["at"] > began
+        }
     for key in stuck:
         _left(made, "lock", key, "cannot be had, and no message is under way")
 
@@ -155,7 +157,7 @@ def _try_jobs(made: Scene) -> None:
     sent = {(task, key): made.app.tasks[task].apply_async((key, 0.0)) for task in SCOPED for key in JOBS}
     deadline = clock.now() + FREE
     while clock.now() < deadline:
-        told = {line["message"] for line in history.read(made.history) if line["event"] == "told"}
+        told = {line["message"] for line in appended.read(made.history) if line["event"] == "told"}
         if all(not isinstance(it, DuplicateResult) and it.id in told for it in sent.values()):
             return
         clock.sleep(0.5)
@@ -186,4 +188,4 @@ def _in_broker(made: Scene) -> set[str]:
 
 def _left(made: Scene, what: str, name: str, text: str) -> None:
     line = {"at": clock.now(), "event": "left", "what": what, "name": name, "text": text}
-    history.append(made.history, line)
+    appended.append(made.history, line)

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
-from tests import programs
+from tests import appended, programs
 from tests.integration.workers import Process, Worker, environment
 from tests.patience import until
 from tests.storm import history
@@ -199,7 +199,7 @@ class Flood:
 
     def _note(self, event: str, **fields: Any) -> None:
         line = {"at": clock.now(), "host": "", "pid": os.getpid(), "event": event, **fields}
-        history.append(self._history, line)
+        appended.append(self._history, line)
 
     def count_queue(self) -> None:
         """Note how many messages of each scope the broker has."""
