@@ -134,9 +134,9 @@ class Holder:
             f"[{_quoted(self.sending)},{task_id},{self.retries},{node},{self.pid},{float(self.since)},"
             f"{self.replaced},{_quoted(self.process)},{float(ttl)}"
         )
-        behind = f",{_quoted(self.label)}" if self.label or self.order else ""
-        behind += f",{_quoted(self.order)}]" if self.order else "]"
-        return f"{before}\n{behind}"
+        if self.order:
+            return f"{before}\n,{_quoted(self.label)},{_quoted(self.order)}]"
+        return f"{before}\n,{_quoted(self.label)}]" if self.label else f"{before}\n]"
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:

@@ -15,6 +15,8 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.holder import new_owner
 
+_FOREVER = float("inf")
+
 
 class Hold:
     """Something under a key that can be freed, whether or not anybody trusts it.
@@ -85,7 +87,7 @@ class Lease(Hold):
         self.superseded_by: str | None = None
         self.reason: str | None = None
         self.ask: Callable[[Lease], None] | None = None
-        self.bound = float("inf")
+        self.bound = _FOREVER
         self.acquired_at, self.renewals = sent_at, 0
         self.trusted_until = trust.end_of(sent_at, ttl)
 
@@ -95,12 +97,12 @@ class Lease(Hold):
     @property
     def held(self) -> bool:
         """Whether the lock can still be trusted to be held."""
-        return self.reason is None and self.remaining > 0
+        return self.reason is None and self.trusted_until > clock.now()
 
     @property
     def good_for(self) -> float:
         """Seconds for which a renewal is trusted."""
-        return min(self.ttl, self.bound)
+        return self.ttl if self.ttl < self.bound else self.bound
 
     @property
     def remaining(self) -> float:

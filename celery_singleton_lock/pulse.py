@@ -110,8 +110,9 @@ class Pulse:
             return []
         if not heartbeat.in_round:
             self._heartbeats.discard(heartbeat)
-        self._lingers_until = max(self._lingers_until, clock.now() + linger)
-        if self._heartbeats or self._lingers_until > clock.now():
+        now = clock.now()
+        self._lingers_until = max(self._lingers_until, now + linger)
+        if self._heartbeats or self._lingers_until > now:
             return []
         self.changed.notify_all()
         return list(self._threads - self._working - {threading.current_thread()})

@@ -91,7 +91,7 @@ def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
     Raises:
         TypeError: such a client cannot be used here.
     """
-    if (latest := _latest([client], replicas)) is not None:
+    if (latest := _latest((getattr(client, "connection_pool", None),), replicas)) is not None:
         return latest
     if isinstance(client, RedisCluster):
         nodes: NodesManager = client.nodes_manager
@@ -118,7 +118,7 @@ def kept_by_each(clients: Sequence[Redis], restart_delay: bool, check: Callable[
         check: is called where these clients have made no lock before, and raises where they must not.
     """
     way = "redlock", restart_delay
-    if (latest := _latest(clients, way)) is not None:
+    if (latest := _latest([getattr(client, "connection_pool", None) for client in clients], way)) is not None:
         return latest
     check()
     pools = [_pool_of(client) for client in clients]
@@ -157,16 +157,12 @@ def _pool_of(client: Any) -> ConnectionPool:
     raise TypeError(f"a lock's client is {kind}; allowed: redis.Redis or redis.RedisCluster{asynchronous}")
 
 
-def _latest(clients: Sequence[Any], way: object) -> Keeper | None:
-    """What locks of these clients get as the last one did: a program may make a lock object each time."""
-    pools = [getattr(client, "connection_pool", None) for client in clients]
+def _latest(pools: Sequence[object], way: object) -> Keeper | None:
+    """What locks of these pools get as the last one did: a program may make a lock object each time."""
     latest: _Latest | None = getattr(pools[0], _LATEST, None)
     if latest is None or latest.way != way or len(latest.pools) != len(pools):
         return None
-    for known, pool in zip(latest.pools, pools, strict=True):
-        if not known.is_that_of(pool):
-            return None
-    return latest.keeper
+    return latest.keeper if all(map(_Connects.is_that_of, latest.pools, pools)) else None
 
 
 def _remember(pools: Sequence[ConnectionPool], way: object, keeper: Keeper) -> None:

@@ -6,13 +6,13 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.holder import OWNER_LENGTH, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.mutex import Mutex
 
-#: Characters of an owner that come from the token; the rest is new for each hold.
+#: Characters of an owner that every hold with the token has; the rest is new for each.
 OF_TOKEN = 20
 
 #: Held while it is noted which hold an object has.
@@ -27,6 +27,8 @@ class Holding:
         heartbeat: which renews it.
         on_lost: called once when it is lost.
     """
+
+    __slots__ = ("__weakref__", "_heartbeat", "_is_lost", "_on_lost", "lease")
 
     def __init__(self, lease: Lease, heartbeat: Heartbeat, on_lost: Callable[[Lease], None]) -> None:
         self.lease = lease
@@ -46,11 +48,13 @@ class Holding:
         self._heartbeat.stop(self.lease)
 
 
-class Releasing(NamedTuple):
+class Releasing:
     """A release that was begun; and whether the lock was held then."""
 
-    token: bytes
-    was_held: bool
+    __slots__ = ("token", "was_held")
+
+    def __init__(self, token: bytes, was_held: bool) -> None:
+        self.token, self.was_held = token, was_held
 
 
 class Local:
@@ -64,7 +68,7 @@ class Local:
     @property
     def token(self) -> bytes | None:
         """What the hold is known by; None while there is none. To be given to another object, or None to forget it."""
-        return None if self.parent is not None else self._token
+        return self.known[0]
 
     @token.setter
     def token(self, token: str | bytes | None) -> None:
@@ -77,7 +81,13 @@ class Local:
     @property
     def held(self) -> Holding | None:
         """This process's own hold."""
-        return None if self.parent is not None else self._held
+        return self.known[1]
+
+    @property
+    def known(self) -> tuple[bytes | None, Holding | None]:
+        """The token, and this process's own hold; neither where the parent has it."""
+        held = self._held
+        return (self._token, held) if held is None or held.lease.pid == os.getpid() else (None, None)
 
     @property
     def parent(self) -> int | None:
@@ -87,18 +97,28 @@ class Local:
 
     def hold(self, held: Holding, token: bytes) -> None:
         """Have got the lock."""
-        with _noting.lock:
-            self._token, self._held, self.releasing = token, held, None
+        self._token, self._held, self.releasing = token, held, None
 
     def forget(self, held: Holding | None, token: bytes) -> None:
-        """Have released this hold; where threads share the object, another one may have got the lock since."""
-        with _noting.lock:
-            if self._held is held and self._token == token:
-                self._token = self._held = self.releasing = None
+        """Have released this hold, unless another one was noted since."""
+        if self._held is held and self._token == token:
+            self._token = self._held = self.releasing = None
 
 
 class LocalOfThread(Local, threading.local):
     """Another one in each thread."""
+
+
+class LocalOfAll(Local):
+    """The same for all threads that share the object: one may get the lock while another notes that it was released."""
+
+    def hold(self, held: Holding, token: bytes) -> None:
+        with _noting.lock:
+            super().hold(held, token)
+
+    def forget(self, held: Holding | None, token: bytes) -> None:
+        with _noting.lock:
+            super().forget(held, token)
 
 
 def encoded(token: str | bytes | None) -> bytes | None:
@@ -113,3 +133,11 @@ def encoded(token: str | bytes | None) -> bytes | None:
 def owner_of(token: bytes) -> str:
     """What the owner of a hold with this token begins with; of one length, so that none begins like another."""
     return hashlib.sha256(token).hexdigest()[:OF_TOKEN]
+
+
+def new_hold(token: bytes | None) -> tuple[bytes, str]:
+    """A token, this one if it is given, and an owner that belongs to it and that no hold had before."""
+    if token:
+        return token, owner_of(token) + new_owner()[OF_TOKEN:]
+    made = new_owner().encode()
+    return made, hashlib.sha256(made).hexdigest()[:OWNER_LENGTH]

@@ -16,7 +16,7 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -26,11 +26,20 @@ from redis.exceptions import LockError
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import LockLost, LockUnavailable
-from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.lock.clients import Keeper, kept_by
 from celery_singleton_lock.lock.errors import NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
-from celery_singleton_lock.lock.holding import OF_TOKEN, Holding, Local, LocalOfThread, Releasing, encoded, owner_of
+from celery_singleton_lock.lock.holding import (
+    Holding,
+    Local,
+    LocalOfAll,
+    LocalOfThread,
+    Releasing,
+    encoded,
+    new_hold,
+    owner_of,
+)
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis.keyspace import name_of
 
@@ -111,7 +120,7 @@ class Lock:
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
-        self.local: Local = LocalOfThread() if self.thread_local else Local()
+        self.local: Local = LocalOfThread() if self.thread_local else LocalOfAll()
         self.raise_on_release_error = raise_on_release_error
         self._replicas = replicas
         self._keeper = self._kept(redis)
@@ -158,10 +167,9 @@ class Lock:
         """
         blocking = self.blocking if blocking is None else blocking
         patience = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        made = encoded(token) or new_owner().encode()
-        # New for each call: what is repeated within it gets its own hold again, and nobody else does.
-        owner = owner_of(made) + new_owner()[OF_TOKEN:]
-        until = float("inf") if patience is None else clock.now() + patience
+        # The owner is new for each call: what is repeated within it gets its own hold again, and nobody else does.
+        made, owner = new_hold(encoded(token))
+        until = math.inf if patience is None else clock.now() + patience
         pause = max(MIN_PAUSE, self.sleep if sleep is None else sleep)
         try:
             found = self._ask(owner, until if blocking else 0.0, pause)
@@ -192,7 +200,8 @@ class Lock:
             Unavailable: the server does not answer.
         """
         local, keeper = self.local, self._keeper
-        token, begun, held = self._token("release"), local.releasing, local.held
+        token, held = local.known
+        token, begun = token or self._token("release"), local.releasing
         again = begun is not None and begun.token == token
         lease = self._lease() if held is None else held.lease
         freed: Freeing | bool = Freeing.NOT_OURS
@@ -283,9 +292,8 @@ class Lock:
 
     def _ask(self, owner: str, until: float, pause: float) -> Lease | Held | Record:
         """Ask for the lock, and wait for it until then; what was found last."""
-        holder = Holder(None, 0, _node(), os.getpid(), clock.wall(), process=process_identity.own())
-        store, began = self._keeper.store, clock.now()
-        request = LockRequest(self._key, owner, ttl=self._ttl, holder=holder, waiting=until > 0, limit=self._limit)
+        holder, store, began = _holder(), self._keeper.store, clock.now()
+        request = LockRequest(self._key, owner, self._ttl, holder, until > 0, limit=self._limit)
         found = store.acquire(request)
         if isinstance(found, Lease) or until <= began:
             return found
@@ -361,9 +369,17 @@ class Lock:
             self._on_lost(self)
 
 
-@cache
-def _node() -> str:
-    return socket.gethostname()
+def _holder() -> Holder:
+    """This process, now."""
+    pid = os.getpid()
+    node, process = _names(pid)
+    return Holder(None, 0, node, pid, clock.wall(), 0, process)
+
+
+@lru_cache(maxsize=1)
+def _names(pid: int) -> tuple[str, str]:
+    """Of the host, and of this process, which has this id."""
+    return socket.gethostname(), process_identity.own()
 
 
 def _number(seconds: object) -> float:

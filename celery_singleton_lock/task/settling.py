@@ -17,6 +17,7 @@ from celery.exceptions import Ignore
 from celery.signals import task_postrun
 from celery.utils.log import get_logger
 
+from celery_singleton_lock.options.rules import JOIN
 from celery_singleton_lock.task import outcome, requeue
 from celery_singleton_lock.task.celery_types import TaskLike
 from celery_singleton_lock.task.execution import Execution, named
@@ -34,7 +35,9 @@ def settle_after(execution: Execution, ended: Outcome, seconds: float | None = N
     task, request, writer = execution.task, execution.request, execution.runtime.record_writer
     if not ended.needs_settling(task, request):
         return
-    if (record := execution.record(Outcome(ended.state, settled=True), seconds)) is None:
+    # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
+    content = ended.content if execution.options.on_conflict == JOIN else None
+    if (record := execution.record(Outcome(ended.state, content, settled=True), seconds)) is None:
         return
     # At once where nobody else could be asked.
     replace = writer.replace if outcome.backend_knows(task, request) else writer.replace_now

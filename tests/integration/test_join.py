@@ -11,6 +11,8 @@ from celery import chain, chord, group
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockConflict, clock
+from celery_singleton_lock.stores.base import Record
+from celery_singleton_lock.task.outcome import read
 from celery_singleton_lock.testing import RedisServer
 from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
 from tests.integration.standing import Staff
@@ -39,6 +41,13 @@ def holder(shop: Shop, task: str = "exclusive", *args: Any, **options: Any) -> A
     result = shop.send(task, "report", *(args or (LONG,)), headers=JOIN, **options)
     shop.record.wait_for(starts=1, job="report")
     return result
+
+
+def is_settled(shop: Shop) -> bool:
+    """Whether a record says that all was sent."""
+    with shop.locks() as client:
+        records = [client.get(key) for key in shop.keys() if ":done:" in key]  # noqa: SIM118 - no dictionary
+    return any(read(Record("", found, 0.0))[0].settled for found in records if found)
 
 
 def until_joined(shop: Shop, copies: int) -> None:
@@ -77,6 +86,23 @@ class TestHolderEnds:
         until_joined(shop, 3)
         shop.record.let_end("report")
         assert [len(copy.get(timeout=LIMIT)) for copy in [first, *copies]] == [100_000] * 4
+        assert len(shop.record.runs("report")) == 1
+
+    def test_with_a_value_that_is_forgotten_before_they_look(self, shop: Shop) -> None:
+        """Its caller has got it, and has the result backend forget it, while they wait for a slot."""
+        shop.start("one", concurrency=2)
+        first = holder(shop)
+        copies = [join(shop, "exclusive", "report") for _ in range(2)]
+        until_joined(shop, 2)
+        others = [shop.send("plain", "other", LONG) for _ in range(2)]
+        shop.record.wait_for(starts=1, job="other")
+        shop.record.let_end("report")
+        assert first.get(timeout=LIMIT) == "report"
+        first.forget()
+        shop.record.wait_for(starts=2, job="other")
+        until(lambda: is_settled(shop))
+        shop.record.let_end("other")
+        assert [each.get(timeout=LIMIT) for each in [*copies, *others]] == ["report"] * 2 + ["other"] * 2
         assert len(shop.record.runs("report")) == 1
 
     def test_and_retries_first(self, shop: Shop) -> None:

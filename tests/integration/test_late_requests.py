@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis import ConnectionPool
@@ -229,6 +231,50 @@ class TestAcquire:
         until(lambda: is_settled(store))
         proxy.deliver()
         assert store.held(KEY) == []
+
+    def test_acquire_that_is_interrupted_at_any_line_after_its_first_answer_was_lost(
+        self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server has carried it out: nothing of that is to stay, wherever the interruption comes."""
+        run, lines_left = store._servers.run, 0
+
+        def lost(call: Call, **options: float) -> object:
+            monkeypatch.setattr(store._servers, "run", run)
+            run(call, **options)  # type: ignore[arg-type]
+            sys.settrace(interrupting)
+            frame = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename != __file__:
+                frame.f_trace, frame = interrupting, frame.f_back
+            raise TimeoutError
+
+        def interrupting(frame: Any, event: str, _: object) -> Any:
+            nonlocal lines_left
+            if not frame.f_code.co_filename.endswith(("redis/store.py", "redis/question.py")):
+                return None
+            if event == "line":
+                lines_left -= 1
+                if lines_left == 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return interrupting
+
+        is_over, line = False, 0
+        while not is_over:
+            line += 1
+            lines_left = line
+            monkeypatch.setattr(store._servers, "run", lost)
+            try:
+                lease = taken(store)
+                is_over = True
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            if is_over:
+                store.free(lease)
+            until(lambda: is_settled(store))
+            assert store.held(KEY) == [], f"at line {line}"
+        assert line > 10
 
 
 class TestAbandon:

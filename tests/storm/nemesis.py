@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -330,7 +331,10 @@ def hog(nemesis: Nemesis) -> Struck | None:
     """By a task, wherever it comes: shorter than a lease, since only prefork bears more."""
     if "hogging" not in nemesis.scene.app.tasks:
         return None
-    nemesis.scene.app.tasks["hogging"].apply_async((f"hog-{nemesis.chance.random()}", 1))
+    try:
+        nemesis.scene.app.tasks["hogging"].apply_async((f"hog-{nemesis.chance.random()}", 1))
+    except OperationalError:  # The broker is away.
+        return None
     return Struck()
 
 

@@ -147,9 +147,9 @@ class Connection:
             TimeoutError: it is not there yet; it can be read later.
             ConnectionError: it will not come; the connection must not be used again.
         """
-        gets = self._reader.gets
-        while (answer := gets()) is _NOTHING:
-            self._receive()
+        reader = self._reader
+        while (answer := reader.gets()) is _NOTHING:
+            reader.feed(self._received())
         self.unanswered -= 1
         if isinstance(answer, Exception):
             try:
@@ -268,7 +268,7 @@ class Connection:
                 return
             try:
                 # Also where nothing is to come: the server may have closed the connection.
-                self._receive()
+                self._reader.feed(self._received())
             except TimeoutError:
                 return
             received = True
@@ -301,14 +301,15 @@ class Connection:
             self._wire.reset_at_end()
         self.close()
 
-    def _receive(self) -> None:
+    def _received(self) -> bytes:
+        """What has come, or comes in time."""
         try:
             received = self._wire.receive(_READ)
         except OSError as error:
             raise _as_redis_py_says(error, "reading") from error
         if not received:
             raise ConnectionError("the server closed the connection")
-        self._reader.feed(received)
+        return received
 
 
 def _if_enough(call: Call, answer: Any, acknowledged: Any) -> Any:

@@ -49,19 +49,21 @@ _PARTS: Mapping[int, list[type]] = {
 }
 
 
+#: An acquire is answered any of them but this.
+_OF_QUESTION = {kind: parts for kind, parts in _PARTS.items() if kind != Answer.NO_VOTE}
+
 #: What a refusal is not answered.
 _OF_AN_ACQUIRE = (Answer.GRANTED, Answer.GIVEN_UP, Answer.NEWEST, Answer.SUPERSEDED)
 
 
 def answers_vote(answer: Any) -> bool:
     """Whether a vote can answer that."""
-    types = [*map(type, answer)] if type(answer) is list else []
-    return types[:1] == [int] and _PARTS.get(answer[0]) == types
+    return _has_parts(answer, _PARTS)
 
 
 def answers_question(answer: Any) -> bool:
     """Whether an acquire or a hand-over can answer that."""
-    return answers_vote(answer) and answer[0] != Answer.NO_VOTE
+    return _has_parts(answer, _OF_QUESTION)
 
 
 def answers_refusal(answer: Any) -> bool:
@@ -151,6 +153,12 @@ def recorded(answer: Sequence[Any], message: str) -> Record | None:
         return None
     _, content, pttl = answer
     return Record(message, content, max(pttl, 0) / 1000)
+
+
+def _has_parts(answer: Any, allowed: Mapping[int, list[type]]) -> bool:
+    """Whether it begins with one of these kinds, and has the parts of that."""
+    types = [*map(type, answer)] if type(answer) is list else []
+    return bool(types) and types[0] is int and allowed.get(answer[0]) == types
 
 
 def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:

@@ -7,7 +7,7 @@ before it: from then on they take nothing. What is given up without another try 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis.exceptions import RedisError, TimeoutError
 
@@ -19,20 +19,6 @@ from celery_singleton_lock.stores.redis import lock_answers, lock_commands, sten
 from celery_singleton_lock.stores.redis.lock_answers import Answer
 from celery_singleton_lock.stores.redis.script import Call, Ready
 from celery_singleton_lock.stores.redis.server import Server, Unread
-
-
-class First(NamedTuple):
-    """The first try, where it was sent ahead.
-
-    Attributes:
-        name: of this try.
-        sent_at: when it was sent.
-        answer: where to read it, itself, or what was in the way.
-    """
-
-    name: str
-    sent_at: float
-    answer: Unread | Sequence[Any] | BaseException
 
 
 def granted(answer: Sequence[Any], request: LockRequest, sent_at: float) -> Lease:
@@ -54,41 +40,40 @@ class Question:
         run: carries out an acquire.
         request: what is asked for.
         replicas: see `Call`.
-        first: the first try, if it was sent.
     """
+
+    __slots__ = ("_first", "_replicas", "_request", "_run", "_sent_at", "_slots", "_unanswered")
 
     def __init__(
         self,
         run: Callable[[Call | Ready], Sequence[Any]],
         request: LockRequest,
-        *,
-        replicas: tuple[int, float] | None = None,
-        first: First | None = None,
+        replicas: tuple[int, float] | None,
     ) -> None:
-        self._run = run
-        self._request = request
-        self._replicas = replicas
+        self._run, self._request, self._replicas = run, request, replicas
         self._slots = request.limit
         #: Names of the tries that were not answered.
-        self._unanswered = [] if first is None else [first.name]
-        #: The first try, until it is looked at.
-        self._first = first
+        self._unanswered: list[str] = []
+        #: Of the first try, if it was sent ahead: where to read its answer, or what was in the way; until that is done.
+        self._first: Unread | RedisError | OSError | None = None
+        #: When it was sent.
+        self._sent_at = 0.0
 
     def send_ahead(self, server: Server) -> None:
         """Send the first try now, whose answer `try_once` reads; what is rare is sent there as well."""
-        name, sent_at = new_owner(), clock.now()
+        name, self._sent_at = new_owner(), clock.now()
         if isinstance(call := self._call(name, self._slots), Ready):
             self._unanswered.append(name)
             try:
-                self._first = First(name, sent_at, server.send(call))
+                self._first = server.send(call)
             except (RedisError, OSError) as error:
-                self._first = First(name, sent_at, error)
+                self._first = error
 
     def drop(self) -> None:
         """Nobody wants the answer to what was sent ahead."""
         first, self._first = self._first, None
-        if first is not None and isinstance(first.answer, Unread):
-            first.answer.drop()
+        if isinstance(first, Unread):
+            first.drop()
 
     def try_once(self) -> Lease | Held | Record:
         """Ask; which may be repeated after any error.
@@ -119,14 +104,13 @@ class Question:
     def _ask(self, slots: int) -> Lease | Held | Record:
         first, self._first = self._first, None
         if first is not None:
-            answer = first.answer
-            if isinstance(answer, BaseException):
-                try:
-                    raise answer
-                finally:
-                    # It refers to this frame, and so to the leases of its callers; see `Connection.read`.
-                    del answer, first
-            return self._understood(answer.read() if isinstance(answer, Unread) else answer, first.sent_at)
+            try:
+                if isinstance(first, Unread):
+                    return self._understood(first.read(), self._sent_at)
+                raise first
+            finally:
+                # An error refers to this frame, and so to the leases of its callers; see `Connection.read`.
+                del first
         name, sent_at = new_owner(), clock.now()
         self._slots = slots
         call = self._call(name, slots)

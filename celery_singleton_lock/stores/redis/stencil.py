@@ -78,18 +78,14 @@ class _Stencil:
         whole = packed(call.by_digest)
         if any_length:
             whole = whole.replace(_bulk(any_length.encode()), any_length.encode())
-        marks = [*_MARK.finditer(whole)]
-        begins, ends = [0, *(mark.end() for mark in marks)], [*(mark.start() for mark in marks), len(whole)]
-        #: What is the same each time, and room for a part after each piece but the last.
-        self._pieces = [b""] * (2 * len(marks) + 1)
-        self._pieces[::2] = [whole[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        self._in_order = itemgetter(*(_MARKS.index(chr(mark[0][0])) for mark in marks))
+        self._in_order = itemgetter(*(_MARKS.index(chr(mark[0][0])) for mark in _MARK.finditer(whole)))
+        #: What is the same each time, with room for the parts.
+        self._written = _MARK.sub(b"%b", whole.replace(b"%", b"%%"))
 
     def filled(self, parts: Sequence[bytes]) -> bytes:
         """The command with these parts."""
-        pieces = self._pieces.copy()
-        pieces[1::2] = self._in_order(parts)
-        return b"".join(pieces)
+        filled: bytes = self._written % self._in_order(parts)
+        return filled
 
 
 class _MarkedHolder(Holder):

@@ -39,7 +39,7 @@ from celery_singleton_lock.stores.redis.connection import TooFewReplicas
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.pending_calls import PendingCalls
-from celery_singleton_lock.stores.redis.question import First, Question, granted
+from celery_singleton_lock.stores.redis.question import Question
 from celery_singleton_lock.stores.redis.script import OVER_TTL, Call, Ready, batches
 from celery_singleton_lock.stores.redis.server import STEP_TIMEOUT, Endpoint, Server, words_of
 from celery_singleton_lock.stores.redis.stops import RedisStops, tell
@@ -90,28 +90,20 @@ class RedisStore:
         self._pending = PendingCalls(servers.run_each, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        name, sent_at = new_owner(), clock.now()
-        call = stencil.acquire(request, name) if self._replicas is None else None
-        if call is None:
-            return self._acquired(Question(self._run, request, replicas=self._replicas), request)
-        # As `Question` does it, which is made where more is to be done than to ask once, and to have the lock.
-        try:
-            answer = self._servers.run(call)
-            if answer[0] == lock_answers.Answer.GRANTED:
-                return granted(answer, request, sent_at)
-        except BaseException as error:  # noqa: BLE001 - it is raised again there
-            return self._acquired(Question(self._run, request, first=First(name, sent_at, error)), request)
-        return self._acquired(Question(self._run, request, first=First(name, sent_at, answer)), request)
+        return self._acquired(Question(self._run, request, self._replicas), request)
 
     def ask(self, request: LockRequest) -> Asked:
-        question = Question(self._run, request, replicas=self._replicas)
+        question = Question(self._run, request, self._replicas)
         if isinstance(self._servers, Server):
             question.send_ahead(self._servers)
         return Asked(partial(self._acquired, question, request), question.drop)
 
     def _acquired(self, question: Question, request: LockRequest) -> Lease | Held | Record:
         try:
-            return self._patiently(question.try_once)
+            try:
+                return question.try_once()
+            except (RedisError, OSError) as error:
+                return self._patiently(question.try_once, failed=error)
         except BaseException as error:
             # It may be held, or become so; also if it was interrupted (a time limit, a shutdown) between sending and
             # reading. What was refused by a server that answers is taken back now, the rest when it answers.
@@ -196,7 +188,7 @@ class RedisStore:
             raise LockUnavailable(self.server, "the release that has the record was not answered yet")
 
     def waiter(self, request: LockRequest) -> Waiter:
-        question = Question(self._run, replace(request, waiting=True), replicas=self._replicas)
+        question = Question(self._run, replace(request, waiting=True), self._replicas)
         key, place = request.key, new_owner()
 
         def ask() -> Lease | Held | Record:
