@@ -20,6 +20,8 @@ UNSENT = "sent, but not as far as Celery knows"
 UNTOLD = "stored, but not as far as Celery knows"
 LOST_BY_BROKER = "lost by the broker"
 KILLED_AS_IT_BEGAN = "struck as it began"
+SLOW_TO_BEGIN = "slow to begin"
+UNREPEATED = "on too few lock servers"
 UNHEARD = "no lock server could say it"
 
 #: Each excuse, and what of the guarantees it is.
@@ -35,6 +37,8 @@ REASONS: Mapping[str, str] = {
     UNSENT: "Celery failed a step or a retry that the broker had taken, as it could not hear or tell that",
     UNTOLD: "Celery failed a task when it had stored its success, and could not tell the rest; the result stays",
     KILLED_AS_IT_BEGAN: "the worker died or stood still after the lock of a message was freed, before its body began",
+    SLOW_TO_BEGIN: "the lock of a message was freed, and then a server did not answer before its body began",
+    UNREPEATED: "a worker wrote an end where it could, and was killed; of the lock servers that had it, one forgot",
     UNHEARD: "a run hears as it renews that it is to stop for a newer one, and no lock server answered meanwhile",
     LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
 }
@@ -113,6 +117,8 @@ class Excuses:
         killed = list(self._story.struck(first.pid, "killed", first.end, at))
         if any(one.begin <= soon for one in killed) and not told:
             return KILLED
+        if any(self._story.lacks(first.host, first.end, one.begin, at) for one in killed):
+            return UNREPEATED
         if any(one.begin <= soon for one in self._story.struck(first.pid, "frozen", first.end, at)):
             return FROZEN_AT_THE_END
         # Its lease had ended in its sleep, and it ended as it went on, before it was stopped.

@@ -128,6 +128,24 @@ class Story:
             found = [one for one in found if not one.but_ends and (not one.latest or one.begin <= written)]
         return max(one.end for one in found) if len({one.forgot for one in found}) >= self._quorum else None
 
+    def lacks(self, host: str, begin: float, gone: float, at: float) -> bool:
+        """Whether no quorum is left of the servers that have what a process wrote.
+
+        Args:
+            host: of the process.
+            begin: when it had something to write; it went on to those that did not answer.
+            gone: when it was killed.
+            at: when somebody asks for that. Meanwhile others may have forgotten it.
+        """
+        missed, forgot = set[str](), set[str]()
+        for one in self.faults:
+            for where, _, server in (way.partition("/") for way in one.silent):
+                if where in ("*", host) and one.begin <= begin and one.end >= gone:
+                    missed.add(server)
+                if one.forgot and begin <= one.end <= at:
+                    forgot.add(server)
+        return bool(forgot) and len(missed | forgot) >= self._quorum
+
     def struck(self, pid: int, fate: str, begin: float, end: float) -> Iterator[Fault]:
         """Faults of that fate that concerned a process in that time."""
         return (one for one in self.faults if one.fate == fate and pid in one.pids and one.overlaps(begin, end))

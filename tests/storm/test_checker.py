@@ -17,6 +17,7 @@ from tests.storm.excuses import (
     LOST_BY_BROKER,
     REJECTED,
     SILENT,
+    UNREPEATED,
     UNSENT,
     UNTOLD,
 )
@@ -104,6 +105,45 @@ def test_a_body_that_was_killed_ends_with_its_last_line() -> None:
 def test_as_many_as_the_limit_and_no_more(bodies: int, wrong: int) -> None:
     lines = [body(f"m{number}", 1 + number / 10, 3, limit=2) for number in range(bodies)]
     assert found(judge(*lines)) == [("overlap", "")] * wrong
+
+
+class TestAnEndOnABareMajority:
+    """Two of five nodes are away as it is written, its process is killed, and one of the others forgets it."""
+
+    @staticmethod
+    def lines(*faults: dict[str, Any], gone: float = 2.1) -> list[Any]:
+        killed = fault("worker: SIGKILL", gone, 2.5, pids=[1], fate="killed")
+        return [body("a", 1, 2, told="SUCCESS"), killed, *faults, body("a", 9, 10, pid=2)]
+
+    def away(self, node: int, until: float = 4.0, host: str = "*") -> dict[str, Any]:
+        return fault("lock server: stalled", 1.5, until, silent=[f"{host}/{node}"])
+
+    def forgets(self, node: int, at: float = 6.0) -> dict[str, Any]:
+        return fault("lock server: dies, and returns empty", at, at + 1, forgot=str(node), silent=[f"*/{node}"])
+
+    def test_is_an_exception(self) -> None:
+        assert self.judged(self.away(0), self.away(1, host="east"), self.forgets(2)) == [("again", UNREPEATED)]
+
+    def test_unless_none_forgot(self) -> None:
+        assert self.judged(self.away(0), self.away(1)) == [("again", "")]
+
+    def test_unless_a_majority_is_left(self) -> None:
+        assert self.judged(self.away(0), self.forgets(2)) == [("again", "")]
+
+    def test_unless_it_is_the_same_node(self) -> None:
+        assert self.judged(self.away(0), self.away(1), self.forgets(1)) == [("again", "")]
+
+    def test_unless_it_was_there_again_before_the_process_was_killed(self) -> None:
+        assert self.judged(self.away(0), self.away(1, until=2.05), self.forgets(2)) == [("again", "")]
+
+    def test_unless_it_was_away_from_another_host(self) -> None:
+        assert self.judged(self.away(0), self.away(1, host="west"), self.forgets(2)) == [("again", "")]
+
+    def test_unless_the_process_lived_on(self) -> None:
+        assert self.judged(self.away(0), self.away(1), self.forgets(2), gone=5.0) == [("again", "")]
+
+    def judged(self, *faults: dict[str, Any], gone: float = 2.1) -> list[tuple[str, str]]:
+        return found(judge(*self.lines(*faults, gone=gone), quorum=3, servers=5))
 
 
 class TestABodyThatStoodStill:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.storm.checker import Verdict
-from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN
+from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN, SLOW_TO_BEGIN
 from tests.storm.test_checker import body, end_of, fault, found, judge
 from tests.storm.waiting import FREE_AGAIN, KEEPS_OUT, SURELY
 
@@ -92,6 +92,19 @@ def test_worker_that_died_as_the_body_was_to_begin_has_freed_the_lock(task: str,
     killed = fault("worker: SIGKILL", 2, 2.2, pids=[PID], fate="killed")
     lines = click("a", 1, task=task), taken("a", 1.5), killed, click("b", 3, task=task), runs("a", 5, 6)
     assert twice(judge(*lines, runs("b", 7, 8))) == [excuse]
+
+
+@pytest.mark.parametrize(("silent", "excuse"), [("east/0", SLOW_TO_BEGIN), ("*/0", SLOW_TO_BEGIN), ("west/0", "")])
+def test_a_body_that_waits_for_a_server_before_it_begins_has_freed_the_lock(silent: str, excuse: str) -> None:
+    slow = fault("network: slow", 3.1, 4, silent=[silent])
+    lines = click("a", 1, task="waiting"), slow, click("b", 3, task="waiting"), runs("a", 5, 6), runs("b", 7, 8)
+    assert twice(judge(*lines)) == [excuse]
+
+
+def test_a_body_that_begins_long_after_that_has_not() -> None:
+    slow = fault("network: slow", 3.1, 9, silent=["*/0"])
+    lines = click("a", 1, task="waiting"), slow, click("b", 3, task="waiting"), runs("a", 7, 8), runs("b", 9, 10)
+    assert twice(judge(*lines)) == [""]
 
 
 @pytest.mark.parametrize(("seconds", "wrong"), [(5.0, []), (FREE_AGAIN + 1.0, [("left", "")])])

@@ -21,8 +21,9 @@ KEEPS_OUT = 4.0
 #: Seconds after which what is free again can be sent, whatever has kept it: sending takes three where nobody answers.
 FREE_AGAIN = QUEUE_TTL + 60.0 + 10.0
 
-#: Seconds from when a lock is freed until a body has begun.
-BEGINS = 1.0
+#: Seconds from when a lock is freed until a body has begun; and where the lock servers, or the result backend that is
+#: told of it, do not answer.
+BEGINS, WAITS_FOR_SERVERS = 1.0, 3.0
 
 
 @dataclass
@@ -117,7 +118,7 @@ def _attempts(story: Story, message: str) -> Sequence[Attempt]:
 
 
 def _excuse(story: Story, first: Waiting, second: Waiting) -> str:
-    from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN
+    from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN, SLOW_TO_BEGIN
 
     if story.forgot(first.taken_at, second.begin) is not None:
         return FORGOT
@@ -130,4 +131,18 @@ def _excuse(story: Story, first: Waiting, second: Waiting) -> str:
         for fault in story.faults
         if line["pid"] in fault.pids or any(pid in fault.pids for pid in story.group(line["pid"]))
     )
-    return KILLED_AS_IT_BEGAN if is_at_start and struck else ""
+    if is_at_start and struck:
+        return KILLED_AS_IT_BEGAN
+    return SLOW_TO_BEGIN if is_at_start and _is_slow_to_begin(story, first, second.begin) else ""
+
+
+def _is_slow_to_begin(story: Story, first: Waiting, at: float) -> bool:
+    """Whether its body began soon after that time, and a server that is asked just before did not answer meanwhile."""
+    begun = min(_attempts(story, first.message), key=lambda one: one.start, default=None)
+    if begun is None or not at < begun.start <= at + WAITS_FOR_SERVERS:
+        return False
+    return any(
+        fault.kind.startswith("broker") or any(way.startswith((f"{begun.host}/", "*/")) for way in fault.silent)
+        for fault in story.faults
+        if fault.overlaps(at, begun.start)
+    )
