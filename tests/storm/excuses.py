@@ -20,7 +20,7 @@ UNSENT = "sent, but not as far as Celery knows"
 UNTOLD = "stored, but not as far as Celery knows"
 LOST_BY_BROKER = "lost by the broker"
 KILLED_AS_IT_BEGAN = "struck as it began"
-SLOW_TO_BEGIN = "slow to begin"
+SLOW_TO_BEGIN, SLOW_TO_SEND = "slow to begin", "slow to send"
 UNREPEATED = "on too few lock servers"
 UNHEARD = "no lock server could say it"
 
@@ -38,6 +38,7 @@ REASONS: Mapping[str, str] = {
     UNTOLD: "Celery failed a task when it had stored its success, and could not tell the rest; the result stays",
     KILLED_AS_IT_BEGAN: "the worker died or stood still after the lock of a message was freed, before its body began",
     SLOW_TO_BEGIN: "the lock of a message was freed, and then a server did not answer before its body began",
+    SLOW_TO_SEND: "to send a message took longer than its lock keeps others out, counted from when it was taken",
     UNREPEATED: "a worker wrote an end where it could, and was killed; of the lock servers that had it, one forgot",
     UNHEARD: "a run hears as it renews that it is to stop for a newer one, and no lock server answered meanwhile",
     LOST_BY_BROKER: "kombu had taken it off the list, and not written down that it had, when it was killed or cut off",
@@ -85,7 +86,11 @@ class Excuses:
             stood_still = end - begin >= STANDS_STILL * self._ttl
             if stood_still and begin <= second.start and first.end <= end + GOES_ON * self._ttl:
                 return self._why_still(first, begin, end)
-        at = self._story.forgot(first.start, second.start)
+        if second.fence < first.fence:  # It had the lock before, and was slow to begin.
+            first, second, since = second, first, second.start - self._ttl
+        else:
+            since = first.start
+        at = self._story.forgot(since, second.start)
         if at is None:
             return ""
         moved = first.stood_still(at, first.end, STANDS_STILL * self._ttl)

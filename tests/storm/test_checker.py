@@ -201,6 +201,11 @@ class TestALockServerThatForgot:
     def test_excuses_no_run_that_goes_on(self) -> None:
         assert found(judge(body("a", 1, 9), self.empty, body("b", 3, 5))) == [("overlap", "")]
 
+    @pytest.mark.parametrize(("fence", "excuse"), [(1, FORGOT), (3, "")])
+    def test_excuses_one_that_had_the_lock_before_and_was_slow_to_begin(self, fence: int, excuse: str) -> None:
+        lines = body("a", 2.5, 4, fence=2), self.empty, body("b", 3.5, 4.1, fence=fence)
+        assert found(judge(*lines))[:1] == [("overlap", excuse)]
+
     def test_excuses_nothing_where_a_majority_remembers(self) -> None:
         assert found(judge(body("a", 1, 4), self.empty, body("b", 3, 5), quorum=2)) == [("overlap", "")]
 

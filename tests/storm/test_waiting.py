@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.storm.checker import Verdict
-from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN, SLOW_TO_BEGIN
+from tests.storm.excuses import FORGOT, KILLED_AS_IT_BEGAN, SLOW_TO_BEGIN, SLOW_TO_SEND
 from tests.storm.test_checker import body, end_of, fault, found, judge
 from tests.storm.waiting import FREE_AGAIN, KEEPS_OUT, SURELY
 
@@ -85,6 +85,18 @@ def test_one_whose_sender_got_an_error_has_no_lock() -> None:
 def test_a_lock_server_that_forgot_is_an_exception() -> None:
     forgets = fault("lock server: dies, and returns empty", 1.5, 2, forgot="0")
     assert twice(judge(click("a", 1), forgets, click("b", 3), runs("a", 5, 6), runs("b", 7, 8))) == [FORGOT]
+
+
+def test_a_lock_server_that_forgot_the_lock_of_the_one_that_was_slow_to_send() -> None:
+    forgets = fault("lock server: dies, and returns empty", 1.5, 2, forgot="0")
+    slow = [{**line, "at": 1.2} if line["event"] == "clicked" else line for line in click("b", 5)]
+    assert twice(judge(forgets, click("a", 3), slow, runs("a", 6, 7), runs("b", 8, 9))) == [FORGOT]
+
+
+@pytest.mark.parametrize(("clicked", "excuse"), [(1.2, SLOW_TO_SEND), (4.5, "")])
+def test_one_that_took_longer_to_send_than_its_lock_lasts(clicked: float, excuse: str) -> None:
+    slow = [{**line, "at": clicked} if line["event"] == "clicked" else line for line in click("b", 5, task="each")]
+    assert twice(judge(click("a", 4, task="each"), slow, runs("a", 6, 7), runs("b", 8, 9))) == [excuse]
 
 
 @pytest.mark.parametrize(("task", "excuse"), [("waiting", KILLED_AS_IT_BEGAN), ("once", "")])
