@@ -91,7 +91,9 @@ class QueueLock:
 
     def confirmed(self) -> Hold:
         """To be renewed, once."""
-        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit)
+        # Where its place is known, a node of a Redlock that lacks it gets it again.
+        slot = 0 if self.limit == 1 else None
+        return Hold(self.key, self.owner, ttl=self.seconds, limit=self.limit, slot=slot)
 
     def header(self, task: str, task_id: object) -> list[Any]:
         fields = [task_id, task, self.key, self.owner, self.seconds, self.limit, self.scope]

@@ -54,6 +54,11 @@ def forgotten(execution: Execution) -> Record:
     return Record(execution.holder.message, b"", 0.0)
 
 
+def is_forgotten(record: Record) -> bool:
+    """Whether that is all which is left: see `forgotten`."""
+    return not record.content
+
+
 def _stand_by(execution: Execution, found: Held) -> NoReturn:
     """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder

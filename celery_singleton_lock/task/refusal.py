@@ -80,7 +80,9 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
     it = acquisition.execution
     try:
         return redelivery.end(it, found)
-    except ResultLost:
+    except ResultLost as lost:
+        if isinstance(found, Record) and redelivery.is_forgotten(found):
+            return fail(acquisition, lost)  # No other copy would find that it has ended.
         # What such a record could not keep, the task that was joined may have still.
         if isinstance(found, Held) or not outcome.read(found)[0].mark:
             raise

@@ -15,6 +15,7 @@ from redis.connection import ConnectionPool
 
 from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.beat.leader import Leadership
+from celery_singleton_lock.confirmations import Confirmations
 from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
@@ -28,6 +29,7 @@ from celery_singleton_lock.stores.redis.redlock.node import Node
 from celery_singleton_lock.stores.redis.redlock.store import MOST_LATE, RedlockStore
 from celery_singleton_lock.stores.redis.script import Call
 from celery_singleton_lock.stores.redis.server import Server
+from celery_singleton_lock.task.queue_lock import QueueLock
 from celery_singleton_lock.testing import RedisServer
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
@@ -610,6 +612,28 @@ class TestForgetfulNodes:
         nodes.servers[0].restart()
         assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Lease)
         assert lease.held
+
+    def test_lock_of_a_message_is_on_all_nodes_again_when_it_is_confirmed(self, nodes: Nodes) -> None:
+        """By its sender, or by each worker that gets it: it is not renewed while it waits."""
+        key, owner = f"{KEY}:queue", new_owner()
+        lock = QueueLock(key, owner, seconds=LONG, limit=1, scope="until_executed")
+        store = open_url(nodes.url, BELIEVED)
+        assert isinstance(store.acquire(lock.request(ME)), Lease)
+        run = keyspace.run_key(key, 0)
+        until(lambda: len(nodes.holding(run)) == 5)
+        nodes.servers[0].restart()
+        until(lambda: nodes.holding(run) == [1, 2, 3, 4])
+
+        def is_everywhere() -> bool:
+            """A node whose connection broke as it restarted hears of it the next time."""
+            confirmations.add(lock.confirmed())
+            confirmations.write()
+            return len(nodes.holding(run)) == 5
+
+        confirmations = Confirmations(store)
+        until(is_everywhere)
+        store.free(lock.hold())
+        until(lambda: nodes.holding(run) == [])
 
     def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
         self.remember(nodes)
