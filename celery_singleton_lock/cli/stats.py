@@ -39,7 +39,8 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
         rows = [_COLUMNS, *([cleaned.line(cell) for cell in _cells(**fields)] for fields in tasks)]
         click.echo("\n".join("  ".join(row).rstrip() for row in command.aligned(rows)))
     for key, times in in_a_row:
-        command.say(f"{name_in(key)}  refused {times} times since a run under this key ended  [{key}]")
+        often = "once" if times == 1 else f"{times} times"
+        command.say(f"{name_in(key)}  refused {often} since a run under this key ended  [{key}]")
 
 
 def _cells(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> tuple[str, ...]:

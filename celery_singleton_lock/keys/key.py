@@ -16,6 +16,8 @@ VERSION = 1
 #: Behind the key of a lock: that of the message which waits for it.
 QUEUE = ":queue"
 
+_AFTER_PREFIX = re.compile(rf":[0-9]+:\{{[^{{}}]+:[0-9a-f]{{32}}\}}({QUEUE})?")
+
 #: Characters of a lock's name that its key shows; the digest covers all of it.
 MAX_SHOWN = 100
 
@@ -64,7 +66,12 @@ def shown_name(lock_name: str) -> str:
 
 def is_key(prefix: str, text: str) -> bool:
     """Whether the text is a key as it is made here for locks with this prefix."""
-    return re.fullmatch(rf"{re.escape(prefix)}:[0-9]+:\{{[^{{}}]+:[0-9a-f]{{32}}\}}({QUEUE})?", text) is not None
+    return text.startswith(f"{prefix}:") and _AFTER_PREFIX.fullmatch(text, len(prefix)) is not None
+
+
+def has_form_of_key(text: str) -> bool:
+    """Whether the text is a key as it is made here, whatever the prefix."""
+    return is_key(text.rpartition(":{")[0].rpartition(":")[0], text)
 
 
 @lru_cache(maxsize=1000)

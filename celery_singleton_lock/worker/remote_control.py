@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import click
 from celery.app.control import Control, Inspect
 from celery.utils.log import get_logger
 from celery.worker.control import control_command, inspect_command
@@ -23,7 +24,7 @@ from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock._celery import active_requests, ask_each_worker
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import NOBODY
-from celery_singleton_lock.keys.key import is_key
+from celery_singleton_lock.keys.key import has_form_of_key, is_key
 from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Reservation
@@ -52,7 +53,20 @@ def locks(state: Any, **_: Any) -> Any:
     return [_in_words(request, hold) for (request, hold), is_ours in zip(running, ours, strict=True) if is_ours]
 
 
-@control_command(name="release_lock", args=[("key", str)], signature="<key>")
+def _key_in_command(text: str) -> str:
+    """The key that `celery control` is given; one that cannot be a key ends that command, and no worker is asked.
+
+    The status would be 0 otherwise: Celery's own as soon as a worker answers, also with an error.
+    """
+    if has_form_of_key(text.removesuffix(":run")):
+        return text
+    raise click.UsageError(
+        f"{cleaned.value_shown(text)} is not the key of a lock; celery inspect locks shows those that are held "
+        "(quote them for the shell)"
+    )
+
+
+@control_command(name="release_lock", args=[("key", _key_in_command)], signature="<key>")
 def release_lock(state: Any, key: str = "", **_: Any) -> Any:
     """Stop the task that holds a lock, then free the lock."""
     if not isinstance(key, str) or not key:

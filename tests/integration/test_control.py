@@ -151,3 +151,15 @@ def test_worker_says_that_the_lock_server_does_not_answer(
 def test_programs_list_the_commands(shop: Shop) -> None:
     for command in (("inspect", "locks"), ("control", "release_lock <key>")):
         assert command[1] in celery(command[0], "--list", env=environment_of(shop)).stdout
+
+
+def test_program_ends_with_an_error_for_what_cannot_be_a_key(shop: Shop) -> None:
+    start(shop, "one")
+    for wrong in ("report", "{job:12}", f"singleton_lock:1:{{job:{'0' * 32}}}:other"):
+        answer = celery("control", "release_lock", wrong, env=environment_of(shop))
+        assert answer.returncode == 2
+        assert "is not the key of a lock" in answer.stderr
+        assert "Traceback" not in answer.stderr
+    for key in (f"singleton_lock:1:{{job:{'0' * 32}}}", f"singleton_lock:1:{{job:{'0' * 32}}}:run"):
+        answer = celery("control", "release_lock", key, env=environment_of(shop))
+        assert (answer.returncode, "no task of this worker holds it" in answer.stdout) == (0, True), answer
