@@ -57,10 +57,10 @@ def _trips(number: int) -> None:
 
 TASKS: Mapping[str, Any] = {
     "plain Task": _task("plain", "plain `Task`"),
-    f"{OWN}: SingletonTask": _task("ours", "ours"),
+    f"{OWN}: SingletonTask": _task("ours", "`SingletonTask`"),
     "plain Task, acks_late": _task("plain_late", "plain `Task`", acks_late=True),
-    f"{OWN}: SingletonTask, acks_late": _task("ours_late", "ours", acks_late=True),
-    f"{OWN}: until_executed": _task("ours_sent", "ours", lock_scope="until_executed"),
+    f"{OWN}: SingletonTask, acks_late": _task("ours_late", "`SingletonTask`", acks_late=True),
+    f"{OWN}: until_executed": _task("ours_sent", "`SingletonTask`", lock_scope="until_executed"),
     "two PINGs in the task": _trips,
     "redis-py Lock in the task": _task("locked", "`redis.lock` in the task"),
     "celery-singleton": _task("singleton", "celery-singleton, `lock_expiry`"),

@@ -11,9 +11,10 @@ import _signal  # type: ignore[import-not-found] # Python has no stubs of it
 import heapq
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from celery.app import trace
 from celery.app.control import Inspect
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Context, Task
+from celery.app.utils import Settings
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
 from celery.exceptions import Reject
@@ -44,6 +46,15 @@ _trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
 _serialization: Any = serialization
+
+_NOWHERE = object()
+
+
+#: As Celery has them: others may have put their own in their place, which says by `__module__` that it was there, too.
+_METHODS = tuple(
+    method if getattr(method, "__globals__", {}).get("__name__") == owner.__module__ else None
+    for method, owner in ((Task.apply_async, Task), (Celery.send_task, Celery), (Celery.producer_or_acquire, Celery))
+)
 
 if TYPE_CHECKING:
 
@@ -274,12 +285,38 @@ def sends_by_its_producer(app: Any, publish: Callable[..., Any]) -> bool:
         publish: the `apply_async` that sends.
 
     Promise: nothing of a message leaves before it has its lock.
-    Touches: celery.Celery.send_task, celery.app.task.Task.apply_async
+    Touches: celery.Celery.send_task, celery.app.task.Task.apply_async, celery.Celery.producer_or_acquire
     """
-    # What tests and tracing put in its place in the class says by `__module__` that it was there, too.
-    functions = [getattr(method, "__func__", None) for method in (getattr(publish, "func", publish), app.send_task)]
-    modules = [getattr(function, "__globals__", {}).get("__name__") for function in functions]
-    return modules == [Task.__module__, Celery.__module__]
+    apply_async = getattr(getattr(publish, "func", publish), "__func__", publish)
+    methods = apply_async, getattr(app.send_task, "__func__", app), getattr(app.producer_or_acquire, "__func__", app)
+    return methods == _METHODS
+
+
+def setting(app: Celery, name: str) -> Any:
+    """As `app.conf.get(name)`, in a fourth of its time.
+
+    Promise: a task without a lock of its own as it is sent is sent as fast as any.
+    Touches: celery.app.utils.Settings.maps, celery.app.utils.Settings.key_t
+    """
+    conf: Any = app.conf
+    if type(conf) is not Settings or conf.key_t is not None:
+        return conf.get(name)
+    maps: Sequence[Mapping[str, Any]] = conf.maps or ()
+    for values in maps:
+        for spelling in spellings(name, conf.prefix, conf._keys):
+            if (value := values.get(spelling, _NOWHERE)) is not _NOWHERE:
+                return value
+    return None
+
+
+@lru_cache(maxsize=100)
+def spellings(name: str, prefix: str | None, older: Any) -> Sequence[str]:
+    """All names of a setting: with the prefix of the app's settings, and as it was called in older versions.
+
+    Promise: as for `setting`.
+    Touches: celery.app.utils.Settings._to_keys
+    """
+    return list(dict.fromkeys(Settings({}, [], older, prefix)._to_keys(name)))
 
 
 def current_worker_task() -> Any:

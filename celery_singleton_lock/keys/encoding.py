@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -28,21 +28,21 @@ def encode(value: object) -> bytes:
     Raises:
         InvalidKey: the value, or something in it, has no stable form.
     """
-    return b"".join(_parts(value, "value", 0))
+    return _form(value, "value", 0)
 
 
 def encode_arguments(task_name: str, arguments: Mapping[str, Any]) -> bytes:
     """The canonical form of a dictionary whose errors name the task and the argument."""
     parts = [b"m%d:" % len(arguments)]
     for name in sorted(arguments):
-        parts += (_sized(b"s", _text(name)), encode_named(task_name, f"argument {name}", arguments[name]))
+        parts += (_of_text(name), encode_named(task_name, f"argument {name}", arguments[name]))
     return b"".join(parts)
 
 
 def encode_named(task_name: str, name: str, value: object) -> bytes:
     """The canonical form of one value; the error names the task, the value and the way out."""
     try:
-        return b"".join(_parts(value, name, 0))
+        return _form(value, name, 0)
     except _Unstable as error:
         raise InvalidKey(
             f"no lock key for task {task_name}: {error}; set lock_key to what makes two calls the same: "
@@ -55,50 +55,42 @@ def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _parts(value: Any, path: str, depth: int) -> Iterable[bytes]:  # noqa: PLR0912 - a branch for each type
+def _form(value: Any, path: str, depth: int) -> bytes:  # noqa: PLR0911 - one for each type
     if depth > MAX_DEPTH:
         raise _Unstable(path, value, "is nested too deeply, or contains itself")
+    if isinstance(value, str):
+        return _of_text(value)
+    if isinstance(value, int):
+        if value is True or value is False:
+            return b"t" if value else b"f"
+        return _sized(b"i", format(int(value), "x").encode())
     if value is None:
-        yield b"n"
-    elif value is True:
-        yield b"t"
-    elif value is False:
-        yield b"f"
-    elif isinstance(value, str):
-        yield _sized(b"s", _text(value))
-    elif isinstance(value, int):
-        yield _sized(b"i", format(int(value), "x").encode())
-    elif isinstance(value, float):
-        yield _sized(b"d", float.__repr__(value).encode())
-    elif isinstance(value, (list, tuple)):
-        yield b"l%d:" % len(value)
-        for index, item in enumerate(value):
-            yield from _parts(item, f"{path}[{index}]", depth + 1)
-    elif isinstance(value, Mapping):
-        yield from _mapping(value, path, depth)
-    elif isinstance(value, AbstractSet):
-        items = sorted(b"".join(_parts(item, f"an item of {path}", depth + 1)) for item in value)
-        yield b"u%d:" % len(items)
-        yield from items
-    elif isinstance(value, enum.Enum):
-        yield from _parts(["enum", type(value).__module__, type(value).__qualname__, value.name], path, depth + 1)
-    elif hasattr(value, "model_dump"):
-        yield from _parts(value.model_dump(mode="json"), path, depth + 1)
-    else:
-        yield from _as_message(value, path, depth)
+        return b"n"
+    if isinstance(value, float):
+        return _sized(b"d", float.__repr__(value).encode())
+    if isinstance(value, (list, tuple)):
+        items = [_form(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+        return b"l%d:%b" % (len(items), b"".join(items))
+    if isinstance(value, Mapping):
+        return _mapping(value, path, depth)
+    if isinstance(value, AbstractSet):
+        items = sorted(_form(item, f"an item of {path}", depth + 1) for item in value)
+        return b"u%d:%b" % (len(items), b"".join(items))
+    if isinstance(value, enum.Enum):
+        return _form(["enum", type(value).__module__, type(value).__qualname__, value.name], path, depth + 1)
+    if hasattr(value, "model_dump"):
+        return _form(value.model_dump(mode="json"), path, depth + 1)
+    return _as_message(value, path, depth)
 
 
-def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> Iterable[bytes]:
+def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> bytes:
     by_key = {}
     for key, item in value.items():
         shown = _as_json_key(key)
         where = f"{path}[{shown!r}]"
-        name = _sized(b"s", _text(shown)) if shown is not None else b"".join(_parts(key, where, depth + 1))
-        by_key[name] = b"".join(_parts(item, where, depth + 1))
-    yield b"m%d:" % len(by_key)
-    for name in sorted(by_key):
-        yield name
-        yield by_key[name]
+        name = _of_text(shown) if shown is not None else _form(key, where, depth + 1)
+        by_key[name] = _form(item, where, depth + 1)
+    return b"m%d:%b" % (len(by_key), b"".join(part for name in sorted(by_key) for part in (name, by_key[name])))
 
 
 def _as_json_key(key: object) -> str | None:
@@ -110,13 +102,13 @@ def _as_json_key(key: object) -> str | None:
     return None
 
 
-def _as_message(value: object, path: str, depth: int) -> Iterable[bytes]:
+def _as_message(value: object, path: str, depth: int) -> bytes:
     """Everything else: as kombu's JSON makes it, which a worker's copy of it gives as well."""
     try:
         plain = json.loads(kombu_json.dumps(value))
     except Exception as error:
         raise _Unstable(path, value, "has no stable form") from error
-    yield from _parts(plain, path, depth + 1)
+    return _form(plain, path, depth + 1)
 
 
 class _Unstable(InvalidKey):
@@ -130,5 +122,6 @@ def _sized(tag: bytes, content: bytes) -> bytes:
     return b"%b%d:%b" % (tag, len(content), content)
 
 
-def _text(value: str) -> bytes:
-    return str.__str__(value).encode("utf-8", "surrogatepass")
+def _of_text(value: str) -> bytes:
+    text = str.__str__(value).encode("utf-8", "surrogatepass")
+    return b"s%d:%b" % (len(text), text)

@@ -34,6 +34,8 @@ def of_value(value: object) -> str:
 
 def of_text(text: str) -> str:
     """A text as it is, printable, cut to `MAX_LABEL` characters."""
+    if len(text) <= MAX_LABEL and text.isprintable():
+        return str(text)
     shown = cleaned.printable(text[: MAX_LABEL + 1])
     return shown if len(shown) <= MAX_LABEL else shown[: MAX_LABEL - 1] + "\u2026"
 

@@ -9,8 +9,11 @@ Protocol: `docs/protocol.md`, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
+
+from kombu.exceptions import LimitExceeded
 
 from celery_singleton_lock._celery import sends_by_its_producer
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
@@ -79,18 +82,16 @@ class Asking:
         if not sends_by_its_producer(app, publish) or named.get("connection") or named.get("publisher"):
             self.wait()
             return publish(**named)
-        producer = _Producer(app, named.get("producer"), self.wait)
-        try:
+        with _Producer(app, named.get("producer"), self.wait) as producer:
             return publish(**{**named, "producer": producer})
-        finally:
-            producer.release()
 
 
 class _Producer:
-    """A producer of messages, which is there when `wait` has returned."""
+    """A producer of messages (`with`: until one was sent by it), which is there when `wait` has returned."""
 
     def __init__(self, app: Any, given: Any, wait: Callable[[], None]) -> None:
         self._made_of = app, given, wait
+        #: Gives the producer back.
         self._context: Any = None
         self._producer: Any = None
 
@@ -98,13 +99,21 @@ class _Producer:
         if self._producer is None:
             app, given, wait = self._made_of
             wait()
-            self._context = app.producer_or_acquire(given)
-            self._producer = self._context.__enter__()
+            if given is None:
+                # As Celery does it, which looks up a setting first, where one is free.
+                with suppress(LimitExceeded):
+                    self._producer = self._context = app.producer_pool.acquire()
+            if self._producer is None:
+                self._context = app.producer_or_acquire(given)
+                self._producer = self._context.__enter__()
         return getattr(self._producer, name)
 
-    def release(self) -> None:
+    def __enter__(self) -> _Producer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._context is not None:
-            self._context.__exit__(None, None, None)
+            self._context.__exit__(*error)  # kombu replaces the connection after an error.
 
 
 def _why_not(found: Held, key: str, server: str) -> DuplicateTask | LockUnavailable:

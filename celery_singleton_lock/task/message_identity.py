@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock._celery import current_worker_task
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task.celery_types import RequestLike
 from celery_singleton_lock.task.running import progress_of
@@ -61,17 +60,20 @@ class _Fixed(str):
         return "".join(self)
 
 
-def header_for(options: Mapping[str, Any]) -> str | None:
+def header_for(options: Mapping[str, Any], sender: Any) -> str | None:
     """The header of a message that is about to be sent with these options; None for none.
 
     What the body of a task sends is new. What a worker sends for a task that has ended, its next step, its callbacks,
     its chord's body, follows from its message, and so do its retries and replacements.
+
+    Args:
+        options: of the call.
+        sender: see `current_worker_task`.
     """
     headers = options.get("headers")  # Others may not be headers at all, as Celery then says.
-    given = headers.get(SENT_HEADER) if isinstance(headers, Mapping) else None
+    given = headers.get(SENT_HEADER) if headers is not None and isinstance(headers, Mapping) else None
     if isinstance(given, _Fixed):
         return str(given)
-    sender = current_worker_task()
     if sender is None:
         return new_owner()
     request = sender.request

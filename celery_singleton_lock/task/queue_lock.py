@@ -47,7 +47,8 @@ SAID_FOR = 600.0
 OF_EACH_MESSAGE = (UNTIL_EXECUTING, UNTIL_EXPIRED)
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes one, as for `Holder`.
+@dataclass(slots=True, unsafe_hash=True)
 class QueueLock:
     """The lock of one message.
 
@@ -104,7 +105,8 @@ class QueueLock:
 
 def holder_of_message(task_id: object, label: str) -> Holder:
     """A message, as the holder of its lock: no process runs it yet."""
-    return Holder(cleaned.text_or_none(task_id), node=socket.gethostname(), since=clock.wall(), label=label)
+    named = None if task_id is None else cleaned.text(task_id)
+    return Holder(named, node=socket.gethostname(), since=clock.wall(), label=label)
 
 
 def is_by_time(held: Held) -> bool:

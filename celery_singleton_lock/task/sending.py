@@ -23,7 +23,7 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
-from celery_singleton_lock._celery import current_worker_task
+from celery_singleton_lock._celery import current_worker_task, setting
 from celery_singleton_lock.errors import DuplicateTask, LockUnavailable
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.options.rules import (
@@ -75,7 +75,7 @@ class DuplicateResult(AsyncResult):  # type: ignore[type-arg]
 
 def is_locked_when_sent(task: Any) -> bool:
     """Whether a task's scope begins when it is sent; asked for each call, also where there is no lock server."""
-    scope = raw_attribute(task, "lock_scope") or task.app.conf.get("singleton_lock_scope") or WHILE_EXECUTING
+    scope = raw_attribute(task, "lock_scope") or setting(task.app, "singleton_lock_scope") or WHILE_EXECUTING
     return bool(scope != WHILE_EXECUTING)
 
 
@@ -86,17 +86,19 @@ def send(
     kwargs: Any,
     named: dict[str, Any],
     publish: Callable[..., Any],
+    sender: Any,
 ) -> Any:
     """Send a message with its lock by `publish`, or answer as `on_duplicate` says.
 
-    The options of the lock for this call are in `call`; `named` is what else `apply_async` was given, by name.
+    The options of the lock for this call are in `call`; `named` is what else `apply_async` was given, by name; `sender`
+    is the task that a worker carries out meanwhile.
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
         LockUnavailable: with `on_send_unavailable="raise"`.
     """
     task_id = named["task_id"] = named.get("task_id") or uuid()
-    before = _Before.of(task, named)
+    before = _Before.of(task, named, sender)
     try:
         locked = task.lock_when_sent(call, args, kwargs)
     except Exception as error:  # What a lock_key of the user's raises, too.
@@ -147,10 +149,12 @@ class _Before(NamedTuple):
     lock: QueueLock | None = None
 
     @classmethod
-    def of(cls, task: Any, named: Mapping[str, Any]) -> _Before:
-        sender, task_id = current_worker_task(), named["task_id"]
+    def of(cls, task: Any, named: Mapping[str, Any], sender: Any) -> _Before:
+        task_id, headers = named["task_id"], named.get("headers")
+        if sender is None and type(headers) is dict and QUEUED_HEADER not in headers:
+            return _NOTHING  # As for most messages.
         # Celery copies the headers to a retry; what a worker's main process retries, no task sends.
-        lock = lock_in(named.get("headers"), task.app, task.name, task_id)
+        lock = lock_in(headers, task.app, task.name, task_id)
         if sender is None or sender.request.id != task_id:
             return cls(lock is not None, None, lock)
         request = sender.request
@@ -159,6 +163,9 @@ class _Before(NamedTuple):
     def is_same_attempt(self, named: Mapping[str, Any]) -> bool:
         """Whether it is sent as another copy of that."""
         return self.request is not None and (named.get("retries") or 0) == (self.request.retries or 0)
+
+
+_NOTHING = _Before(False)
 
 
 def _follows(before: _Before, named: Mapping[str, Any]) -> bool:
@@ -280,10 +287,13 @@ def _seconds(task: Any, options: Options, named: Mapping[str, Any]) -> float:
     """How long the message may keep others from being sent, counted from now."""
     if options.scope == UNTIL_EXPIRED:
         return float(options.queue_ttl or 0)
-    delay = _seconds_until(named.get("countdown")) or _seconds_until(named.get("eta")) or 0.0
+    delay, life = 0.0, None
+    if "countdown" in named or "eta" in named:
+        delay = _seconds_until(named.get("countdown")) or _seconds_until(named.get("eta")) or 0.0
     if options.queue_ttl is not None:
         return min(delay + options.queue_ttl, MAX_QUEUE_TTL)
-    life = _seconds_until(named.get("expires", task.expires))
+    if (expires := named.get("expires", task.expires)) is not None:
+        life = _seconds_until(expires)
     return min((delay + A_DAY if life is None else life) + MARGIN, MAX_QUEUE_TTL)
 
 

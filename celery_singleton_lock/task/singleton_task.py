@@ -18,6 +18,7 @@ from celery import Task
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
+from celery_singleton_lock._celery import current_worker_task, setting
 from celery_singleton_lock.errors import InvalidOption, LockLost
 from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -187,16 +188,18 @@ class SingletonTask(Task):  # type: ignore[type-arg]
                 `on_duplicate="raise"`.
             LockUnavailable: the lock server does not answer, with `on_send_unavailable="raise"`.
         """
-        options = self._with_call_header(singleton_lock, options)
+        if options or singleton_lock is not None:  # Most calls have none.
+            options = self._with_call_header(singleton_lock, options)
         # As Celery's own: the task's id and its publisher may be given by place.
-        named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options}
-        if (sent := message_identity.header_for(named)) is not None:
+        named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options} if rest else options
+        sender = current_worker_task()
+        if (sent := message_identity.header_for(named, sender)) is not None:
             headers = _with_header(options.get("headers"), message_identity.SENT_HEADER, sent)
             options["headers"] = named["headers"] = headers
         if not sending.is_locked_when_sent(self) or (call := self._call_in(named)) is False:
             return super().apply_async(args, kwargs, *rest, **options)
         publish = partial(super().apply_async, args, kwargs)
-        return sending.send(self, call, args or (), kwargs or {}, named, publish)
+        return sending.send(self, call, args or (), kwargs or {}, named, publish, sender)
 
     def apply(
         self,
@@ -281,7 +284,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def _call_in(self, options: Mapping[str, Any]) -> Mapping[str, Any] | Literal[False] | None:
         """The options of the lock in what is to be sent: of this call, or of the one that it is a retry of."""
         headers = options.get("headers")
-        return check_call(headers.get(CALL_HEADER) if isinstance(headers, Mapping) else None, self.name)
+        if type(headers) is not dict and not isinstance(headers, Mapping):
+            return None
+        given = headers.get(CALL_HEADER)
+        return None if given is None else check_call(given, self.name)
 
     def _body(self) -> Callable[..., Any]:
         """`run`, or the `__call__` of a class behind this one."""
@@ -318,7 +324,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if options.scope in OF_EACH_MESSAGE:
             own = message_identity.sending_of(request)
             return TaskLock(options, key_of_text(settings.prefix, self.lock_name or self.name, own))
-        return self._lock(settings, options, args, kwargs)
+        key, label = self._key(settings, options.key, args, kwargs)
+        return TaskLock(options, key, label if settings.labels else "")
 
     def lock_when_sent(self, call: Mapping[str, Any] | None, args: Any, kwargs: Any) -> TaskLock | None:
         """The lock that a call takes as it is sent; None when it takes none.
@@ -328,14 +335,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidKey: an argument has no stable form.
         """
         settings = Runtime.of(self.app).settings
-        if not settings.enabled or is_builtin(self.name) or self.app.conf.task_always_eager:
+        if not settings.enabled or is_builtin(self.name) or setting(self.app, "task_always_eager"):
             return None
-        options, key, label = self._lock(settings, options_for(self, settings, call), args, kwargs)
-        return TaskLock(options, key_of_queue(key), label)
-
-    def _lock(self, settings: Settings, options: Options, args: Any, kwargs: Any) -> TaskLock:
+        options = options_for(self, settings, call)
         key, label = self._key(settings, options.key, args, kwargs)
-        return TaskLock(options, key, label if settings.labels else "")
+        return TaskLock(options, key_of_queue(key), label if settings.labels else "")
 
     def _key(self, settings: Settings, explicit: str | None, args: Any, kwargs: Any) -> CallKey:
         lock_name = self.lock_name or self.name
@@ -347,8 +351,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
 
 def _with_header(headers: Any, name: str, value: Any) -> Any:
     """The headers with one more; what cannot be headers as it is, for Celery to say so."""
+    if not headers:
+        return {name: value}
     try:
-        return {**dict(headers or {}), name: value}
+        return {**dict(headers), name: value}
     except (TypeError, ValueError):
         return headers
 

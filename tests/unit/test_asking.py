@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import wraps
+from threading import Timer
 from typing import Any
 
 import pytest
 from celery import Celery, Task
 from celery.signals import before_task_publish
+from kombu import Producer
 
 from celery_singleton_lock import DuplicateResult, LockUnavailable, SingletonTask
 from celery_singleton_lock.keys.key import key_of_queue
@@ -94,6 +97,39 @@ def test_producers_are_given_back(steps: Steps, job: Any, number: int) -> None:
     assert len(pool._dirty) == 0
 
 
+def test_connection_that_has_failed_is_replaced(job: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Celery has asked for the producer itself."""
+    left: list[Any] = []
+    leave = Producer.__exit__
+
+    def left_with(producer: Producer, *error: Any) -> None:
+        left.append(error[0])
+        leave(producer, *error)
+
+    monkeypatch.setattr(Producer, "__exit__", left_with)
+
+    def publish(*_: Any, **__: Any) -> None:
+        raise OSError("gone")
+
+    job.delay(1)
+    monkeypatch.setattr(Producer, "publish", publish)
+    with pytest.raises(OSError, match="gone"):
+        job.delay(2)
+    assert left == [None, OSError]
+    assert held(job, 2) == ()
+
+
+def test_waits_for_a_producer_where_all_are_in_use(job: Any, steps: Steps) -> None:
+    """As Celery does."""
+    pool = job.app.producer_pool
+    with ExitStack() as stack:
+        in_use = [stack.enter_context(pool.acquire(block=True)) for _ in range(pool.limit)]
+        Timer(0.3, in_use[0].release).start()
+        job.delay(1)
+        assert steps[-1] == "published"
+    assert len(pool._dirty) == 0
+
+
 def test_message_that_cannot_be_made_leaves_no_lock(steps: Steps, job: Any) -> None:
     with pytest.raises(TypeError):
         job.apply_async((1,), countdown="soon")
@@ -149,6 +185,19 @@ class TestPublishingThatIsNotCelerys:
         job.delay(1)
         job.delay(1)
         assert steps == ["asked", "answered", "sent", "asked", "answered"]
+
+    def test_by_a_producer_of_the_app(self, steps: Steps, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which may have a pool of its own."""
+
+        class Own(type(job.app)):  # type: ignore[misc]
+            def producer_or_acquire(self, producer: Any = None) -> Any:
+                steps.append("producer asked for")
+                return super().producer_or_acquire(producer)
+
+        monkeypatch.setattr(job.app, "__class__", Own)
+        job.delay(1)
+        assert steps[:2] == ["asked", "answered"]
+        assert steps.count("producer asked for") == 1
 
     def test_on_a_connection_of_its_own(self, steps: Steps, job: Any) -> None:
         with job.app.connection_for_write() as connection:

@@ -431,6 +431,43 @@ class TestTask:
         assert found == [(task.name, "inside.outer")]
 
 
+class TestSetting:
+    @pytest.mark.parametrize("namespace", [None, "CELERY", "shop_"])
+    @pytest.mark.parametrize(
+        ("name", "given"),
+        [
+            ("singleton_lock_scope", "singleton_lock_scope"),
+            ("task_always_eager", "task_always_eager"),
+            ("task_always_eager", "CELERY_ALWAYS_EAGER"),
+            ("task_always_eager", None),
+            ("singleton_lock_scope", None),
+            ("task_default_queue", None),
+        ],
+    )
+    def test_is_what_celery_says(self, namespace: str | None, name: str, given: str | None) -> None:
+        app, prefix = Celery(set_as_current=False), namespace.rstrip("_") if namespace else None
+        spelling = given if given is None or prefix is None else f"{prefix}_{given.removeprefix('CELERY_').lower()}"
+        if spelling is not None:
+            spelling = spelling.upper() if prefix == "CELERY" else spelling
+            app.config_from_object(SimpleNamespace(**{spelling: True}), namespace=namespace)
+        if given is not None:
+            assert app.conf.get(name) is True or namespace is not None
+        for value in (None, False, "other"):
+            assert _celery.setting(app, name) == app.conf.get(name)
+            app.conf.update({name: value})
+        app.conf.maps.insert(1, {name: "first"})
+        assert _celery.setting(app, name) == app.conf.get(name)
+
+    def test_nothing_is_remembered(self) -> None:
+        app = Celery(set_as_current=False)
+        for value in (True, False):
+            app.conf.task_always_eager = value
+            assert _celery.setting(app, "task_always_eager") is value
+
+    def test_that_nobody_knows(self) -> None:
+        assert _celery.setting(Celery(set_as_current=False), "no_such_setting") is None
+
+
 class TestLog:
     def test_execution_that_is_ignored_says_why(self, task: Any, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "celery.app.trace")

@@ -14,6 +14,7 @@ from celery._state import _task_stack
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 
+from celery_singleton_lock._celery import current_worker_task
 from celery_singleton_lock.lease import unheld
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
@@ -44,7 +45,8 @@ def test_headers_of_these_names_change_nothing(app: Celery, value: object) -> No
     runs = []
 
     def body(self: Any) -> str:
-        runs.append((self.lock.held, self.lock.fence > 0, message_identity.header_for({"task_id": "other"})))
+        header = message_identity.header_for({"task_id": "other"}, current_worker_task())
+        runs.append((self.lock.held, self.lock.fence > 0, header))
         return "done"
 
     task = bound(app, body)
@@ -67,7 +69,7 @@ def test_no_header_makes_what_follows_on_a_message_new(app: Celery, value: objec
         _task_stack.push(task)
         task.push_request(id="x", called_directly=False, delivery_info={}, **forged)
         try:
-            return message_identity.header_for({"task_id": "next", "parent_id": "x"})
+            return message_identity.header_for({"task_id": "next", "parent_id": "x"}, current_worker_task())
         finally:
             task.pop_request()
             _task_stack.pop()

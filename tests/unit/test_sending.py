@@ -449,7 +449,7 @@ def carried_out(task: Any, request: Context) -> Iterator[None]:
     """As a worker has it meanwhile."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr("celery_singleton_lock.task.sending.current_worker_task", lambda: task)
-    monkeypatch.setattr("celery_singleton_lock.task.message_identity.current_worker_task", lambda: task)
+    monkeypatch.setattr("celery_singleton_lock.task.singleton_task.current_worker_task", lambda: task)
     task.request_stack.push(request)
     try:
         yield

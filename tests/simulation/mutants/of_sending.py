@@ -85,7 +85,8 @@ MUTANTS = (
         "the lock is taken when it is sent",
         old="""            return publish(**{**named, "producer": producer})
 """,
-        new="""            result = publish(**{**named, "producer": _Producer(app, named.get("producer"), _nop)})
+        new="""            with _Producer(app, named.get("producer"), bool) as producer:
+                result = publish(**{**named, "producer": producer})
             self.wait()
             return result
 """,
