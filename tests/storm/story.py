@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.storm.silences import Silences
@@ -49,6 +49,10 @@ class Attempt:
         pairs = zip(self.times, self.times[1:], strict=False)
         gaps = ((max(one, begin), min(next_one, end)) for one, next_one in pairs if next_one - one >= least)
         return sum(max(next_one - one, 0.0) for one, next_one in gaps)
+
+
+#: Seconds in which a process dies of a signal that came while it stood still: it writes a traceback before.
+DYING = 0.1
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Story:
         self.left: list[Line] = []
         for line in sorted(lines, key=lambda line: line["at"]):
             getattr(self, f"_{line['event']}")(line)
+        self.faults = [self._when_it_went_on(one) for one in self.faults]
         spans = [(way, one.begin, one.end) for one in self.faults for way in one.silent]
         self.silences = Silences(spans, too_few=servers - quorum + 1, pause=pause)
 
@@ -220,6 +225,14 @@ class Story:
     def group(self, pid: int) -> frozenset[int]:
         """Processes that faults have struck together with this one."""
         return frozenset().union(*(fault.pids for fault in self.faults if pid in fault.pids))
+
+    def _when_it_went_on(self, killed: Fault) -> Fault:
+        """A process that stands still dies of a signal (other than SIGKILL) as it goes on."""
+        if killed.fate != "killed":
+            return killed
+        still = (one for one in self.faults if one.fate in ("frozen", "stopped") and one.pids & killed.pids)
+        ends = [one.end for one in still if one.overlaps(killed.begin, killed.end)]
+        return replace(killed, end=max([killed.end, *(end + DYING for end in ends)]))
 
     def _left(self, line: Line) -> None:
         self.left.append(line)

@@ -107,6 +107,13 @@ def test_as_many_as_the_limit_and_no_more(bodies: int, wrong: int) -> None:
     assert found(judge(*lines)) == [("overlap", "")] * wrong
 
 
+def test_a_process_that_stood_still_dies_of_a_signal_as_it_goes_on() -> None:
+    frozen = fault("worker: frozen", 1.2, 2, pids=[1], fate="frozen")
+    killed = fault("child: SIGSEGV", 1.5, 1.5, pids=[1], fate="killed")
+    assert found(judge(body("a", 1, 2.2), frozen, killed, body("a", 9, 10, pid=2))) == [("again", "")]
+    assert found(judge(body("a", 1, 2.01), frozen, killed, body("a", 9, 10, pid=2))) == [("again", KILLED)]
+
+
 class TestAnEndOnABareMajority:
     """Two of five nodes are away as it is written, its process is killed, and one of the others forgets it."""
 
