@@ -208,6 +208,8 @@ def begin_now(consumer: Any, request: WorkerRequest) -> bool:
     for waiting in list(getattr(timer, "_queue", ())):
         entry = waiting.entry
         if not entry.canceled and entry.args and entry.args[0] is request:
+            if getattr(waiting, "dead", False) or getattr(waiting, "gr_frame", None) is not None:
+                return False  # A greenlet whose time has come: it has begun with it, or waits for a slot.
             entry.cancel()
             if hasattr(waiting, "cancel"):  # A greenlet, which does not look at its entry.
                 timer.cancel(waiting)

@@ -331,6 +331,28 @@ class TestTimer:
         assert begun == [arguments]
         timer.clear()
 
+    @pytest.mark.parametrize("has_slot", [True, False])
+    def test_request_whose_time_has_come_is_not_begun_again(self, request_of: WorkerRequest, has_slot: bool) -> None:
+        """A greenlet begins with it, and maybe waits for a slot; the timer has that for a moment longer."""
+        gevent, events = importlib.import_module("gevent"), importlib.import_module("gevent.event")
+        timer, slot, has_come, begun = gevent_timer(), events.Event(), events.Event(), []
+
+        def begin(request: object) -> None:
+            has_come.set()
+            slot.wait()
+            begun.append(request)
+
+        if has_slot:
+            slot.set()
+        timer.call_at(time.monotonic(), begin, (request_of,), priority=6)
+        has_come.wait()
+        assert timer.queue, "the timer has not heard that it is over"
+        assert not _celery.begin_now(consumer_with(timer), request_of)
+        slot.set()
+        gevent.sleep(0.01)
+        assert begun == [request_of]
+        timer.clear()
+
     def test_timer_forgets_what_was_begun(self) -> None:
         """Else it has every copy of the last minute, and looks at them all for the next one."""
         timer, requests = Timer(), [SimpleNamespace() for _ in range(9)]
