@@ -122,8 +122,6 @@ class Excuses:
         killed = list(self._story.struck(first.pid, "killed", first.end, at))
         if any(one.begin <= soon for one in killed) and not told:
             return KILLED
-        if any(self._story.lacks(first.host, first.end, one.begin, at) for one in killed):
-            return UNREPEATED
         if any(one.begin <= soon for one in self._story.struck(first.pid, "frozen", first.end, at)):
             return FROZEN_AT_THE_END
         # Its lease had ended in its sleep, and it ended as it went on, before it was stopped.
@@ -134,7 +132,10 @@ class Excuses:
         # already told to end, for as long as that took.
         over = min([at, *(one.begin if one.begin > first.end else one.end for one in killed)])
         still = ((one.begin, one.end) for one in self._story.struck(first.pid, "frozen", first.end, at))
-        return SILENT if self._story.silences.cover(first.host, min(soon, over), over, still=still) else ""
+        if self._story.silences.cover(first.host, min(soon, over), over, still=still):
+            return SILENT
+        lacks = any(self._story.lacks(first.host, first.end, one.begin, at) for one in killed)
+        return UNREPEATED if lacks else ""
 
     def _of_earlier_attempt(self, first: Attempt, second: Attempt) -> str:
         """Of a message whose next attempt had a success: each attempt has a record of its own."""

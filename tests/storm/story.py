@@ -149,7 +149,7 @@ class Story:
                     missed.add(server)
                 if one.forgot and begin <= one.end <= at:
                     forgot.add(server)
-        return bool(forgot) and len(missed | forgot) >= self._quorum
+        return self._quorum > 1 and bool(forgot) and len(missed | forgot) >= self._quorum
 
     def struck(self, pid: int, fate: str, begin: float, end: float) -> Iterator[Fault]:
         """Faults of that fate that concerned a process in that time."""
