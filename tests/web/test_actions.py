@@ -78,8 +78,9 @@ def test_lock_that_nobody_renews_is_released(app: Celery, client: Client, monkey
     sign_in(client)
     lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
-    now = clock.now
-    monkeypatch.setattr(clock, "sleep", lambda _: monkeypatch.setattr(clock, "now", lambda: now() + 47))
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now)
+    monkeypatch.setattr(clock, "sleep", lambda _: monkeypatch.setattr(clock, "now", lambda: now + 47))
     assert press(client, release) == (200, f"Released: {Verdict.LATE.value}.")
 
 
