@@ -29,8 +29,8 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
         tasks = audit_tasks(app, runtime.settings)
         wide = audit_app(app, runtime.settings)
     if not tasks:
-        hint = command.without_app(ctx) or f"; does app {app.main!r} import the modules of its tasks?"
-        raise click.ClickException(f"no task is exclusive: none has SingletonTask as its base{hint}")
+        hint = command.without_app(ctx) or f"does app {app.main!r} import the modules of its tasks?"
+        raise click.ClickException(f"no task is exclusive: none has SingletonTask as its base; {hint}")
     found = [finding for task in tasks for finding in task.findings]
     if as_json:
         for task in tasks:

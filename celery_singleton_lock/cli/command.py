@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -63,19 +63,14 @@ def runtime_of(ctx: click.Context, *, memory: bool = False) -> Iterator[Runtime]
             raise click.ClickException(IN_MEMORY)
         yield runtime
     except SingletonLockError as error:
-        raise click.ClickException(cleaned.line(str(error)) + without_app(ctx)) from error
+        said, hint = cleaned.line(str(error)), without_app(ctx)
+        raise click.ClickException(f"{hint}\n{said}" if hint else said) from error
 
 
 def without_app(ctx: click.Context) -> str:
     """A hint where no app was named, which may be why something is missing; else nothing."""
     named = ctx.find_root().params.get("app")
-    return "" if named else "; no app was named: say which one, as in celery -A shop locks …"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The cells of a table, each column as wide as it has to be."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [[*map(str.ljust, row, widths)] for row in rows]
+    return "" if named else "no app was named: say which one, as in celery -A shop locks …"
 
 
 def say(text: str, *, err: bool = False) -> None:

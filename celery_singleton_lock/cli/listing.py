@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import shutil
-import sys
 from typing import Any
 
 import click
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.cli import command, selection
+from celery_singleton_lock.cli import command, layout, selection
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import table
 from celery_singleton_lock.errors import LockUnavailable
@@ -50,7 +47,7 @@ def _list(runtime: Runtime, selection: Selection, as_json: bool) -> None:
         for lock in locks:
             command.say_json(lock.fields())
     elif locks:
-        click.echo(table(locks, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf))
+        click.echo(table(locks, width=layout.width()))
     else:
         click.echo("No lock is held" + (" of these." if selection else "."), err=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.cli import command, target
+from celery_singleton_lock.cli import command, layout, target
 from celery_singleton_lock.diagnosis.audit import pool_name
 from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL
 from celery_singleton_lock.options.task import check_accepted, check_call, options_for
@@ -125,7 +125,7 @@ def _outcomes(play: Play, faults: Sequence[Fault], as_json: bool) -> list[Outcom
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
-    head, *rows = command.aligned([_COLUMNS, *map(_cells, outcomes)])
+    head, *rows = layout.aligned([_COLUMNS, *map(_cells, outcomes)])
     click.echo("  ".join(head).rstrip())
     for outcome, (*cells, verdict) in zip(outcomes, rows, strict=True):
         click.echo("  ".join([*cells, click.style(verdict.rstrip(), fg=_VERDICTS[outcome.kept][1])]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from celery_singleton_lock import cleaned
-from celery_singleton_lock.cli import command
+from celery_singleton_lock.cli import command, layout
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.keys.key import name_in
 
@@ -36,11 +35,22 @@ def stats(ctx: click.Context, as_json: bool, **_: Any) -> None:
     if not tasks:
         click.echo("Nothing was counted yet.", err=True)
     else:
-        rows = [_COLUMNS, *([cleaned.line(cell) for cell in _cells(**fields)] for fields in tasks)]
-        click.echo("\n".join("  ".join(row).rstrip() for row in command.aligned(rows)))
+        click.echo(table([_cells(**fields) for fields in tasks], layout.width()))
     for key, times in in_a_row:
         often = "once" if times == 1 else f"{times} times"
         command.say(f"{name_in(key)}  refused {often} since a run under this key ended  [{key}]")
+
+
+def table(rows: Sequence[Sequence[str]], width: float) -> str:
+    """In columns; a paragraph each where that is too wide."""
+    lines = layout.columns([_COLUMNS, *rows])
+    if max(map(len, lines)) > width:
+        lines = [line for task, *cells in rows for line in layout.paragraph(task, _in_words(cells), width=width)]
+    return "\n".join(lines)
+
+
+def _in_words(cells: Sequence[str]) -> str:
+    return "; ".join(f"{name.lower()} {cell}" for name, cell in zip(_COLUMNS[1:], cells, strict=True) if cell)
 
 
 def _cells(task: str, runs: Mapping[str, int], waited: float, held: float, **others: Any) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from celery_singleton_lock import cleaned
-from celery_singleton_lock.cli import command
+from celery_singleton_lock.cli import layout
 from celery_singleton_lock.diagnosis.held import HeldLock, duration
 
 #: What the columns are called.
@@ -14,11 +13,10 @@ COLUMNS = ("KEY", "HOLDER", "NODE", "PID", "HELD FOR", "EXPIRES IN", "WAITERS", 
 
 
 def table(locks: Sequence[HeldLock], width: float = math.inf) -> str:
-    """For people: plain text in columns, as other programs of a shell print it; in lines, where that is too wide."""
-    rows: list[Sequence[str]] = [COLUMNS, *([cleaned.line(cell) for cell in cells(lock)] for lock in locks)]
-    lines = ["  ".join(row).rstrip() for row in command.aligned(rows)]
+    """For people: in columns, as other programs of a shell print it; a paragraph each where that is too wide."""
+    lines = layout.columns([COLUMNS, *map(cells, locks)])
     if max(map(len, lines)) > width:
-        lines = [line for lock in locks for line in (cleaned.line(lock.title()), f"  {cleaned.line(lock.in_words())}")]
+        lines = [line for lock in locks for line in layout.paragraph(lock.title(), lock.in_words(), width=width)]
     return "\n".join(lines)
 
 

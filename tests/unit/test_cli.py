@@ -14,7 +14,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock import cli, clock
-from celery_singleton_lock.cli import arguments
+from celery_singleton_lock.cli import arguments, stats
 from celery_singleton_lock.cli.explain import _holder
 from celery_singleton_lock.cli.selection import Selection
 from celery_singleton_lock.cli.table import cells, table
@@ -81,12 +81,33 @@ def test_columns_are_as_wide_as_they_have_to_be() -> None:
     ]
 
 
-def test_table_that_is_too_wide_becomes_two_lines_for_each_lock() -> None:
+def test_table_that_is_too_wide_becomes_a_paragraph_for_each_lock() -> None:
     assert table([lock()], width=80).splitlines() == [
         f"{lock().key} (tenant=7)",
-        "  task some-task on one@host (pid 42) for 100 s, expires in 20 s unless renewed (ttl 30 s), 2 waiting",
+        "  task some-task on one@host (pid 42) for 100 s, expires in 20 s unless renewed",
+        "  (ttl 30 s), 2 waiting",
     ]
     assert table([lock()], width=1000) == table([lock()])
+
+
+def test_key_is_whole_on_the_narrowest_terminal() -> None:
+    lines = table([lock()], width=20).splitlines()
+    assert lines[:2] == [lock().key, "  (tenant=7)"]
+    assert max(map(len, lines[1:])) <= 20
+
+
+def test_counts_that_are_too_wide_become_a_paragraph_for_each_task() -> None:
+    rows = [("shop.export", "3 (SUCCESS 2, FAILURE 1)", "2 s", "0.5 s", "conflicts 4 (skip 4)"), ("shop.sync", *"1234")]
+    assert stats.table(rows, width=40).splitlines() == [
+        "shop.export",
+        "  runs 3 (SUCCESS 2, FAILURE 1); held",
+        "  each 2 s; waited each 0.5 s; otherwise",
+        "  conflicts 4 (skip 4)",
+        "shop.sync",
+        "  runs 1; held each 2; waited each 3;",
+        "  otherwise 4",
+    ]
+    assert stats.table(rows, width=1000).splitlines()[0].split("  ")[0] == "TASK"
 
 
 @pytest.mark.parametrize(
@@ -149,3 +170,17 @@ def test_nan_is_not_a_number(app: Celery, words: list[str]) -> None:
     result = CliRunner().invoke(cli.locks, words, obj=CLIContext(app=app, no_color=True, workdir=None))
     assert result.exit_code == 2
     assert "nan' is not a number" in result.output
+
+
+def test_missing_app_is_named_first() -> None:
+    """Nobody has set this one up: what is wrong with its settings helps nobody."""
+    result = CliRunner().invoke(cli.locks, ["list"], obj=CLIContext(app=Celery(), no_color=True, workdir=None))
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: no app was named: say which one, as in celery -A shop locks …\nsetting ")
+
+
+def test_audit_without_exclusive_tasks_fails() -> None:
+    app = Celery(set_as_current=False, broker="memory://", singleton_lock_backend="memory://")
+    result = CliRunner().invoke(cli.locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert result.exit_code == 1
+    assert "no task is exclusive: none has SingletonTask as its base; no app was named" in result.output
