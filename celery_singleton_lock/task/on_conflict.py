@@ -14,14 +14,13 @@ from celery import states
 from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.utils import uuid
 from celery.utils.log import get_logger
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import clock, signals
+from celery_singleton_lock import signals
 from celery_singleton_lock.errors import LockConflict, LockSuperseded, with_label
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import Options, chosen_policy
 from celery_singleton_lock.task import requeue
-from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
+from celery_singleton_lock.task.celery_types import TaskLike
 from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.outcome import ignores_result
 
@@ -109,11 +108,6 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
         # A bare Ignore would leave chains and chords waiting forever.
         _record(task, TaskRevokedError(str(why)), states.REVOKED)
     raise why
-
-
-def has_expired(request: RequestLike) -> bool:
-    expires = maybe_iso8601(request.expires)
-    return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 
 
 def _reject(task: TaskLike, conflict: LockConflict) -> NoReturn:

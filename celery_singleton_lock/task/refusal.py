@@ -175,8 +175,8 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
 
 
 def drop_if_expired(execution: Execution, lease: Lease) -> None:
-    """A message that was delivered again comes here although it has expired; see `worker.request`."""
-    if delivery.is_redelivered(execution.request) and on_conflict.has_expired(execution.request):
+    """End it without a run if its message comes too late."""
+    if delivery.comes_too_late(execution.request):
         revoked = Outcome(states.REVOKED)
         with suppress(LockUnavailable):  # It is repeated until it is answered.
             execution.runtime.store.free(lease, record=execution.record(revoked))

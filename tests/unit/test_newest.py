@@ -18,7 +18,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import redelivery, requeue
 from celery_singleton_lock.task.message_identity import SENT_HEADER
-from celery_singleton_lock.task.on_conflict import Skipped
+from celery_singleton_lock.task.on_conflict import Expired, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.running import progress_of
 from tests.patience import LIMIT
@@ -44,6 +44,16 @@ def sleep() -> None:
 def come(task: Any, name: str, put_back: dict[str, Any] | None = None) -> Any:
     headers = {SENT_HEADER: name * 32} | ({PUT_BACK_HEADER: put_back} if put_back else {})
     return deliver(task, id=f"{task.app.main}-{name}", headers=headers)
+
+
+def come_too_late(task: Any, name: str) -> Any:
+    return deliver(
+        task,
+        id=f"{task.app.main}-{name}",
+        headers={SENT_HEADER: name * 32},
+        expires="2020-02-02T02:02:02+00:00",
+        delivery_info={"redelivered": True},
+    )
 
 
 def wait(task: Any, name: str, sent: list[dict[str, Any]]) -> dict[str, Any]:
@@ -106,6 +116,19 @@ class TestSuperseded:
         with pytest.raises(Ignore):
             come(task, "a")
         assert runs == [f"{task.app.main}-b"]
+
+    def test_one_that_comes_too_late_supersedes_none(self, rerun: Any, sent: list[dict[str, Any]]) -> None:
+        """It had expired when the broker delivered it again, and it had not asked for the lock before."""
+        task, runs = rerun
+        other = hold(task)
+        first = wait(task, "a", sent)
+        with pytest.raises(requeue.GoesOn):
+            come_too_late(task, "b")
+        Runtime.of(task.app).store.free(other)
+        assert come(task, "a", first) == "done"
+        with pytest.raises(Expired):
+            come_too_late(task, "b")
+        assert runs == [f"{task.app.main}-a"]
 
     def test_copy_of_one_that_died_before_its_result_was_stored_ends_so(
         self, rerun: Any, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
