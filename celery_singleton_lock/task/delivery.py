@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery.utils.time import maybe_iso8601, maybe_make_aware
-
-from celery_singleton_lock import clock
 from celery_singleton_lock._celery import queue_taken_from
 from celery_singleton_lock.holder import is_owner
 from celery_singleton_lock.task.celery_types import RequestLike
@@ -61,14 +58,6 @@ def original_of(request: RequestLike) -> Original | None:
 
 def is_redelivered(request: RequestLike) -> bool:
     return bool((request.delivery_info or {}).get("redelivered"))
-
-
-def comes_too_late(request: RequestLike) -> bool:
-    """Whether the message has expired and comes to its task all the same, since an earlier delivery may be running it;
-    see `worker.request`.
-    """
-    expires = maybe_iso8601(request.expires) if is_redelivered(request) else None
-    return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
 
 
 def is_applied(request: RequestLike) -> bool:

@@ -17,7 +17,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import Arrival, Held, Superseded, order_of
 from celery_singleton_lock.stores.stops import Stop
-from celery_singleton_lock.task import delivery, journal_entries, requeue
+from celery_singleton_lock.task import journal_entries, requeue
 from celery_singleton_lock.task.execution import Execution
 
 logger = get_logger(__name__)
@@ -45,7 +45,7 @@ def arrival_of(execution: Execution) -> Arrival | None:
             "Sentinels, on a cluster, or in memory, but not on a Redlock; use another policy, or set "
             "singleton_lock_backend"
         )
-    if delivery.comes_too_late(request):
+    if requeue.comes_too_late(request):
         return None
     seconds = max(execution.runtime.settings.done_ttl, KNOWN_FOR)
     return Arrival(requeue.arrived(request), seconds, execution.task.name, stops=policy == REPLACE)

@@ -19,13 +19,12 @@ from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Freeing, Held, Record
-from celery_singleton_lock.task import delivery, leader, on_conflict, replacing
+from celery_singleton_lock.task import leader, on_conflict, replacing, requeue
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import may_be_followed
 from celery_singleton_lock.task.queue_lock import QueueLock, holder_of_message, lock_of
-from celery_singleton_lock.task.requeue import GoesOn
 from celery_singleton_lock.task.running import progress_of
 
 logger = get_logger(__name__)
@@ -131,12 +130,12 @@ class Queued:
             return self._progress.passes_on
         # Celery gives nothing back that it has acknowledged.
         is_given_back = isinstance(error, Reject) and self._task.acks_late and getattr(error, "requeue", False)
-        return self.lock.confirmed() if is_given_back or isinstance(error, GoesOn) else None
+        return self.lock.confirmed() if is_given_back or isinstance(error, requeue.GoesOn) else None
 
     def _keep_early(self) -> None:
         """Have it renewed from now on, where its message is not delivered again."""
         # A copy may come while another one runs in this process, whose lease is not to be touched.
-        if not (self._task.acks_late or delivery.is_redelivered(self._task.request)):
+        if not (self._task.acks_late or requeue.may_have_begun(self._task.request)):
             with suppress(RuntimeError):  # No thread is to be had, as the run will find out.
                 self._keep()
 

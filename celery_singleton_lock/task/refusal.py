@@ -20,7 +20,6 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.stores.base import Held, Record, Superseded
 from celery_singleton_lock.task import (
-    delivery,
     following,
     joining,
     journal_entries,
@@ -176,7 +175,7 @@ def fail_lost(acquisition: Acquisition, lost: Exception) -> Any:
 
 def drop_if_expired(execution: Execution, lease: Lease) -> None:
     """End it without a run if its message comes too late."""
-    if delivery.comes_too_late(execution.request):
+    if requeue.comes_too_late(execution.request):
         revoked = Outcome(states.REVOKED)
         with suppress(LockUnavailable):  # It is repeated until it is answered.
             execution.runtime.store.free(lease, record=execution.record(revoked))
@@ -225,7 +224,7 @@ def _seconds(execution: Execution) -> float:
 
 def _may_have_copies(execution: Execution) -> bool:
     request = execution.request
-    return bool(execution.task.acks_late or delivery.is_redelivered(request) or request.eta)
+    return bool(execution.task.acks_late or requeue.may_have_begun(request) or request.eta)
 
 
 def _outcome_of(execution: Execution, ended: End) -> Outcome | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import chance, cleaned, clock
 from celery_singleton_lock.holder import is_owner
@@ -22,9 +23,8 @@ from celery_singleton_lock.options.delivery import is_rabbitmq, longest_delay
 from celery_singleton_lock.options.rules import MAX_LIMIT, MAX_TTL, is_whole
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.wake_ups import Place
-from celery_singleton_lock.task import message_identity
+from celery_singleton_lock.task import delivery, message_identity
 from celery_singleton_lock.task.celery_types import RequestLike, TaskLike
-from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.execution import named
 from celery_singleton_lock.task.joined import Joined
 from celery_singleton_lock.task.leader import Leader
@@ -159,6 +159,19 @@ def was_put_back(request: RequestLike) -> bool:
     return bool(_header_of(request))
 
 
+def may_have_begun(request: RequestLike) -> bool:
+    """Whether an earlier delivery of this attempt may be running it, or have ended it: it was delivered again, or is
+    the copy of a message that was.
+    """
+    return delivery.is_redelivered(request) or _header_of(request).get("redelivered") is True
+
+
+def comes_too_late(request: RequestLike) -> bool:
+    """Whether the message has expired and comes to its task all the same, since it may have begun before."""
+    expires = maybe_iso8601(request.expires) if may_have_begun(request) else None
+    return expires is not None and maybe_make_aware(expires).timestamp() < clock.wall()
+
+
 def was_lost(request: RequestLike) -> bool:
     """Whether this attempt of the message was stopped for a lost lock, and has only to end."""
     return put_back_count(request, "lost") > 0
@@ -224,7 +237,7 @@ def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
 def _send(task: TaskLike, reason: Reason, delay: float, header: dict[str, Any]) -> None:
     request = task.request
     expires = reason in NOT_BEGUN
-    if (original := original_of(request)) is not None:
+    if (original := delivery.original_of(request)) is not None:
         app = task.app
         held = "waits" in header and is_rabbitmq(app.conf) and Runtime.of(app).store.wake_ups() is not None
         Publisher.of(app).send(original, header, expires=expires, delay=delay, held=held)
@@ -255,6 +268,8 @@ def _header(request: RequestLike, reason: Reason, carried: Carried) -> dict[str,
         header["since"] = _since(_header_of(request))
     if (number := carried.arrived or arrived(request)) is not None:
         header["arrived"] = number
+    if may_have_begun(request):
+        header["redelivered"] = True
     return header
 
 

@@ -33,6 +33,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import delivery, key_report, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
 from celery_singleton_lock.task.on_conflict import Expired, Skipped
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_of
 from celery_singleton_lock.worker.background import Aside
@@ -90,7 +91,7 @@ class SingletonRequest(WorkerRequest):
         delivery.give(message, self.request_dict, self._owner)
         #: The lock that the message brought with it.
         self._brought = self._confirmed()
-        if self.delivery_info["redelivered"]:
+        if self.delivery_info["redelivered"] or (self._has(PUT_BACK_HEADER) and requeue.may_have_begun(self.context)):
             # It may be running: to record that it has expired would overwrite its state. The child asks first.
             self.expires = None
         if self.eta is not None and requeue.was_put_back(self.context):
@@ -228,9 +229,8 @@ class SingletonRequest(WorkerRequest):
 
     def _confirmed(self) -> QueueLock | None:
         """What the message brought with it; its sender may have died before it said that the broker has it."""
-        request = self.request_dict
-        if QUEUED_HEADER not in request and QUEUED_HEADER not in request.get("headers", ()):
-            return None  # As most. To make the context takes as long as all else here.
+        if not self._has(QUEUED_HEADER):
+            return None
         try:
             brought = lock_of(self.task, self.context)
             if brought is not None and brought.ends_at_end:
@@ -239,6 +239,10 @@ class SingletonRequest(WorkerRequest):
         except Exception as error:  # noqa: BLE001 - what a message carries may be anything
             logger.debug("%s: the main process cannot tell what it brought: %r", self, error)
             return None
+
+    def _has(self, header: str) -> bool:
+        """Whether the message has a header, as few do: to make the context takes as long as all else here."""
+        return header in self.request_dict or header in self.request_dict.get("headers", ())
 
     def _had_begun(self, error: BaseException) -> bool:
         """Whether its process got as far as to free what the message brought, or that is not to be freed."""

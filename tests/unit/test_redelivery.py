@@ -20,6 +20,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.task import redelivery, value_codec
 from celery_singleton_lock.task.on_conflict import Skipped
+from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.running import progress_of
 from celery_singleton_lock.testing import hold_lock
@@ -183,6 +184,13 @@ class TestExpired:
         assert runs == []
         assert app.backend.get_state(id_for(task)) == "REVOKED"
         assert dict(Runtime.of(app).store.all_held(app.main)) == {}
+
+    def test_copy_of_it_that_was_put_back_is_not_run(self, app: Celery) -> None:
+        task, runs = make(app, lambda: 1)
+        headers = {PUT_BACK_HEADER: {"retries": 0, "unavailable": 1, "redelivered": True}}
+        with pytest.raises(Ignore, match="expired"):
+            deliver(task, headers=headers, expires=self.LATE["expires"])
+        assert runs == []
 
     def test_is_not_expired_when_it_was_done(self, app: Celery) -> None:
         task, runs = make(app, lambda: 1)

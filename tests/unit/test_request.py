@@ -117,6 +117,16 @@ class Waiting:
         self.given_back.append(key)
 
 
+@pytest.mark.parametrize("is_copy", [False, True], ids=["sent", "put back"])
+def test_what_may_have_begun_does_not_expire_here(
+    app: Celery, receive: Callable[..., SingletonRequest], is_copy: bool
+) -> None:
+    """Its process asks first whether an earlier delivery runs it."""
+    header = {"retries": 0, "unavailable": 1, **({"redelivered": True} if is_copy else {})}
+    request = receive(**{PUT_BACK_HEADER: header}, expires="2020-01-01T00:00:00+00:00")
+    assert request.revoked() is not is_copy
+
+
 @pytest.fixture
 def line(app: Celery) -> Waiting:
     line = Waiting()

@@ -142,3 +142,30 @@ def test_whatever_goes_wrong_it_is_sent_again(monkeypatch: pytest.MonkeyPatch, e
     with pytest.raises(Ignore, match="put back"):
         put_back(task, reason="unavailable")
     assert sent == [{"id": "the id", "retries": 1, "conflict": 4, "unavailable": 1, "given_up": [owner]}]
+
+
+def test_copy_of_a_message_that_may_have_begun_says_so(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does the copy of a copy; a retry is another attempt."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(requeue, "_send", lambda task, reason, delay, header: sent.append(header))
+
+    @app.task(base=SingletonTask, shared=False, name=f"job{next(_numbers)}")
+    def task() -> None: ...
+
+    def copy_of(**request: Any) -> dict[str, Any]:
+        task.push_request(id="the id", **request)
+        with pytest.raises(requeue.GoesOn):
+            put_back(task, reason="unavailable")
+        task.pop_request()
+        return sent[-1]
+
+    assert "redelivered" not in copy_of(delivery_info={"redelivered": False})
+    header = copy_of(delivery_info={"redelivered": True})
+    assert header["redelivered"] is True
+    assert copy_of(headers={PUT_BACK_HEADER: header})["redelivered"] is True
+    assert "redelivered" not in copy_of(headers={PUT_BACK_HEADER: header}, retries=1)
+
+
+@pytest.mark.parametrize("nonsense", [1, "yes", [True], {}, None])
+def test_what_others_wrote_does_not_make_it_begin(nonsense: object) -> None:
+    assert not requeue.may_have_begun(request_with({"retries": 0, "redelivered": nonsense}))
