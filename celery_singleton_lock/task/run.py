@@ -97,6 +97,7 @@ class Run:
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, waited, lease.fence)
             if newest.is_stopped_by_newer(it):
                 it.runtime.stop_calls.expect(lease.owner)
+            self._record_attempt_before()
             self._send(signals.lock_acquired, lease=lease, waited=waited)
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
@@ -112,6 +113,17 @@ class Run:
             if lease.reason is None and lease.superseded_by is not None:
                 raise LockSuperseded(lease.key, lease.superseded_by) from None
             _fail_for_loss(it, LockLost(lease.key, self._why_lost()))
+
+    def _record_attempt_before(self) -> None:
+        """Record that this message's attempt before is over. It has sent this one, and may have died before it could
+        record that itself; a copy of it would run its body again.
+        """
+        it = self._execution
+        if it.is_remembered and it.holder.retries > 0:
+            before = replace(it.holder, retries=it.holder.retries - 1)
+            record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl, is_over=True)
+            with suppress(LockUnavailable):
+                it.runtime.store.refuse(it.key, before, record, limit=it.options.limit)
 
     def _why_lost(self) -> str:
         """The lease's own reason, unless the store knows that an operator has taken the lock."""

@@ -11,14 +11,12 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import (
-    ResultLost,
-)
+from celery_singleton_lock import LockUnavailable, ResultLost
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task import redelivery, value_codec
+from celery_singleton_lock.task import redelivery, requeue, value_codec
 from celery_singleton_lock.task.on_conflict import Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
@@ -169,6 +167,43 @@ class TestSecondCopy:
         task, runs = make(app, lambda: 1)
         deliver(task, retries=nonsense, replaced_task_nesting=nonsense)
         deliver(task)
+        assert len(runs) == 1
+
+
+class TestAttemptBefore:
+    def test_is_over_once_the_next_one_runs(self, app: Celery) -> None:
+        """Its worker died between sending that and recording it."""
+        task, runs = make(app, lambda: 1)
+        deliver(task, retries=1)
+        for _ in range(2):
+            with pytest.raises(requeue.GoesOn, match="retried"):
+                deliver(task)
+        assert len(runs) == 1
+
+    def test_is_over_also_if_the_next_one_dies(self, app: Celery) -> None:
+        def body() -> None:
+            with pytest.raises(requeue.GoesOn, match="retried"):
+                deliver(task)
+
+        task, runs = make(app, body, lock_limit=2)
+        deliver(task, retries=1)
+        assert len(runs) == 1
+
+    def test_keeps_its_own_end(self, app: Celery) -> None:
+        """It has caught the `Retry` that was raised, and returned a value."""
+        task, runs = make(app, lambda: "done")
+        deliver(task)
+        deliver(task, retries=1)
+        assert deliver(task) == "done"
+        assert len(runs) == 2
+
+    def test_nothing_is_recorded_while_the_server_is_silent(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise LockUnavailable("server", "no answer")
+
+        monkeypatch.setattr(Runtime.of(app).store, "refuse", refuse, raising=False)
+        task, runs = make(app, lambda: "done")
+        assert deliver(task, retries=1) == "done"
         assert len(runs) == 1
 
 

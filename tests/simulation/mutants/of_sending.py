@@ -34,7 +34,7 @@ MUTANTS = (
     ),
     _queued(
         "a put-back copy frees the lock",
-        old="if is_given_back or isinstance(error, GoesOn) else None",
+        old="if is_given_back or isinstance(error, requeue.GoesOn) else None",
         new="if is_given_back else None",
         breaks="it stays while a message is put back",
     ),
