@@ -15,6 +15,8 @@ _leader = partial(Mutant, file="task/leader.py", kind="follows")
 _order = partial(Mutant, file="stores/redis/scripts/lock/newest.lua", kind="newest")
 _acquire = partial(Mutant, file="stores/redis/scripts/lock/acquire.lua", kind="newest")
 _newest = partial(Mutant, file="task/refusal.py", kind="newest")
+_renew = partial(Mutant, file="stores/redis/scripts/lock/renew.lua", kind="newest")
+_run = partial(Mutant, file="task/run.py", kind="newest")
 
 MUTANTS = (
     _joining(
@@ -248,5 +250,47 @@ MUTANTS = (
         old="            on_conflict.supersede(it.task, error, met)\n",
         new="            raise Ignore(str(error))\n",
         breaks="every message has an end",
+    ),
+    _order(
+        "the holder is not told to stop",
+        old="  if not fields[13] then\n",
+        new="  if false then\n",
+        breaks="a newer message stops an older one that runs",
+    ),
+    _renew(
+        "a renewal does not say for whom to stop",
+        old="          renewed[i] = newer[2]\n",
+        new="",
+        breaks="a newer message stops an older one that runs",
+    ),
+    _acquire(
+        "what is kept for an older message is waited for",
+        old="  slot = is_kept and held <= limit and first_slot or nil\n",
+        new="",
+        breaks="the newest has at once what is kept for an older one",
+    ),
+    _acquire(
+        "an older message takes what is kept for it",
+        old="if kept and newer and stops ~= '' then\n",
+        new="if false then\n",
+        breaks="none runs after a newer one has come",
+    ),
+    _acquire(
+        "a repeated acquire forgets that it is to stop",
+        old="      if number and fields[13] then\n",
+        new="      if false then\n",
+        breaks="a newer message stops an older one that runs",
+    ),
+    _order(
+        "a holder of any order is stopped",
+        old=" or fields[12] ~= stops then",
+        new=" then",
+        breaks="only an older message of the same order stops",
+    ),
+    _run(
+        "a run that was stopped goes on as one that has failed",
+        old="        return LockSuperseded(self._lease.key, newer)\n",
+        new="        return None\n",
+        breaks="what was stopped ends as superseded",
     ),
 )
