@@ -298,10 +298,11 @@ def setting(app: Celery, name: str) -> Any:
     """As `app.conf.get(name)`, in a fourth of its time.
 
     Promise: a task without a lock of its own as it is sent is sent as fast as any.
-    Touches: celery.app.utils.Settings.maps, celery.app.utils.Settings.key_t
+    Touches: celery.app.utils.Settings.maps, celery.app.utils.Settings.key_t, celery.app.base.Celery.configured
     """
     conf: Any = app.conf
-    if type(conf) is not Settings or conf.key_t is not None:
+    # Before the first look, one of the maps has only what was set on `conf` itself. This look loads the rest.
+    if not app.configured or type(conf) is not Settings or conf.key_t is not None:
         return conf.get(name)
     maps: Sequence[Mapping[str, Any]] = conf.maps or ()
     for values in maps:

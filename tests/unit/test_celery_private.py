@@ -473,6 +473,8 @@ class TestSetting:
             spelling = spelling.upper() if prefix == "CELERY" else spelling
             app.config_from_object(SimpleNamespace(**{spelling: True}), namespace=namespace)
         if given is not None:
+            # At the first look, before which the configuration is not loaded.
+            assert _celery.setting(app, name) is True or namespace is not None
             assert app.conf.get(name) is True or namespace is not None
         for value in (None, False, "other"):
             assert _celery.setting(app, name) == app.conf.get(name)
