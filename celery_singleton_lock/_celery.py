@@ -302,7 +302,7 @@ def setting(app: Celery, name: str) -> Any:
     """
     conf: Any = app.conf
     # Before the first look, one of the maps has only what was set on `conf` itself. This look loads the rest.
-    if not app.configured or type(conf) is not Settings or conf.key_t is not None:
+    if not getattr(app, "configured", False) or type(conf) is not Settings or conf.key_t is not None:
         return conf.get(name)
     maps: Sequence[Mapping[str, Any]] = conf.maps or ()
     for values in maps:

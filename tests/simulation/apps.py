@@ -73,6 +73,7 @@ NEWEST: dict[str, dict[str, Any]] = {
     "shop.newest_patient": {"on_conflict": "rerun", "lock_wait": 3.0, **_LATE, **_AGAIN},
     "shop.newest_stops": {"on_conflict": "replace", **_LATE, **_AGAIN},
     "shop.newest_keeps": {"on_conflict": "rerun", "lock_retain_on_retry": True, **_LATE, **_AGAIN},
+    "shop.newest_stops_kept": {"on_conflict": "replace", "lock_retain_on_retry": True, **_LATE, **_AGAIN},
 }
 TASKS |= JOINS | NEWEST
 

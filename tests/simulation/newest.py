@@ -63,8 +63,10 @@ class Newest:
     def note_end(self, task_id: str, state: str, result: Any) -> None:
         """A final state is stored."""
         number = number_of(task_id)
-        if state != states.REVOKED or number is None or not self._is_superseded(result):
+        if number is None or not self._is_superseded(result):
             return
+        if state != states.REVOKED:
+            self.run.fail(f"message {number} is superseded, and ends as {state}")
         self._look_at_orders()
         self._superseded.setdefault(number, self.run.now)
         job = self._job_of(number)
@@ -91,7 +93,7 @@ class Newest:
             return
         own, _ = order[body.number]
         newer = [number for number, (place, _) in order.items() if own < place < body.fence]
-        if newer and not self._was_kept_for(body):
+        if newer and not self._is_kept(body.task, body.attempt):
             self.run.fail(f"{body.key}: message {body.number} is given the lock after message {newer[-1]} has come")
 
     def look(self) -> None:
@@ -143,12 +145,14 @@ class Newest:
         own, _ = self._order[job][number]
         in_line = copy.at + IN_LINE + 20 * self.world.plan.latency
         newer = [at for place, at in self._order[job].values() if place > own and at > in_line]
-        is_kept = copy.request.context.retries and apps.TASKS[copy.request.task.name].get("lock_retain_on_retry")
+        is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
 
-    def _was_kept_for(self, body: Running) -> bool:
-        """Whether its earlier attempt may have kept the lock for it."""
-        return body.attempt > 0 and bool(apps.TASKS[body.task].get("lock_retain_on_retry"))
+    @staticmethod
+    def _is_kept(task: str, attempt: int) -> bool:
+        """Whether an earlier attempt may have kept the lock for this one, also from newer messages."""
+        options = apps.TASKS[task]
+        return attempt > 0 and bool(options.get("lock_retain_on_retry")) and options["on_conflict"] != "replace"
 
     def _job_of(self, number: int) -> str | None:
         _, message = self.world.sent.get(number, ("", None))

@@ -182,6 +182,14 @@ def newest_dies(plan: Plan, rng: random.Random) -> Plan:
     return _with(replace(plan, visibility=rng.choice((6.0, 60.0))), messages, faults)
 
 
+def kept_for_an_older(plan: Plan, rng: random.Random) -> Plan:
+    """Newer ones come while the lock is kept for the next attempt of one that they stop."""
+    task = "shop.newest_stops_kept"
+    first = Message(0.05, task, "a", 0, f"takes=0.2 retries=1 countdown={rng.choice((0.5, 2.0))}")
+    newer = _close(rng, task, "takes=0.3", rng.randint(2, 4), rng.choice((0.3, 0.6, 1.0)), first=1)
+    return _with(plan, (first, *newer), _faults(plan, rng, rng.choice((0, 0, 1)), BEFALLS))
+
+
 OF_JOINED: tuple[Shape, ...] = (
     *(
         anything_joined,
@@ -195,7 +203,13 @@ OF_JOINED: tuple[Shape, ...] = (
     ),
     answered_as_it_ends,
 )
-OF_NEWEST: tuple[Shape, ...] = (anything_newer, anything_newer, many_come_at_once, newest_dies)
+OF_NEWEST: tuple[Shape, ...] = (
+    anything_newer,
+    anything_newer,
+    many_come_at_once,
+    newest_dies,
+    kept_for_an_older,
+)
 
 
 def _messages(

@@ -208,7 +208,9 @@ class Bodies:
         process.at_end.append(partial(self._is_known, mine))
         if int(words.get("retries", "0")) > mine.attempt:
             # For one that was carried out already, as this attempt has run twice, nothing is kept.
-            if task.lock_retain_on_retry and lease.held and (number, mine.attempt + 1) not in self.ended:
+            keeps = task.lock_retain_on_retry and lease.held and (number, mine.attempt + 1) not in self.ended
+            # From newer messages nothing is kept: the judge of the newest looks at these.
+            if keeps and task.on_conflict != "replace":
                 self.kept[lock] = number, mine.attempt + 1, run.now + lease.ttl / 2
             raise task.retry(countdown=float(words.get("countdown", "0.5")))
         if task.lock_options(task.request).at_least_for and lease.held:
