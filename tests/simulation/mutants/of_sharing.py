@@ -262,12 +262,14 @@ MUTANTS = (
         old="          renewed[i] = newer[2]\n",
         new="",
         breaks="a newer message stops an older one that runs",
+        unseen="its process is told at once, in another way",
     ),
     _acquire(
         "what is kept for an older message is waited for",
         old="  slot = is_kept and held <= limit and first_slot or nil\n",
         new="",
         breaks="the newest has at once what is kept for an older one",
+        unseen="the older message frees it as it comes back",
     ),
     _acquire(
         "an older message takes what is kept for it",
@@ -280,12 +282,14 @@ MUTANTS = (
         old="      if number and fields[13] then\n",
         new="      if false then\n",
         breaks="a newer message stops an older one that runs",
+        unseen="its process is told at once, in another way",
     ),
     _order(
         "a holder of any order is stopped",
         old=" or fields[12] ~= stops then",
         new=" then",
         breaks="only an older message of the same order stops",
+        unseen="all tasks that share a lock in a plan have one order",
     ),
     _run(
         "a run that was stopped goes on as one that has failed",
