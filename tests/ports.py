@@ -27,5 +27,6 @@ def _free(candidates: range, offsets: list[int]) -> int:
         port = random.SystemRandom().choice(candidates)  # no test seeds it
         with suppress(OSError), ExitStack() as probes:
             for offset in offsets:
-                probes.enter_context(socket.create_server(("127.0.0.1", port + offset)))
+                # Not `create_server`, which would share the port of a server that shall start again.
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
             return port

@@ -49,6 +49,8 @@ class RedisServer:
         self._password = password
         self._directory = Path(tempfile.mkdtemp(prefix="singleton-lock-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
+        #: Keeps the port while the server does not.
+        self._placeholder = contextlib.ExitStack()
         self._program = _find_program()
         self.port = port
         _servers.add(self)
@@ -88,6 +90,7 @@ class RedisServer:
         """Start it, empty; on the same port as before if it was started before."""
         for _ in range(5):
             port = self.port or _free_port()
+            self._placeholder.close()
             self._launch(port)
             if self._answers(port):
                 self.port = port
@@ -98,6 +101,7 @@ class RedisServer:
     def stop(self) -> None:
         """End it and remove its files."""
         self.kill()
+        self._placeholder.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def restart(self) -> None:
@@ -111,6 +115,7 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self._keep_port()
 
     def pause(self) -> None:
         """Make it silent, like a network that drops packets: connections stay open, nothing is answered."""
@@ -124,6 +129,15 @@ class RedisServer:
         """Delete everything in it."""
         with self.client() as client:
             client.flushall()
+
+    def _keep_port(self) -> None:
+        """So that nobody else is given the port before `start`: connections to it are refused."""
+        if not self.port:
+            return
+        placeholder = self._placeholder.enter_context(socket.socket())
+        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Connections of before may be there.
+        with contextlib.suppress(OSError):
+            placeholder.bind(("127.0.0.1", self.port))
 
     def _launch(self, port: int) -> None:
         command = [self._program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
@@ -195,5 +209,7 @@ def _free_port() -> int:
     and shall start again."""
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        # Not `create_server`, which would share the port of a server that shall start again.
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
             return port

@@ -188,7 +188,7 @@ class TestReach:
                     one.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=replace(ME, pid=43))), Lease
                 )
                 one.close()
-            slow.delay(0.2)
+            slow.delay(0.05)
             assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
             store.close()
 

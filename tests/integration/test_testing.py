@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +56,19 @@ def test_restart_keeps_the_address_and_nothing_else() -> None:
         assert server.port == port
         with server.client() as client:
             assert client.keys("*") == []
+
+
+def test_port_of_a_killed_server_is_given_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer() as killed:
+        offered = itertools.chain([killed.port] * 3, itertools.count(killed.port + 1))
+        monkeypatch.setattr(server.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda *_: next(offered)))
+        with killed.client() as client:
+            client.ping()
+        killed.kill()
+        with RedisServer() as other:
+            assert other.port > killed.port
+            killed.start()
+            assert killed.client().ping()
 
 
 def test_without_any_server_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
