@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 
-_opening = Mutex()
+#: Reentrant: a signal's handler may send a task while the first one is being sent.
+_opening = Mutex(threading.RLock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +103,5 @@ def _open(app: Any) -> Runtime:
         opened = _all_opened[-1]
         runtime = opened.runtimes.get(app)
         if runtime is None:
-            runtime = opened.runtimes[app] = opened.open(app)
+            runtime = opened.runtimes.setdefault(app, opened.open(app))
         return runtime

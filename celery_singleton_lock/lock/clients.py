@@ -7,6 +7,7 @@ client alive: what a client shares hangs on its connection pool, and is found by
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -82,7 +83,8 @@ class _Latest(NamedTuple):
 
 #: By how the clients connect.
 _keepers: WeakValueDictionary[object, Keeper] = WeakValueDictionary()
-_making = Mutex()
+#: Reentrant: a signal's handler may take a lock while the first one is being made.
+_making = Mutex(threading.RLock)
 
 
 def kept_by(client: Redis | RedisCluster, replicas: int) -> Keeper:
@@ -179,7 +181,7 @@ def _keeper(of: object, config: object, open_store: Callable[[], Store]) -> Keep
     with _making.lock:
         keeper = _keepers.get(config)
         if keeper is None:
-            keeper = _keepers[config] = Keeper(open_store())
+            keeper = _keepers.setdefault(config, Keeper(open_store()))
         # Hangs on the pool itself: a weak dictionary here would keep alive what its values refer to.
         vars(of).setdefault(_ATTRIBUTE, {})[config] = keeper
         return keeper

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from redis import Redis
 
 from celery_singleton_lock import Lock, Redlock
 from celery_singleton_lock.lock import clients
+from celery_singleton_lock.stores.redis.store import RedisStore
 
 Made = Callable[[], Lock]
 
@@ -78,3 +80,17 @@ def test_client_that_has_come_to_another_ones_server_is_refused() -> None:
     those[1].connection_pool.connection_kwargs["port"] = 1
     with pytest.raises(ValueError, match="2 clients of localhost:1; allowed: each of a different server"):
         Redlock(those, "x")
+
+
+@pytest.mark.timeout(30)
+def test_signal_handler_takes_a_lock_while_the_first_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, keepers = Redis(port=1), []
+    store = clients.RedisStore
+
+    def interrupted(*args: Any, **kwargs: Any) -> RedisStore:
+        monkeypatch.setattr(clients, "RedisStore", store)
+        keepers.append(Lock(client, "of the handler")._keeper)
+        return store(*args, **kwargs)
+
+    monkeypatch.setattr(clients, "RedisStore", interrupted)
+    assert Lock(client, "first")._keeper is keepers[0]
