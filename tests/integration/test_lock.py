@@ -115,8 +115,8 @@ class TestHolding:
         assert lock.fence == 0
 
     def test_it_is_renewed_while_held(self, make: Callable[..., Lock]) -> None:
-        with make(timeout=0.3) as lock:
-            clock.sleep(1.0)
+        with make(timeout=1.0) as lock:
+            clock.sleep(2.5)
             lock.check()
             assert not make().acquire(blocking=False)
         assert not lock.locked()

@@ -84,7 +84,7 @@ def test_client_that_has_come_to_another_ones_server_is_refused() -> None:
 
 @pytest.mark.timeout(30)
 def test_signal_handler_takes_a_lock_while_the_first_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, keepers = Redis(port=1), []
+    client, keepers = Redis(port=4), []
     store = clients.RedisStore
 
     def interrupted(*args: Any, **kwargs: Any) -> RedisStore:
