@@ -42,6 +42,10 @@ class Expired(Skipped):
     """Ends a message that came too late, as the worker would have done."""
 
 
+class RejectedCopy(Ignore):
+    """Has the worker reject a message whose id, and so whose result, is the holder's: it stores no failure there."""
+
+
 def policy_for(task: TaskLike, conflict: LockConflict, options: Options) -> ConflictPolicy:
     """The policy for an execution that lost to another task.
 
@@ -111,6 +115,9 @@ def revoke(task: TaskLike, why: Ignore) -> NoReturn:
 
 
 def _reject(task: TaskLike, conflict: LockConflict) -> NoReturn:
+    if _shares_id(task, conflict):
+        _record(task, conflict, states.FAILURE, task_id=uuid())
+        raise RejectedCopy(str(conflict))
     if not _RECORDS_REJECTED and not task.request.is_eager:
         _record(task, conflict, states.FAILURE)
     raise Reject(str(conflict), requeue=False)

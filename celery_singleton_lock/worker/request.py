@@ -32,7 +32,7 @@ from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import delivery, key_report, outcome, requeue
 from celery_singleton_lock.task.execution import holder_of
-from celery_singleton_lock.task.on_conflict import Expired, Skipped
+from celery_singleton_lock.task.on_conflict import Expired, RejectedCopy, Skipped
 from celery_singleton_lock.task.original import PUT_BACK_HEADER
 from celery_singleton_lock.task.outcome import Outcome
 from celery_singleton_lock.task.queue_lock import QUEUED_HEADER, QueueLock, lock_of
@@ -151,6 +151,8 @@ class SingletonRequest(WorkerRequest):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, Skipped):
             self._announce_skipped(expired=isinstance(error, Expired))
+        if isinstance(error, RejectedCopy):
+            self.reject()  # Before Celery acknowledges it, which it does not do twice.
         if isinstance(error, Ignore) and not isinstance(error, requeue.GoesOn):
             # The server has woken the next one as it said that this is over, maybe before this process saw it begin.
             self._pass_on()

@@ -113,6 +113,17 @@ class TestCaller:
             copy.get(timeout=LIMIT)
         assert copy.state == "FAILURE"
 
+    @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
+    def test_result_of_the_holder_is_left_to_it_if_its_id_is_sent_again(
+        self, shop: Shop, holder: AsyncResult, policy: str
+    ) -> None:
+        headers = {"singleton_lock": {"on_conflict": policy}, "singleton_lock_sent": "f" * 32}
+        shop.send("exclusive", "report", task_id=holder.id, headers=headers)
+        until(lambda: shop.refused(policy) == {holder.id})
+        for _ in range(10):  # Whatever the main process stores, it stores soon after that.
+            assert holder.state in ("PENDING", "STARTED")
+            clock.sleep(0.1)
+
     def test_callable(self, shop: Shop, holder: AsyncResult) -> None:
         running = shop.send("deciding", "decide", LONG)
         shop.record.wait_for(starts=1, job="decide")

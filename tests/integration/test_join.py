@@ -156,7 +156,7 @@ class TestHolderDies:
     def test_one_of_them_runs(self, shop: Shop, task: str) -> None:
         shop.start("one", "two")
         first = holder(shop, task)
-        copies = [join(shop, "exclusive", "report", 0.5) for _ in range(5)]
+        copies = [join(shop, task, "report", 0.5) for _ in range(5)]
         until_joined(shop, 5)
         (run,) = shop.record.runs("report")
         killed_at = kill_child(run)
@@ -165,7 +165,9 @@ class TestHolderDies:
             assert first.get(timeout=LIMIT) == "report"
         runs = shop.record.runs("report", killed_at=killed_at)
         assert overlaps(runs) == []
-        assert len([run for run in runs if run.outcome == "done" and run.task_id != first.id]) == 1
+        done = [run for run in runs if run.outcome == "done"]
+        assert len([run for run in done if run.task_id != first.id]) <= 1
+        assert done
 
     def test_host_that_is_gone(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=2.0, broker_transport_options=FORGETFUL)
