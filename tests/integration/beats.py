@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -111,9 +111,13 @@ class Studio:
         until(lambda: len(self.sent(entry)) >= wanted)
         return self.sent(entry)
 
-    def wait_until_recorded(self, entry: str = "half") -> None:
-        """Until what was sent last is known to be: a beat that is killed earlier leaves it to be sent again."""
-        until(lambda: (sent := self.sent(entry)) and self.ledger().get(entry, 0) >= round(sent[-1].due * 1_000_000))
+    def is_recorded(self, entry: str = "half") -> bool:
+        """Whether what was sent last is known to be: a beat that is killed earlier leaves it to be sent again."""
+        sent = self.sent(entry)
+        return bool(sent) and self.ledger().get(entry, 0) >= round(sent[-1].due * 1_000_000)
+
+    def pause_between_ticks(self, beat: Beat, entry: str = "half") -> None:
+        pause_between_ticks(beat, self.locks, lambda: self.is_recorded(entry))
 
     def ledger(self) -> dict[str, int]:
         """The last runs that all beats share."""
@@ -156,6 +160,22 @@ def twice(messages: list[Message]) -> list[str]:
     """Ids that were sent more than once."""
     ids = [message.task_id for message in messages]
     return sorted({task_id for task_id in ids if ids.count(task_id) > 1})
+
+
+def pause_between_ticks(beat: Beat, locks: RedisServer, is_recorded: Callable[[], bool]) -> None:
+    """Stop it while it has claimed nothing, and all that it has sent is recorded: nobody will send that again."""
+
+    def stopped_between() -> bool:
+        beat.pause()
+        with locks.client(2) as client:
+            for _ in range(2):  # What it had sent before it stopped is carried out by then.
+                client.ping()
+            if is_recorded() and not client.keys("*:claim:*"):
+                return True
+        beat.resume()
+        return False
+
+    until(stopped_between)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
     beats.conf["singleton_lock_beat_ttl"] = 600.0
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
-    beats.wait_until_recorded()
+    beats.pause_between_ticks(first)
     first.kill()
     second.wait_for(ELECTED)
     assert f"(pid {first.process.pid}) was killed" in second.log
@@ -82,9 +82,8 @@ def test_killed_leader_of_this_host_is_replaced_before_its_lease_ends(beats: Stu
 def test_stopped_leader_is_replaced_within_its_lease_and_goes_on_standby(beats: Studio) -> None:
     first, second = beats.start("first", "second")
     beats.wait_for_sent(2)
-    beats.wait_until_recorded()
+    beats.pause_between_ticks(first)
     began = clock.now()
-    first.pause()
     second.wait_for(ELECTED)
     assert clock.now() - began < TTL + 5
     assert f"(pid {first.process.pid}) let its lease end" in second.log
@@ -185,11 +184,10 @@ def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
     beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
     first, second, third = beats.start("first", "second", "third")
     beats.wait_for_sent(8, "half")
-    beats.wait_until_recorded()
+    beats.pause_between_ticks(first)
     first.kill()
     beats.wait_for_sent(6, "half")
-    beats.wait_until_recorded()
-    second.pause()
+    beats.pause_between_ticks(second)
     beats.wait_for_sent(6, "half")
     second.resume()
     beats.wait_for_sent(4, "half")
@@ -206,7 +204,7 @@ def test_new_leader_goes_on_where_the_old_one_was(beats: Studio) -> None:
     beats.schedule = {"long": 3.0}
     (first,) = beats.start("first")
     (sent,) = beats.wait_for_sent(1)
-    beats.wait_until_recorded("long")
+    beats.pause_between_ticks(first, "long")
     first.kill()
     beats.start("second")
     *_, following = beats.wait_for_sent(1)

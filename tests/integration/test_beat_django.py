@@ -18,7 +18,7 @@ import pytest
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests import programs
-from tests.integration.beats import Beat, Message
+from tests.integration.beats import Beat, Message, pause_between_ticks
 from tests.integration.conftest import until
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
@@ -107,20 +107,19 @@ class Site:
         until(lambda: len(self.sent(entry)) >= wanted)
         return self.sent(entry)
 
-    def wait_for_recorded(self, entry: str, number: int = 1) -> list[Message]:
-        """As `wait_for_sent`; the last of them is known to all beats then.
-
-        If a leader is killed between sending and recording, the message comes twice, under one id.
-        """
-        self.wait_for_sent(entry, number)
-        return self.wait_until_recorded(entry)
+    def is_recorded(self, entry: str) -> bool:
+        """Whether something was sent, and the last of it is known to all beats."""
+        sent = self.sent(entry)
+        return bool(sent) and self.ledger().get(entry, 0) >= sent[-1].due - JITTER
 
     def wait_until_recorded(self, entry: str, seconds: float = LIMIT) -> list[Message]:
-        """Once something was sent, if nothing was yet, and the last of it is known to all beats."""
-        until(
-            lambda: (sent := self.sent(entry)) and self.ledger().get(entry, 0) >= sent[-1].due - JITTER, seconds=seconds
-        )
+        until(lambda: self.is_recorded(entry), seconds=seconds)
         return self.sent(entry)
+
+    def kill_between_ticks(self, beat: Beat, entry: str) -> None:
+        """If a leader is killed between sending and recording, the message comes twice, under one id."""
+        pause_between_ticks(beat, self.server, lambda: self.is_recorded(entry))
+        beat.kill()
 
     def ledger(self) -> dict[str, float]:
         """The last runs that all beats share, those of entries among them that have just gone."""
@@ -171,11 +170,11 @@ def seen_by_leader(site: Site) -> None:
 def test_each_tick_is_sent_once_while_leaders_are_killed(site: Site) -> None:
     site.orm("add", name="clock", every=1)
     first, second, third = site.start("first", "second", "third")
-    site.wait_for_recorded("clock", 4)
-    first.kill()
+    site.wait_for_sent("clock", 4)
+    site.kill_between_ticks(first, "clock")
     leader = site.leader(second, third)
-    site.wait_for_recorded("clock", 4)
-    leader.kill()
+    site.wait_for_sent("clock", 4)
+    site.kill_between_ticks(leader, "clock")
     site.leader(*{second, third} - {leader})
     site.wait_for_sent("clock", 4)
     _, *sent = site.sent("clock")  # The first makes up for what was due before there was a beat.
@@ -261,8 +260,8 @@ def test_edits_are_honoured(site: Site) -> None:
 def test_edit_while_no_beat_runs_is_honoured_by_the_next(site: Site) -> None:
     site.orm("add", name="edited", every=1)
     (first,) = site.start("first")
-    site.wait_for_recorded("edited", 2)
-    first.kill()
+    site.wait_for_sent("edited", 2)
+    site.kill_between_ticks(first, "edited")
     before = site.sent("edited")
     site.orm("change", name="edited", every=2)
     site.start("second")
