@@ -169,8 +169,11 @@ class Excuses:
             if excuse := self.of_end(one, second["at"]):
                 return excuse
         ran = [one for one in self._story.attempts.values() if one.message == first["message"] and one.how == "done"]
-        told_by = [one for one in ran if one.pid == first["pid"] and one.end <= first["at"]]
-        return self._why_unrecorded(told_by[-1], second["at"]) if told_by else ""
+        for teller, other in ((first, second), (second, first)):  # Each may have been told late.
+            told_by = [one for one in ran if one.pid == teller["pid"] and one.end <= min(first["at"], teller["at"])]
+            if told_by and (excuse := self._why_unrecorded(told_by[-1], other["at"])):
+                return excuse
+        return ""
 
     def of_tick(self, first: Attempt, second: Attempt) -> str:
         """Why a tick may be sent for a second time."""

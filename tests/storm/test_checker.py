@@ -462,6 +462,13 @@ def test_a_success_that_no_lock_server_heard_of_may_be_followed_by_a_refusal(unt
     assert found(judge(*lines)) == [("told twice", excuse)]
 
 
+@pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (3, "")])
+def test_a_refusal_may_be_followed_by_the_end_of_a_run_that_no_lock_server_heard_of(until: float, excuse: str) -> None:
+    silence = fault("partition", 1.9, until, silent=["*/0"])
+    refusal, late = end_of("a", 6, "REVOKED", pid=2), end_of("a", 9, "FAILURE", error="ConnectionError", pid=1)
+    assert found(judge(body("a", 1, 2), silence, refusal, late)) == [("told twice", excuse)]
+
+
 def test_an_end_that_two_copies_reported() -> None:
     assert found(judge(end_of("a", 1, "SUCCESS"), end_of("a", 2, "SUCCESS"))) == []
 
