@@ -140,8 +140,11 @@ class WorkerRequest(ReceivedRequest):
 
     @property
     def context(self) -> Context:
-        """The request that the task will have."""
-        return self._context
+        """The request that the task will have; what the headers say of it, if Celery cannot read the body."""
+        try:
+            return self._context
+        except Exception:  # noqa: BLE001 - others wrote it; the task fails with the error as it begins
+            return Context(self.request_dict)
 
     @property
     def was_cancelled(self) -> bool:

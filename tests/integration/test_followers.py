@@ -64,10 +64,10 @@ class TestPlaces:
 
     @pytest.mark.parametrize("scope", QUEUED)
     def test_group_of_equal_parts_runs_once(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
-        start(shop, "one", "two")
         job = tasks.who[scope]
         result = group(job.si("report", 0.5) for _ in range(4)).apply_async()
         ids = {part.id for part in result.results}
+        start(shop, "one", "two")
         (found,) = set(value(result))
         assert found in ids
         assert runs(shop) == 1

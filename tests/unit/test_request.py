@@ -44,11 +44,11 @@ _numbers = itertools.count()
 def receive(app: Celery) -> Callable[..., SingletonRequest]:
     """Make a request of a message for a task, as the consumer does."""
 
-    def receive(task: Any = None, *args: Any, **headers: Any) -> SingletonRequest:
+    def receive(task: Any = None, *args: Any, embed: Any = {}, **headers: Any) -> SingletonRequest:  # noqa: B006
         task = task or make(app)
         name, identity = task.name, f"{app.main}-id"
         made = Message(
-            body=([list(args), {}, {}]),
+            body=([list(args), {}, embed]),
             headers={"id": identity, "task": name, "retries": 0, "lang": "py", **headers},
             properties={"delivery_info": {OWNER: "forged"}, "correlation_id": identity},
             delivery_info={"exchange": "", "routing_key": "celery", OWNER: "forged"},
@@ -125,6 +125,15 @@ def test_what_may_have_begun_does_not_expire_here(
     header = {"retries": 0, "unavailable": 1, **({"redelivered": True} if is_copy else {})}
     request = receive(**{PUT_BACK_HEADER: header}, expires="2020-01-01T00:00:00+00:00")
     assert request.revoked() is not is_copy
+
+
+@pytest.mark.parametrize("eta", [None, "2100-01-01T00:00:00+00:00"])
+def test_body_that_celery_cannot_read_is_left_to_the_task(
+    app: Celery, receive: Callable[..., SingletonRequest], eta: str | None
+) -> None:
+    """It fails there: an error here would end the worker's consumer."""
+    request = receive(embed=["forged"], eta=eta, **{PUT_BACK_HEADER: {"retries": 0, "redelivered": True}})
+    assert request.context.id == request.id
 
 
 @pytest.fixture
@@ -458,20 +467,16 @@ def test_consumer_that_a_sender_has_named_does_not_count(
     assert original_of(request.context).queue == "celery"
 
 
-def test_message_that_cannot_be_read_has_no_end(
+def test_end_of_a_message_that_cannot_be_read_is_recorded(
     app: Celery, receive: Callable[..., SingletonRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its third part is not a dictionary, and its child died before it said so: the consumer raised TypeError."""
-    task = make(app)
-    message = Message(
-        body=[[], {}, [1]],
-        headers={"id": f"{app.main}-id", "task": task.name},
-        delivery_info={"exchange": "", "routing_key": "celery"},
-    )
-    request = SingletonRequest(message, app=app, task=task, decoded=True, hostname="w@host")
+    request = receive(make(app), embed=[1])
+    begin(request)
     request.acknowledged = True
     request._record(WorkerLostError("lost"), settled=True)
-    assert "its end cannot be recorded: TypeError" in caplog.text
+    assert mark_of(app, request) is not None
+    assert "cannot be recorded" not in caplog.text
 
 
 @pytest.mark.parametrize("late", [True, False])
