@@ -66,6 +66,14 @@ def taken(store: RedisStore, *, ttl: float = TTL) -> Lease:
     return lease
 
 
+def is_answered(store: RedisStore) -> bool:
+    try:
+        lease = acquire(store)
+    except LockUnavailable:
+        return False
+    return isinstance(lease, Lease) and store.free(lease)
+
+
 class TestAskedAhead:
     """A lock is asked for, and its answer read later."""
 
@@ -547,6 +555,7 @@ class TestTLS:
             proxies = [exits.enter_context(LossyProxy(server.port, tls=context)) for server in servers]
             url = ";".join(f"rediss://127.0.0.1:{proxy.port}/0" for proxy in proxies)
             store = open_url(url, {"ssl_ca_certs": str(certificate), "restart_delay": False})
+            until(lambda: is_answered(store), "a majority has greeted with TLS")
             for _ in range(20):
                 lease = taken(store)
                 assert isinstance(acquire(store), Held)

@@ -113,7 +113,7 @@ def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callab
     shop.record.wait_for(starts=1)
     refused = [shop.send("patient", "report", queue=queue) for _ in range(200)]
     until(lambda: all(f"{result.id}] on_conflict=retry" in shop.workers[0].log for result in refused))
-    assert shop.send("echo", "hello", queue=queue).get(timeout=10) == "hello"
+    assert shop.send("echo", "hello", queue=queue).get(timeout=LIMIT / 2) == "hello"
 
 
 @pytest.mark.slow

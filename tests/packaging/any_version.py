@@ -27,7 +27,8 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": 3600},
 )
-record = Redis.from_url(f"{SERVER}/3", decode_responses=True)
+# A body waits for longer than a client of Redis does unless it is told to.
+record = Redis.from_url(f"{SERVER}/3", decode_responses=True, socket_timeout=None)
 
 
 def work(task: Any, job: str) -> str:

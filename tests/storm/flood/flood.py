@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from celery import states
+
 from celery_singleton_lock import clock
 from celery_singleton_lock.testing import RedisServer
 from tests import appended, programs
@@ -254,7 +256,17 @@ class Flood:
         waits forever for one that is about to say what came of its task.
         """
         self._log.follow()
+        self._note_revoked()
+        self._log.follow()
         return self.judge.verdict()
+
+    def _note_revoked(self) -> None:
+        """Note which messages have been refused by a process that did not live to say so."""
+        app = make(self._conf, self._plan.rules)
+        silent = [name for name, one in self.judge.messages.items() if one.is_sent and not one.is_over]
+        for name in silent:
+            if app.AsyncResult(name).state == states.REVOKED:
+                self._note("revoked", message=name)
 
 
 class _Sender(Process):

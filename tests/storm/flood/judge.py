@@ -73,6 +73,7 @@ class Message:
         outcome: `sent`, `duplicate` or `unsure`.
         of: the message of which it is a duplicate.
         broker: when it was put into the queue, and when a worker had it: "queued" or "taken".
+        is_revoked: whether its result says that it was refused.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Message:
     of: str = ""
     broker: list[tuple[float, str]] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
+    is_revoked: bool = False
 
     @property
     def is_sent(self) -> bool:
@@ -172,6 +174,7 @@ class Judge:
         for message in self.messages.values():
             for one in message.deliveries:
                 one.killed = self._end_of(one)
+            self._note_unsaid_refusal(message)
         findings = [
             *self._sent_twice(),
             *self._overlaps(),
@@ -212,6 +215,9 @@ class Judge:
 
     _start = _end = _refused = _over = _step
 
+    def _revoked(self, line: Line) -> None:
+        self.messages[line["message"]].is_revoked = True
+
     def _killed(self, line: Line) -> None:
         self._kills.append(line)
 
@@ -234,6 +240,15 @@ class Judge:
             (kill["at"] for kill in self._kills if kill["at"] >= delivery.begun and self._is_its(kill, delivery)),
             default=None,
         )
+
+    @staticmethod
+    def _note_unsaid_refusal(message: Message) -> None:
+        """A refusal is recorded before a signal reports it: a process killed in between leaves its result only."""
+        if message.is_revoked and not message.is_over:
+            for one in message.deliveries:
+                if one.killed is not None and one.start is None:
+                    one.refused = one.killed
+                    return
 
     @staticmethod
     def _is_its(kill: Line, delivery: Delivery) -> bool:

@@ -222,6 +222,17 @@ class TestLost:
         lines = sent("a", 1), runs("a", 1.5, steps=2), killed("worker", 2)
         assert found(verdict(*lines, is_late=is_late)) == wrong
 
+    @pytest.mark.parametrize(
+        ("at", "is_told", "wrong"), [(2.5, True, []), (6.0, True, ["refused"]), (2.5, False, ["lost"])]
+    )
+    def test_with_a_child_that_was_killed_before_it_reported_its_refusal(
+        self, at: float, is_told: bool, wrong: list[str]
+    ) -> None:
+        calls = sent("a", 1, WHILE_EXECUTING), sent("b", 1, WHILE_EXECUTING)
+        dies = [*runs("b", at, pid=72, steps=1), killed("child", at + 0.01, 72)]
+        told = [line("revoked", 9, message="b")] if is_told else []
+        assert found(verdict(*calls, runs("a", 2), dies, told, is_late=True)) == wrong
+
     def test_after_the_last_worker_was_killed(self) -> None:
         assert found(verdict(killed("worker", 0.5), sent("a", 1), is_late=True)) == ["lost"]
 
