@@ -9,6 +9,7 @@ import pytest
 from celery import _state
 from celery.result import AsyncResult
 
+from celery_singleton_lock import clock
 from celery_singleton_lock.pulse import pulse
 from celery_singleton_lock.testing import RedisServer
 
@@ -67,6 +68,17 @@ def own_time() -> Iterator[None]:
     if pulse.is_prepared:
         with pulse.mutex:
             pulse.hurry()
+
+
+_REAL = (clock.now, clock.wall, clock.sleep)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """The time of one test is not that of the next."""
+    yield
+    left, (clock.now, clock.wall, clock.sleep) = (clock.now, clock.wall, clock.sleep), _REAL  # type: ignore[misc]
+    assert left == _REAL, "the test has left its clock behind"
 
 
 @pytest.fixture(scope="session")

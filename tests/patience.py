@@ -31,6 +31,15 @@ def in_this_thread(this: Callable[..., Answer], others: Callable[..., Answer]) -
     return lambda *arguments: (this if threading.get_ident() == thread else others)(*arguments)
 
 
+def from_here_on(this: Callable[..., Answer], others: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A function that is another one for this thread and all that begin later.
+
+    A thread that another test has left may call what it was given even when this test is over.
+    """
+    left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    return lambda *arguments: (others if threading.current_thread() in left else this)(*arguments)
+
+
 def sleepless() -> Callable[[float], None]:
     """`clock.sleep`, for a thread that tries again at once."""
     return in_this_thread(lambda seconds: None, clock.sleep)

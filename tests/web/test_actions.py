@@ -16,6 +16,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.web import access, actions, app_of
 from celery_singleton_lock.web.access import COOKIE, Access
 from celery_singleton_lock.web.tries import FREE, MOST_ADDRESSES, PAUSE, Tries
+from tests.patience import from_here_on
 from tests.web.client import Client
 from tests.web.reading import Element, Page
 from tests.web.scenes import hold, over
@@ -78,9 +79,9 @@ def test_lock_that_nobody_renews_is_released(app: Celery, client: Client, monkey
     sign_in(client)
     lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
-    now = clock.now()
-    monkeypatch.setattr(clock, "now", lambda: now)
-    monkeypatch.setattr(clock, "sleep", lambda _: monkeypatch.setattr(clock, "now", lambda: now + 47))
+    time = [clock.now()]
+    monkeypatch.setattr(clock, "now", lambda: time[-1])
+    monkeypatch.setattr(clock, "sleep", from_here_on(lambda _: time.append(time[0] + 47), clock.sleep))
     assert press(client, release) == (200, f"Released: {Verdict.LATE.value}.")
 
 
@@ -88,14 +89,15 @@ def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monk
     sign_in(client)
     lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
-    now = clock.now
+    now, passed = clock.now, [0.0]
     store = Runtime.of(app).store
 
     def renewed(_: float) -> None:
-        monkeypatch.setattr(clock, "now", lambda: now() + 20)
+        passed.append(20.0)
         store.renew([lease], timeout=1.0)
 
-    monkeypatch.setattr(clock, "sleep", renewed)
+    monkeypatch.setattr(clock, "now", lambda: now() + passed[-1])
+    monkeypatch.setattr(clock, "sleep", from_here_on(renewed, clock.sleep))
     status, said = press(client, release)
     assert status == 200
     assert said == NOT_RELEASED
