@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -97,8 +97,9 @@ def _pairs(maker: Maker, name: str, seen: _Seen, budget: float) -> tuple[float]:
             granted = False
         acquired_at = time.perf_counter()
         if granted:
-            lock.release()
-            seen.releases.append(time.perf_counter() - acquired_at)
+            with suppress(Exception):  # Some raise if their lock has ended meanwhile: the machine may have stalled.
+                lock.release()
+                seen.releases.append(time.perf_counter() - acquired_at)
         seen.acquires.append(acquired_at - begun)
         seen.threads = max(seen.threads, threading.active_count())
         pairs.append(time.perf_counter() - begun)
