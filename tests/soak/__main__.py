@@ -13,7 +13,7 @@ from pathlib import Path
 
 from celery_singleton_lock import clock
 from tests.soak.picture import picture
-from tests.soak.soak import Soak, grown
+from tests.soak.soak import KEPT, Soak, grown
 
 #: Pictures have that many points.
 POINTS = 240
@@ -25,19 +25,26 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, default=Path("soak.svg"), help="file for it (soak.svg)")
     options = parser.parse_args()
     samples: list[dict[str, float]] = []
+    sent: list[int] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as exits:
         soak = Soak(Path(folder), exits)
         began = clock.now()
         while (at := clock.now() - began) < 60 * options.minutes:
             samples.append(soak.sample())
+            sent.append(soak.sent)
             clock.sleep(60 * options.minutes / POINTS)
         left = soak.left()
         done = soak.sent - left
-        wrong = grown(samples) + soak.wrong()[:20]
+        wrong = grown(samples, _lately(sent, round(KEPT / 60 / options.minutes * POINTS))) + soak.wrong()[:20]
     options.picture.write_text(picture(samples, at, f"{done:,} tasks in {at / 60:.0f} min"))
     print(f"{done:,} tasks in {at / 60:.1f} min ({done / at:.0f} a second), {left} in the queue at the end")
     print(_table(samples), *wrong, f"picture: {options.picture}", sep="\n")
     return min(len(wrong), 1)
+
+
+def _lately(sent: Sequence[int], steps: int) -> list[int]:
+    """How many were sent in the last `steps` samples before each."""
+    return [count - sent[max(number - max(steps, 1), 0)] for number, count in enumerate(sent)]
 
 
 def _table(samples: Sequence[dict[str, float]]) -> str:

@@ -117,14 +117,22 @@ def _entries(pid: int, what: str) -> int:
     return 0
 
 
-def grown(samples: Sequence[dict[str, float]]) -> list[str]:
-    """What is not flat, in words."""
+def grown(samples: Sequence[dict[str, float]], lately: Sequence[int]) -> list[str]:
+    """What is not flat, in words; `lately`: at each sample, the messages of the last `KEPT` seconds.
+
+    The lock server remembers those: it may hold more where there were more.
+    """
     found = []
+    then, now = _typical(lately)
     for name in samples[0]:
-        values = [sample[name] for sample in samples]
-        before, after = (
-            median(values[int(len(values) * begin) : int(len(values) * end)]) for begin, end in (WARM, END)
-        )
-        if after > before * (1 + GROWTH) and after > before + SOME[name.split()[0]]:
+        before, after = _typical([sample[name] for sample in samples])
+        allowed = before * max(now / max(then, 1), 1.0) if name.endswith(" of locks") else before
+        if after > allowed * (1 + GROWTH) and after > allowed + SOME[name.split()[0]]:
             found.append(f"{name} grew from {before:.1f} to {after:.1f}")
     return found
+
+
+def _typical(values: Sequence[float]) -> tuple[float, float]:
+    """The median once all is warm, and at the end."""
+    before, after = (median(values[int(len(values) * begin) : int(len(values) * end)]) for begin, end in (WARM, END))
+    return before, after
