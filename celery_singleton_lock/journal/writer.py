@@ -101,6 +101,8 @@ class JournalWriter:
                 counts, entries = self._counts, list(self._entries)
                 self._counts = Counter()
                 self._entries.clear()
+            if not counts and not entries:  # No server is asked: a process that ends must not wait for a silent one.
+                return True
             try:
                 self._write(self._journal, counts, entries)
             except LockUnavailable as error:
