@@ -32,7 +32,7 @@ from celery.beat import ScheduleEntry, Scheduler, Service, event_t
 from celery.concurrency import get_implementation
 from celery.exceptions import Ignore, Reject
 from celery.utils import timer2
-from celery.worker import state, strategy
+from celery.worker import control, state, strategy
 from celery.worker.request import Request
 from kombu import Connection, Consumer, Queue
 from kombu.asynchronous.timer import Timer
@@ -297,6 +297,14 @@ class TestRequest:
         assert request_of in _celery.active_requests()
         state.task_ready(request_of)
         assert not _celery.is_active(request_of)
+
+    def test_celery_looks_for_a_request_by_its_id_and_forgets_that_as_it_ends(self, request_of: WorkerRequest) -> None:
+        """And with it the run that a copy of the same id has come for: `_leave_others_known`."""
+        state.task_reserved(request_of)
+        assert list(control._find_requests_by_id([request_of.id])) == [request_of]
+        state.task_ready(request_of)
+        assert list(control._find_requests_by_id([request_of.id])) == []
+        assert request_of._already_revoked is False
 
 
 def gevent_timer() -> Any:

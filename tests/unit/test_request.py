@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
 from celery.exceptions import Ignore
 from celery.signals import task_revoked
+from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import revoked
 from kombu.exceptions import EncodeError
@@ -507,3 +510,59 @@ def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
         request.cancel(None)
     request.acknowledge()
     assert acknowledged == [True]
+
+
+class TestTwoDeliveriesInOneWorker:
+    """Celery knows the newest delivery of an id, and none once that has ended."""
+
+    @pytest.fixture
+    def run(self, app: Celery, receive: Callable[..., SingletonRequest]) -> Iterator[SingletonRequest]:
+        task = make(app, acks_late=True)
+        self.receive_copy = lambda: receive(task)
+        request = receive(task)
+        state.task_reserved(request)
+        request.on_accepted(1, time.monotonic())
+        yield request
+        state.reset_state()
+        revoked.discard(request.id)
+
+    @pytest.fixture
+    def copy(self, run: SingletonRequest) -> SingletonRequest:
+        request = self.receive_copy()
+        state.task_reserved(request)
+        return request
+
+    def test_run_is_found_by_its_id_after_a_copy_has_ended(self, run: SingletonRequest, copy: SingletonRequest) -> None:
+        copy.on_accepted(2, time.monotonic())
+        copy.on_failure(info(Ignore()), return_ok=True)
+        assert state.requests == {run.id: run}
+
+    def test_run_is_found_by_its_id_after_a_copy_was_revoked(
+        self, run: SingletonRequest, copy: SingletonRequest
+    ) -> None:
+        revoked.add(copy.id)
+        assert copy.revoked()
+        assert state.requests == {run.id: run}
+
+    def test_run_is_found_by_its_id_after_a_copy_has_reached_a_hard_time_limit(
+        self, run: SingletonRequest, copy: SingletonRequest
+    ) -> None:
+        copy.on_accepted(2, time.monotonic())
+        copy.on_timeout(soft=False, timeout=1.0)
+        assert state.requests == {run.id: run}
+
+    @pytest.mark.parametrize("first", ["run", "copy"])
+    def test_each_is_terminated_once(self, run: SingletonRequest, copy: SingletonRequest, first: str) -> None:
+        """Also where Celery looks for them by their stamps, and terminates both."""
+        copy.on_accepted(2, time.monotonic())
+        terminated: list[int] = []
+        pool = SimpleNamespace(terminate_job=lambda pid, _: terminated.append(pid))
+        for request in (run, copy) if first == "run" else (copy, run):
+            request.terminate(pool, "TERM")
+        assert sorted(terminated) == [1, 2]
+
+    def test_copy_that_has_not_begun_passes_it_on(self, run: SingletonRequest, copy: SingletonRequest) -> None:
+        terminated: list[int] = []
+        copy.terminate(SimpleNamespace(terminate_job=lambda pid, _: terminated.append(pid)), "TERM")
+        assert terminated == [1]
+        assert run.was_terminated
