@@ -103,7 +103,7 @@ class Leadership:
         else:
             if not ours:
                 self._lose(GONE)
-            self._renews_at = lease.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
+            self._renews_at = trust.renewed_at(lease.trusted_until, self._ttl)
 
     def _lose(self, reason: str) -> None:
         logger.warning("beat: no longer leads schedule %s: %s", self._name, reason)
@@ -140,7 +140,7 @@ class Leadership:
         if isinstance(found, Held):
             self._stand_by(found)
             return False
-        self._lease, self._renews_at = found, found.trusted_until - self._ttl * (1 - trust.RENEW_AFTER)
+        self._lease, self._renews_at = found, trust.renewed_at(found.trusted_until, self._ttl)
         self._stop_waiting()
         self.term += 1
         after = f", after {_in_words(self._leader)} {why}" if self._leader else ""

@@ -31,7 +31,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "forgets too soon": ({"singleton_lock_done_ttl": 60}, {"singleton_lock_done_ttl: ": "problem"}),
     "beat": ({"beat_schedule": {"nightly": {"task": "bill", "schedule": 60}}}, {"beat_scheduler: ": "note"}),
     "beat of a database": ({"beat_scheduler": Scheduler}, {"beat_scheduler: ": "note"}),
-    "pickle": ({"result_serializer": "pickle"}, {"result_serializer: ": "warning"}),
     "limit": ({"task_time_limit": 60}, {"bill, refund: the threads pool": "warning"}),
     "all": (
         {"singleton_lock_done_ttl": 0, "beat_scheduler": Scheduler, "task_time_limit": 60},

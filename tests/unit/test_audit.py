@@ -232,11 +232,6 @@ def test_locks_that_are_switched_off_are_reported() -> None:
     assert (finding.severity, finding.subject) == ("warning", "singleton_lock_enabled")
 
 
-def test_pickled_results_are_reported() -> None:
-    (finding,) = of_app(with_task({}, {"result_serializer": "pickle"}))
-    assert (finding.severity, finding.subject) == ("warning", "result_serializer")
-
-
 class TestSharedName:
     """Tasks with one lock_name."""
 
