@@ -63,7 +63,7 @@ def end_of(sent_at: float, ttl: float) -> float:
 
 
 def came_in_time(sent_at: float, ttl: float) -> bool:
-    """Whether a grant that was asked for at `sent_at` comes early enough to start work on: its renewal is not due yet."""
+    """Whether a grant that was asked for at `sent_at` comes early enough to start work on: no renewal is due yet."""
     return clock.now() - sent_at < ttl * RENEW_AFTER
 
 
