@@ -267,7 +267,7 @@ class TestQuestionAhead:
         assert redis_store.held(KEY) == []
 
     def test_nothing_is_left_behind(self, redis_store: Store, redis_server: RedisServer) -> None:
-        """Waiters come, leave and are interrupted at any moment: never two have the lock, and nobody has it at the end."""
+        """Waiters come, leave and are interrupted at any moment: never two have the lock, and none at the end."""
         rounds, counter, inside = 60, [0], threading.Lock()
         failures: list[str] = []
 

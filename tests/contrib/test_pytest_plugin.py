@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of a user's, and in those that do not use it."""
+"""The pytest plugin in a user's project, and in projects that do not use it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_skipped(singleton_locks):
     singleton_locks.assert_skipped(rebuild, 7)
 
 @pytest.mark.parametrize("time", range(3))
-def test_nothing_is_left_of_other_tests(singleton_locks, time):
+def test_nothing_is_left_from_other_tests(singleton_locks, time):
     assert rebuild.apply((7,)).get() == 7
     assert len(singleton_locks.events) == 2
 
