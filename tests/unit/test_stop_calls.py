@@ -14,7 +14,7 @@ from tests.servers import until
 
 
 class Heard:
-    """What a process is told, as a test says it: a call, nothing for now, or an error."""
+    """What a process hears, as the test decides: a call, nothing for now, or an error."""
 
     def __init__(self) -> None:
         self.says: queue.Queue[Stop | Exception | None] = queue.Queue()
@@ -31,7 +31,7 @@ class Heard:
 
 
 class Runs:
-    """In the place of a heartbeat."""
+    """Replaces a heartbeat."""
 
     def __init__(self) -> None:
         self.superseded: list[tuple[str, str]] = []
@@ -59,7 +59,7 @@ def threads() -> int:
     return sum(thread.name == "singleton-lock-stops" for thread in threading.enumerate())
 
 
-def test_run_is_called_and_the_thread_ends_with_the_last_one(heard: Heard, runs: Any) -> None:
+def test_run_gets_its_call_and_the_thread_ends_with_the_last_run(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     for owner in ("one", "two"):
         calls.expect(owner)
@@ -76,8 +76,8 @@ def test_run_is_called_and_the_thread_ends_with_the_last_one(heard: Heard, runs:
     assert heard.closed.wait(LIMIT)
 
 
-def test_call_that_comes_before_its_run_is_expected_is_kept_for_it(heard: Heard, runs: Any) -> None:
-    """The lock server knows of the run before this process does."""
+def test_call_that_comes_before_its_run_is_kept(heard: Heard, runs: Any) -> None:
+    """The lock server knows of the run before this process expects it."""
     calls = StopCalls(lambda: heard, runs)
     calls.expect("another")
     heard.says.put(Stop("one", "newer"))
@@ -110,7 +110,7 @@ def test_calls_for_runs_that_never_come_are_forgotten(heard: Heard, runs: Any, m
     assert heard.closed.wait(LIMIT)
 
 
-def test_one_that_comes_when_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
+def test_run_that_comes_after_the_thread_has_ended_starts_another(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     for owner in ("one", "two"):
         calls.expect(owner)
@@ -136,13 +136,13 @@ def test_lock_server_that_does_not_answer_is_asked_again(
     assert heard.closed.wait(LIMIT)
 
 
-def test_without_calls_the_thread_ends_soon(runs: Any) -> None:
+def test_thread_ends_soon_on_a_store_without_calls(runs: Any) -> None:
     calls = StopCalls(lambda: None, runs)
     calls.expect("one")
     until(lambda: threads() == 0, "the thread has ended")
 
 
-def test_child_of_a_fork_begins_anew(heard: Heard, runs: Any) -> None:
+def test_forked_child_starts_anew(heard: Heard, runs: Any) -> None:
     calls = StopCalls(lambda: heard, runs)
     calls.expect("one")
     calls.start_anew()

@@ -1,4 +1,4 @@
-"""Whether a holder can still be running under its lock, and what is shown to whom."""
+"""Whether a holder can still be running under its lock."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ HELD = Held(Holder("id", 0, "one@host", 42, 1.0, ttl=TTL), "owner", 25.0, slot=0
 
 
 def over() -> str:
-    """The identity of a process that is over."""
+    """The identity of a process that has ended."""
     code = "from celery_singleton_lock import process_identity; print(process_identity.own())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_lease_that_is_renewed_is_of_a_living_holder() -> None:
+def test_renewed_lease_has_a_living_holder() -> None:
     assert judge(HELD, HELD, renewed=True) is Verdict.ALIVE
 
 
@@ -41,7 +41,7 @@ def test_nothing_is_known_while_the_holder_may_still_renew() -> None:
     assert judge(HELD, replace(HELD, remaining=TTL / 8)) is None, "it may be stopping"
 
 
-def test_lease_that_was_not_renewed_in_time_is_of_nobody() -> None:
+def test_lease_that_was_not_renewed_in_time_has_no_holder() -> None:
     assert judge(HELD, replace(HELD, remaining=TTL / 10)) is Verdict.LATE
 
 
@@ -51,7 +51,7 @@ def test_process_that_is_provably_over_holds_nothing() -> None:
 
 
 def test_living_process_proves_nothing() -> None:
-    """It may be another task's by now: a child of a worker outlives what it carried out."""
+    """It may run another task by now: a child of a worker outlives its tasks."""
     here = replace(HELD.holder, process=process_identity.own())
     assert judge(replace(HELD, holder=here), replace(HELD, holder=here)) is None
 
@@ -66,14 +66,14 @@ def test_kept_and_foreign_values_are_not_touched() -> None:
     assert judge(HELD, replace(HELD, holder=None)) is Verdict.FOREIGN
 
 
-def test_watch_is_as_long_as_the_slowest_needs() -> None:
+def test_watch_lasts_as_long_as_the_slowest_lock_needs() -> None:
     late = replace(HELD, remaining=1.0)
     assert longest_watch([]) == longest_watch([late]) == 0
     assert longest_watch([late, HELD]) == pytest.approx(25.0 - 3.25)
 
 
 class Time:
-    """A clock that goes on only in sleep."""
+    """A clock that advances only during sleep."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -112,7 +112,7 @@ class TestVerdicts:
         assert self.judged(store) == {"k:alive": Verdict.ALIVE}
         assert time.at - began < TTL / 2
 
-    def test_each_is_judged_by_itself(self, time: Time) -> None:
+    def test_each_lock_is_judged_by_itself(self, time: Time) -> None:
         store, gone, began = MemoryStore(), over(), time.at
         self.taken(store, "k:late")
         self.taken(store, "k:over", process=gone)
@@ -128,7 +128,7 @@ class TestVerdicts:
 
     @pytest.mark.parametrize("is_alive", [True, False])
     def test_lease_that_lost_its_end_is_watched_for_one_ttl(self, time: Time, is_alive: bool) -> None:
-        """As by PERSIST; a renewal gives it one again."""
+        """PERSIST does that, for example; a renewal gives it an end again."""
         store, began = Endless(), time.at
         lease = self.taken(store, "k:endless")
         if is_alive:
@@ -143,7 +143,7 @@ class TestVerdicts:
 
 
 class Endless(MemoryStore):
-    """Its holds have no end until they are renewed."""
+    """A store whose holds have no end until they are renewed."""
 
     renewed = False
 
