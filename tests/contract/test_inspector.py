@@ -150,7 +150,7 @@ class TestRecorded:
         assert found.content in (FORGOTTEN, b"record")
         assert 0 < found.seconds <= 62
 
-    def test_waking_harms_nobody(self, store: Store) -> None:
+    def test_wake_frees_no_lock_and_takes_none(self, store: Store) -> None:
         store.wake(KEY)
         lease = taken(store, holder=ME)
         store.wake(KEY)

@@ -68,7 +68,7 @@ def test_entries_come_back_as_they_were_written(journal: Journal) -> None:
     assert list(journal.entries(since=clock.wall() + 60)) == []
 
 
-def test_the_oldest_entries_are_forgotten(store: Store) -> None:
+def test_oldest_entries_are_forgotten(store: Store) -> None:
     journal = store.journal("small", size=100)
     for number in range(30):
         journal.write({}, [run(0, 0, fence=number * 100 + index) for index in range(100)], slack=0.0)

@@ -219,7 +219,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
-def test_no_more_run_at_once_than_the_limit_allows(histories: type[LateHistories], examples: int) -> None:
+def test_never_more_runs_at_once_than_the_limit_allows(histories: type[LateHistories], examples: int) -> None:
     play(histories, examples)
 
 

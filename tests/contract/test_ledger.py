@@ -83,7 +83,7 @@ def test_last_run_of_an_entry_that_was_just_removed_is_remembered(ledger: Ledger
     assert claim(ledger, "x", 10) == Refused(20, 0.0)
 
 
-def test_entry_that_comes_back_begins_anew(ledger: Ledger) -> None:
+def test_entry_that_comes_back_starts_afresh(ledger: Ledger) -> None:
     record(ledger, "x", 20)
     align(ledger, y=1)
     assert align(ledger, x=30, y=1) == {"x": 30, "y": 1}

@@ -154,7 +154,7 @@ class TestQuestionAhead:
         redis_store.free(found)
         gone.__exit__(None, None, None)
 
-    def test_waiter_that_is_interrupted_gives_back_what_it_may_have_got(self, redis_store: Store) -> None:
+    def test_interrupted_waiter_gives_the_lock_back(self, redis_store: Store) -> None:
         first = taken(redis_store)
         with pytest.raises(KeyboardInterrupt), piped(redis_store) as waiter:
             redis_store.free(first)

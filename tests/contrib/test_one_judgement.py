@@ -93,7 +93,7 @@ def said_by_a_worker(app: Celery, caplog: pytest.LogCaptureFixture) -> set[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_four_judgements_agree(
+def test_all_four_judgements_agree(
     case: str, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checks, "autodiscover_modules", lambda name: None)  # There is no project.

@@ -77,7 +77,7 @@ def test_conflict_that_raises_was_not_skipped(shop: Shop, locks: RecordedLocks) 
         locks.assert_skipped(shop.bill, 7, 2)
 
 
-def test_failed_assertion_says_why_there_is_nothing(shop: Shop, locks: RecordedLocks) -> None:
+def test_failed_assertion_says_why_nothing_was_recorded(shop: Shop, locks: RecordedLocks) -> None:
     shop.rebuild(7)
     with pytest.raises(AssertionError, match=r"no task asked for a lock.*a direct call takes no lock"):
         locks.assert_acquired(shop.rebuild, 7)
@@ -118,7 +118,7 @@ def test_each_holder_takes_one_of_several_slots(shop: Shop, locks: RecordedLocks
     assert [event.args for event in locks.conflicts] == [(3,)]
 
 
-def test_locks_are_fresh_each_time_and_nothing_is_left(shop: Shop) -> None:
+def test_locks_are_fresh_each_time_and_leave_nothing_behind(shop: Shop) -> None:
     threads, receivers = set(threading.enumerate()), list(lock_acquired.receivers)
     with ExitStack() as held:
         with memory_locks() as first:

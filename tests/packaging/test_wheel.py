@@ -85,7 +85,7 @@ def sources() -> set[str]:
     return {PLUGIN, *(str(path.relative_to(ROOT)) for path in found)}
 
 
-def test_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
+def test_wheel_contains_only_the_package(built: tuple[Path, Path]) -> None:
     names = set(zipfile.ZipFile(built[1]).namelist())
     about = {name for name in names if ".dist-info/" in name}
     assert names - about == sources()
@@ -99,7 +99,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> N
     assert {Path(name).suffix for name in names - about} == {".css", ".html", ".js", ".lua", ".py", ".typed"}
 
 
-def test_sdist_holds_what_is_under_version_control(built: tuple[Path, Path]) -> None:
+def test_sdist_contains_the_files_under_version_control(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= sources()

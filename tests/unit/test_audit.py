@@ -216,13 +216,13 @@ def test_visibility_timeout_is_the_brokers(conf: dict[str, Any], seconds: float 
 
 
 @pytest.mark.parametrize("done_ttl", [0, 60])
-def test_forgetting_a_message_before_its_copy_may_come_is_a_problem(done_ttl: float) -> None:
+def test_forgetting_a_message_while_its_copy_may_still_come_is_a_problem(done_ttl: float) -> None:
     (finding,) = of_app(with_task({}, {"singleton_lock_done_ttl": done_ttl}))
     assert (finding.severity, finding.subject) == ("problem", "singleton_lock_done_ttl")
     assert "3600 s" in finding.text
 
 
-def test_forgetting_is_harmless_if_no_copy_comes() -> None:
+def test_forgetting_is_harmless_if_no_copy_can_come() -> None:
     conf = {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost", "singleton_lock_done_ttl": 60}
     assert of_app(with_task({}, conf)) == []
 
@@ -331,7 +331,7 @@ class TestHeartbeatFitsTheTtl:
     def test_three_renewals_fit_into_any_ttl(self) -> None:
         assert round(1 / RENEW_AFTER) >= 3
 
-    def test_a_renewal_that_takes_as_long_as_it_may_ends_before_the_lease_is_given_up(self) -> None:
+    def test_slowest_allowed_renewal_ends_before_the_lease_is_given_up(self) -> None:
         connect_and_read = 2 * STEP_SHARE
         assert RENEW_AFTER + connect_and_read < 1 - GIVE_UP_BEFORE
 

@@ -82,7 +82,7 @@ def test_any_text_can_be_shown(text: str) -> None:
 
 
 @given(st.text(min_size=5).filter(lambda text: "\u2026" not in text))
-def test_nothing_before_the_last_at_is_shown(secret: str) -> None:
+def test_nothing_before_the_last_at_sign_is_shown(secret: str) -> None:
     assume(secret not in "redis://**@h/0")
     assert secret not in masked(f"redis://{secret}@h/0")
 

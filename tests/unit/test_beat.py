@@ -547,7 +547,7 @@ print([step.name.rpartition(".")[2] for step in worker.steps], "encodings.idna" 
 """
 
 
-def test_no_thread_runs_beside_a_fork_at_the_start_of_a_worker() -> None:
+def test_no_thread_runs_during_a_fork_at_the_start_of_a_worker() -> None:
     """A forked child would wait forever for a module that a thread was just importing."""
     done = subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True, text=True)
     assert done.stdout.splitlines()[-1] == "['Pool', 'Beat', 'singleton-lock', 'Consumer'] True"

@@ -258,7 +258,7 @@ class TestRequest:
             assert noticed == expected
 
     @pytest.mark.skipif(VERSION < (5, 7), reason="it takes each lost child for a failure")
-    def test_lost_child_that_had_stored_its_result_is_known(
+    def test_result_that_a_lost_child_had_stored_is_noticed(
         self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Otherwise a chord waits forever for a part that was not counted."""
@@ -340,7 +340,9 @@ class TestTimer:
         timer.clear()
 
     @pytest.mark.parametrize("has_slot", [True, False])
-    def test_request_whose_time_has_come_is_not_begun_again(self, request_of: WorkerRequest, has_slot: bool) -> None:
+    def test_request_that_the_timer_has_begun_is_not_begun_again(
+        self, request_of: WorkerRequest, has_slot: bool
+    ) -> None:
         """A greenlet has begun it, and may wait for a slot; the timer still has the entry for a moment."""
         gevent, events = importlib.import_module("gevent"), importlib.import_module("gevent.event")
         timer, slot, has_come, begun = gevent_timer(), events.Event(), events.Event(), []

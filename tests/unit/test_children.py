@@ -281,7 +281,7 @@ def test_strangers_lock_is_neither_renewed_nor_freed(store: Store, family: Child
     del stranger
 
 
-def test_child_that_is_killed_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
+def test_killed_child_keeps_its_lock_until_it_is_gone(store: Store, family: Children, fork: Callable) -> None:
     """Its end was already reported (a hard time limit), but it is still cleaning up."""
     child, delivery = fork(), Delivery(store, ttl=600)
     family.assign(child.pid, delivery)
@@ -383,7 +383,7 @@ def test_no_descriptors_are_left(store: Store, family: Children, fork: Callable)
     until(lambda: pidfds() <= before)
 
 
-def test_pool_is_believed_where_there_are_no_pidfds(
+def test_pool_is_trusted_where_there_are_no_pidfds(
     store: Store, family: Children, fork: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")

@@ -124,7 +124,7 @@ def test_house_is_drawn_from_the_code() -> None:
     assert (ROOT / "docs" / "house.md").read_text() == house.page(), "run: python -m docs.house"
 
 
-def test_every_room_and_module_says_what_it_is_about() -> None:
+def test_every_room_and_module_has_a_description() -> None:
     assert [line for line in house.page().splitlines() if line.endswith("|  |") or line == "\n"] == []
 
 

@@ -188,12 +188,12 @@ def test_forked_child_reports_only_its_own_entries(book: Book, journal_writer: J
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
-def test_no_server_is_asked_where_there_is_nothing_to_write(book: Book, journal_writer: JournalWriter) -> None:
+def test_no_server_is_asked_if_there_is_nothing_to_write(book: Book, journal_writer: JournalWriter) -> None:
     book.fails = True
     assert journal_writer.write()
 
 
-def test_without_a_journal_nothing_is_kept() -> None:
+def test_nothing_is_kept_without_a_journal() -> None:
     journal_writer = JournalWriter(None, Alerts(lambda: None, 3))  # type: ignore[arg-type]
     journal_writer.add(refusal())
     assert journal_writer.write()

@@ -179,7 +179,7 @@ def test_each_lock_has_its_own_line(worker: Worker) -> None:
     worker.begins("here", "there")
 
 
-def test_copy_whose_time_has_come_is_not_begun_twice(worker: Worker) -> None:
+def test_copy_that_its_timer_has_begun_is_not_begun_again(worker: Worker) -> None:
     worker.park("due", 1.0)
     worker.park("next", 2.0)
     del worker.timer[0]

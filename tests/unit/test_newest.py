@@ -260,7 +260,7 @@ class TestStopped:
         assert (held.holder.task_id, held.holder.superseded_by) == (f"{task.app.main}-a", f"{task.app.main}-b")
         assert Runtime.of(task.app).store.held(task.lock_key_of()) == []
 
-    def test_success_that_comes_first_stands(self, meets: Any, sent: list[dict[str, Any]]) -> None:
+    def test_success_that_comes_before_the_stop_counts(self, meets: Any, sent: list[dict[str, Any]]) -> None:
         task, runs = meets(lambda: "in time")
         assert come(task, "a") == "in time"
         assert come(task, "b", sent[-1]) == "done"

@@ -165,7 +165,7 @@ class TestCall:
     def test_call_without_options(self, value: object) -> None:
         assert check_call(value, "t") is None
 
-    def test_false_means_no_lock(self) -> None:
+    def test_false_switches_the_lock_off(self) -> None:
         assert check_call(False, "t") is False
 
     @pytest.mark.parametrize("value", [0, 1, "off", [], ["key"], 2.0])

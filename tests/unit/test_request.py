@@ -198,7 +198,7 @@ class TestLine:
 
     @pytest.mark.parametrize("eta", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
     @pytest.mark.parametrize("expires", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
-    def test_extreme_times_are_no_error(
+    def test_extreme_times_are_not_an_error(
         self, app: Celery, receive: Callable[..., SingletonRequest], line: Waiting, eta: str, expires: str
     ) -> None:
         line.is_woken = False
@@ -353,7 +353,7 @@ def test_call_without_a_lock_has_no_hold(receive: Callable, headers: dict[str, A
     request.on_failure(info(WorkerLostError("lost")))
 
 
-def test_lock_key_that_raises_in_the_main_process_is_no_error(app: Celery, receive: Callable) -> None:
+def test_lock_key_that_raises_in_the_main_process_is_not_an_error(app: Celery, receive: Callable) -> None:
     def raises(arguments: dict[str, Any]) -> str:
         raise RuntimeError("only in the child")
 
@@ -511,7 +511,7 @@ def test_message_that_no_pool_can_cancel_is_acknowledged_when_it_ends(
 
 
 class TestTwoDeliveriesInOneWorker:
-    """Celery knows the newest delivery of an id, and none once that has ended."""
+    """Celery knows only the newest delivery of an id, and none once that has ended."""
 
     @pytest.fixture
     def run(self, app: Celery, receive: Callable[..., SingletonRequest]) -> Iterator[SingletonRequest]:
@@ -550,8 +550,8 @@ class TestTwoDeliveriesInOneWorker:
         assert state.requests == {run.id: run}
 
     @pytest.mark.parametrize("first", ["run", "copy"])
-    def test_each_is_terminated_once(self, run: SingletonRequest, copy: SingletonRequest, first: str) -> None:
-        """Also where Celery looks for them by their stamps, and terminates both."""
+    def test_each_delivery_is_terminated_once(self, run: SingletonRequest, copy: SingletonRequest, first: str) -> None:
+        """Even if Celery finds both by their stamps, and terminates both."""
         copy.on_accepted(2, time.monotonic())
         terminated: list[int] = []
         pool = SimpleNamespace(terminate_job=lambda pid, _: terminated.append(pid))
@@ -559,7 +559,9 @@ class TestTwoDeliveriesInOneWorker:
             request.terminate(pool, "TERM")
         assert sorted(terminated) == [1, 2]
 
-    def test_copy_that_has_not_begun_passes_it_on(self, run: SingletonRequest, copy: SingletonRequest) -> None:
+    def test_copy_that_has_not_begun_passes_the_termination_on(
+        self, run: SingletonRequest, copy: SingletonRequest
+    ) -> None:
         terminated: list[int] = []
         copy.terminate(SimpleNamespace(terminate_job=lambda pid, _: terminated.append(pid)), "TERM")
         assert terminated == [1]

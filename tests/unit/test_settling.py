@@ -57,7 +57,7 @@ def trace(task: Any, **headers: Any) -> None:
 
 @pytest.mark.parametrize(("body", "state"), [(lambda: 1, "SUCCESS"), (lambda: 1 / 0, "FAILURE")])
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_copy_reports_what_could_not_be_reported(
+def test_copy_reports_an_end_that_could_not_be_reported(
     app: Celery, put_back: list[dict[str, Any]], body: Any, state: str, acks_late: bool
 ) -> None:
     task, runs = make(app, body, acks_late=acks_late)

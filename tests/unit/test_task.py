@@ -159,7 +159,7 @@ class TestRun:
 
         assert job.apply().get() is False
 
-    def test_call_may_ask_for_no_lock(self, app: Celery) -> None:
+    def test_call_may_switch_its_lock_off(self, app: Celery) -> None:
         @app.task(base=SingletonTask, bind=True)
         def job(self: Any) -> bool:
             return bool(self.lock.held)

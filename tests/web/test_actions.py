@@ -75,7 +75,7 @@ def test_lock_of_a_process_that_is_over_is_released(app: Celery, client: Client)
     assert not is_held(app, lease)
 
 
-def test_lock_that_nobody_renews_is_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_is_not_renewed_is_released(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     sign_in(client)
     lease = hold(app, "acme", ttl=50.0)
     release, _ = forms(client, lease)
@@ -192,7 +192,7 @@ def test_lock_of_a_message_has_no_task_to_stop(app: Celery, client: Client) -> N
 
 
 class TestWhoMay:
-    def test_nobody_may_without_the_switch(self, app: Celery) -> None:
+    def test_nobody_may_act_without_the_switch(self, app: Celery) -> None:
         for options in ({"token": "", "allow_release": False}, {"allow_release": False}):
             client = client_of(app, **options)
             lease = hold(app, "acme", ttl=60)
@@ -204,7 +204,7 @@ class TestWhoMay:
                 assert answer.status_code in (404, 405)
             Runtime.of(app).store.free(lease)
 
-    def test_nobody_may_without_the_token(self, app: Celery, client: Client) -> None:
+    def test_nobody_may_act_without_the_token(self, app: Celery, client: Client) -> None:
         lease = hold(app, "acme")
         assert forms(client, lease) == []
         for token in ("", "wrong", TOKEN[:-1], f"{TOKEN} ", "é" * 20):

@@ -309,7 +309,7 @@ def test_text_can_be_read_in_light_and_in_dark(visit: Visiting, scheme: str) -> 
 
 
 @pytest.mark.slow
-def test_page_says_that_the_lock_server_is_gone_and_goes_on(visit: Visiting, own_redis: RedisServer) -> None:
+def test_page_says_that_the_lock_server_is_gone_and_recovers(visit: Visiting, own_redis: RedisServer) -> None:
     made = visit(own_redis)
     five(made)
     made.go("locks")

@@ -125,7 +125,7 @@ def test_no_rows_are_sent_while_only_time_passes(app: Celery) -> None:
     asyncio.run(listen())
 
 
-def test_one_look_serves_all_listeners_and_nobody_looks_without_one(
+def test_one_look_serves_all_listeners_and_without_listeners_nobody_looks(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []

@@ -65,7 +65,7 @@ def test_locks_are_shown_with_holder_and_place(app: Celery, client: Client) -> N
     assert not [row for row in page(client, "/locks").rows() if "tenant=acme" in row]
 
 
-def test_page_says_so_where_nothing_is_held(client: Client) -> None:
+def test_page_says_so_if_no_lock_is_held(client: Client) -> None:
     assert "No lock is held." in page(client, "/locks").rows()
     assert "No key refuses copies in a row." in page(client, "/refused").rows()
     assert "Nothing happened in this time." in page(client, "/timeline").rows()
@@ -100,7 +100,7 @@ def test_everything_about_a_key_is_on_its_page(app: Celery, client: Client) -> N
     assert page(client, f"/lock?key={lease.key}:run").all("h1")[0].text == "tenant=acme"
 
 
-def test_task_id_leads_to_what_it_holds_and_to_its_copies(app: Celery, client: Client) -> None:
+def test_task_id_leads_to_its_locks_and_copies(app: Celery, client: Client) -> None:
     hold(app, "acme")
     write(app, entry(app, "acme"), entry(app, "other", "skip", holder="id-of-acme"), entry(app, "third"))
     (link, *_) = (it for it in page(client, "/locks").links() if it.startswith("/id?"))
@@ -240,7 +240,7 @@ class TestHosts:
     def test_origin_must_match_in_all_parts(self, origin: str | None, own: bool) -> None:
         assert is_own_origin(origin, "localhost:1") is own
 
-    def test_nonsense_has_no_host_name(self) -> None:
+    def test_nonsense_is_not_a_host_name(self) -> None:
         assert [name_of(host) for host in ("x:99999", "x?y", "x#y", "", "[::1")] == [""] * 5
 
 
