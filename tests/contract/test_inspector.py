@@ -35,7 +35,7 @@ class TestKey:
         (held,) = state.held
         assert (held.holder, held.owner, held.slot) == (ME, lease.owner, 0)
         assert held.holder is not None
-        assert held.holder.ttl == TTL, "what a renewal is good for"
+        assert held.holder.ttl == TTL, "the seconds that a renewal adds"
         assert (state.fence, state.waiters) == (lease.fence, 0)
 
     def test_slots_of_a_semaphore_are_shown_in_order(self, store: Store) -> None:
@@ -116,7 +116,7 @@ def test_reservation_that_moved_to_another_slot_leaves_one_hold(store: Store) ->
 def test_replaced_records_are_shown(store: Store) -> None:
     record = Record(ME.message, b"long record", 60.0)
     store.replace_records([(KEY, record)])
-    assert store.inspect(KEY).records == (), "those that are gone stay gone"
+    assert store.inspect(KEY).records == (), "missing records are not created"
     store.free(taken(store), record=record)
     store.replace_records([(KEY, record._replace(content=b"short"))])
     (found,) = store.inspect(KEY).records

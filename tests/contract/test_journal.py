@@ -52,7 +52,7 @@ def test_only_the_latest_labels_that_messages_choose_are_kept(journal: Journal) 
     assert counts[names[-1]] == 3
     assert sum(counts.values()) == 7 + 2 * len(names) + 1
     journal.write({names[0]: 1}, [], slack=0.0, coarse={names[0]: "other"})
-    assert journal.counts()[names[0]] == 1, "it counts anew"
+    assert journal.counts()[names[0]] == 1, "it starts from zero"
 
 
 def test_write_returns_the_servers_time(journal: Journal) -> None:
@@ -73,7 +73,7 @@ def test_oldest_entries_are_forgotten(store: Store) -> None:
     for number in range(30):
         journal.write({}, [run(0, 0, fence=number * 100 + index) for index in range(100)], slack=0.0)
     fences = [entry.fence for entry in journal.entries(since=0.0)]
-    assert 100 <= len(fences) < 500, "that many at least, and not many more"
+    assert 100 <= len(fences) < 500, "at least so many, and not many more"
     assert fences == list(range(3000 - len(fences), 3000))
 
 

@@ -122,7 +122,7 @@ class LateHistories(RuleBasedStateMachine):
         self.wire.fates = []
         if isinstance(found, Lease):
             others = sum(other.lease is not None for other in self.deliveries)
-            assert others < limit, "beside another"
+            assert others < limit, "too many at once"
             assert found.fence > self.fence
             it.lease, self.fence = found, found.fence
         else:

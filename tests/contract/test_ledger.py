@@ -140,7 +140,7 @@ def test_claim_that_is_taken_back_is_free_at_once(ledger: Ledger) -> None:
     assert claim(ledger, "y", 10, "b") is None
     ledger.unclaim(["x", "y", "z"], "a")
     assert claim(ledger, "x", 10, "c") is None
-    assert claim(ledger, "y", 10, "c") is not None, "of another"
+    assert claim(ledger, "y", 10, "c") is not None, "another beat's claim"
 
 
 def test_claim_that_arrives_after_its_withdrawal_does_not_count(store: Store, ledger: Ledger) -> None:
@@ -264,7 +264,7 @@ def test_entry_may_have_any_name(store: Store, ledger: Ledger, entry: str) -> No
     record(ledger, entry, 20)
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
     align(ledger, other=1)
-    assert list(store.all_held("contract")) == [], "what is gone is not a lock either"
+    assert list(store.all_held("contract")) == [], "nor is a removed entry"
     assert claim(ledger, entry, 10, "b") == Refused(20, 0.0)
 
 

@@ -89,7 +89,9 @@ def test_superseded_message_of_the_same_id_is_known_for_as_long_as_it_may_come(
 def test_many_replacements_at_once_follow_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is sent with the lock, whichever message had it before, even where each step takes its time."""
     if isinstance(store, RedlockStore):
-        pytest.skip("its nodes are freed one by one: it may be free for a moment, and some run beside the newest")
+        pytest.skip(
+            "its nodes are freed one by one: the lock may be free for a moment, and some messages run beside the newest"
+        )
     count, acquire = 30, store.acquire
 
     def late(request: LockRequest) -> Lease | Held | Record:
@@ -109,6 +111,6 @@ def test_many_replacements_at_once_follow_each_other(store: Store, monkeypatch: 
     with ThreadPoolExecutor(count) as threads:
         taken = list(threads.map(take, range(count)))
     before = [stem(each.old.owner) for each in taken if each.old is not None]
-    assert len(before) == len({*before}), "one takes it over"
+    assert len(before) == len({*before}), "each message is taken over only once"
     assert {stem(held.owner) for held in store.held(KEY)} <= {stem(each.lock.owner) for each in taken}
     assert len(before) == count, "nobody was passed over"

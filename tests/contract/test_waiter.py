@@ -123,7 +123,7 @@ class TestQuestionAhead:
             assert isinstance(redis_store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("next"))), Held)
             before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
             assert isinstance(waiter.wait(60), Lease)
-            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "it says that it is there"
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1, "the waiter confirms"
 
     def test_waiter_that_leaves_as_it_is_woken_gives_the_lock_back(self, redis_store: Store) -> None:
         first = taken(redis_store)

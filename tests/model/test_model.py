@@ -14,7 +14,7 @@ from tests.model.spin import HERE, Check, is_here, run
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "proof.md").read_text()
 
-with_spin = pytest.mark.skipif(not is_here(), reason="Spin is not here: apt-get install spin gcc")
+with_spin = pytest.mark.skipif(not is_here(), reason="Spin is not installed: apt-get install spin gcc")
 #: All in one process, since some take two gigabytes.
 one_by_one = pytest.mark.xdist_group("spin")
 by_name = {"ids": lambda check: check.name}
@@ -40,7 +40,7 @@ def test_model_holds(check: Check) -> None:
 def test_variant_that_leaves_something_out_fails(check: Check) -> None:
     found = run(check)
     assert found.errors == 1
-    assert found.trace, "the way to it can be shown"
+    assert found.trace, "the path to the error can be shown"
 
 
 def test_every_switch_is_in_its_model() -> None:

@@ -46,7 +46,7 @@ def test_workflow_may_only_read_and_each_job_has_a_time_limit(workflow: Path) ->
     for name, job in jobs(workflow).items():
         assert "uses" in job or job["timeout-minutes"] <= 60, name
     writing = {name for name, job in jobs(workflow).items() if "permissions" in job}
-    assert writing <= {"publish"}, "which publishes without a password"
+    assert writing <= {"publish"}, "only the job that publishes without a password may write"
 
 
 def test_tests_run_on_every_supported_python_and_celery() -> None:

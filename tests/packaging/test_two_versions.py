@@ -147,7 +147,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where each version is imported from; the old one is built from its commit, and installed as a wheel."""
     known = subprocess.run(["git", "cat-file", "-e", OLD], cwd=ROOT, capture_output=True, check=False, timeout=LIMIT)
     if known.returncode:
-        pytest.skip("the old version is in the project's history only, which is not whole here")
+        pytest.skip("the old version is only in the project's history, which is incomplete here")
     folder = tmp_path_factory.mktemp("old")
     archive = subprocess.run(["git", "archive", OLD], cwd=ROOT, capture_output=True, check=True, timeout=LIMIT).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as source:

@@ -72,7 +72,7 @@ def test_neither_password_nor_user_is_shown(url: str) -> None:
     said = told_of(url)
     assert PASSWORD not in said
     if "@" in url:
-        assert USER not in said, "without one, a user cannot be told from a host"
+        assert USER not in said, "without an @, a user looks like a host"
 
 
 @given(st.text())

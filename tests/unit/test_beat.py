@@ -350,7 +350,7 @@ def test_own_task_id_and_headers_of_an_entry_are_kept(make: Callable[..., Exclus
     assert "singleton_lock_due" not in entry["options"]["headers"]
 
 
-@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="there it stops Celery's own scheduler too")
+@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="older versions stop Celery's own scheduler as well")
 def test_entry_whose_schedule_fails_does_not_stop_the_others(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(0.05, "good", "bad"))
     scheduler.tick()
@@ -406,7 +406,7 @@ def test_claim_without_an_answer_delays_nobody(
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "claim", unanswered(ledger.claim))
         assert first.tick() == 1.0
-    assert ledger._claims, "it is claimed all the same"
+    assert ledger._claims, "it is claimed nevertheless"
     first.close()
     assert not ledger._claims
     run(second, lambda: Recorder.sent)
@@ -457,7 +457,7 @@ def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[.
     run(scheduler, lambda: sent)
     assert sent[0][SENT_HEADER] == fixed(sent[0]["id"])
     task.apply_async(headers=dict(sent[0]))
-    assert sent[1][SENT_HEADER] != sent[0][SENT_HEADER], "headers that were copied are another sending"
+    assert sent[1][SENT_HEADER] != sent[0][SENT_HEADER], "copied headers are another sending"
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["it ends", "it goes on"])
@@ -470,7 +470,7 @@ def test_candidate_without_an_answer_does_not_keep_others_from_leading(
         patch.setattr(store, "acquire", unanswered(store.acquire))
         with pytest.raises(LockUnavailable):
             first.lead(0)
-    assert store.held("k"), "it leads, and does not know"
+    assert store.held("k"), "it leads without knowing"
     if goes_on:
         assert first.lead(0)
     else:

@@ -243,7 +243,7 @@ NEW = {name.removeprefix("celery.worker.request.") for name, since in SINCE.item
 
 
 class TestRequest:
-    @pytest.mark.skipif(VERSION < (5, 7), reason="it sends nothing again")
+    @pytest.mark.skipif(VERSION < (5, 7), reason="older versions do not send it again")
     def test_message_that_celery_sends_again_is_noticed(
         self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -257,7 +257,7 @@ class TestRequest:
             assert request_of._retry_worker_lost(RuntimeError(), None) is answer
             assert noticed == expected
 
-    @pytest.mark.skipif(VERSION < (5, 7), reason="it takes each lost child for a failure")
+    @pytest.mark.skipif(VERSION < (5, 7), reason="older versions consider each lost child a failure")
     def test_result_that_a_lost_child_had_stored_is_noticed(
         self, request_of: WorkerRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -356,7 +356,7 @@ class TestTimer:
             slot.set()
         timer.call_at(time.monotonic(), begin, (request_of,), priority=6)
         has_come.wait()
-        assert timer.queue, "the timer has not heard that it is over"
+        assert timer.queue, "the timer still has the entry"
         assert not _celery.begin_now(consumer_with(timer), request_of)
         slot.set()
         gevent.sleep(0.01)

@@ -146,7 +146,7 @@ def test_child_that_has_stopped_for_a_newer_message_may_take_time_to_report_it(
     until(lambda: store.renewed > 0, "renewed")
     store.free(delivery.hold())
     renewed = store.renewed
-    until(lambda: child.poll() or store.renewed > renewed + children.PATIENCE + 1, "asked for again and again")
+    until(lambda: child.poll() or store.renewed > renewed + children.PATIENCE + 1, "renewed several times")
     assert child.poll() is None
 
 

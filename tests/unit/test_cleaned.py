@@ -44,7 +44,7 @@ def is_clean(text: str, *, most: int = cleaned.MAX_BYTES) -> bool:
 def test_text_is_printable_and_bounded(value: object) -> None:
     found = cleaned.text(value)
     assert is_clean(found)
-    assert cleaned.text(found) == found, "what is clean stays as it is"
+    assert cleaned.text(found) == found, "a clean text does not change"
     assert cleaned.printable(value).isprintable()
     assert cleaned.value_shown(value).isprintable()
 

@@ -58,7 +58,7 @@ def test_lock_of_a_message_is_shown_as_queued() -> None:
     by_time = lock(pid=0, ttl=3600.0)
     assert replace(by_time, key=queued.key).scope == "until_expired"
     foreign = HeldLock.of(queued.key, Held(None, "hello", 20.0))
-    assert cells(foreign)[:2] == (queued.key, "unknown"), "it is to be deleted by its name"
+    assert cells(foreign)[:2] == (queued.key, "unknown"), "users need the name to delete it"
 
 
 def test_value_of_a_stranger_is_shown_as_unknown() -> None:

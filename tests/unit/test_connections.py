@@ -151,7 +151,7 @@ class TestAnswers:
             store.renew(held, timeout=1.0)
         renewed = [lease.trusted_until > end for lease, end in zip(held, ends, strict=True)]
         assert renewed == [False] * BATCH + [True]
-        assert not server._free, "what comes next on that connection may be answers to something else"
+        assert not server._free, "the next answers on that connection may belong to another question"
 
     def test_request_for_more_slots_costs_no_connection(self, exits: ExitStack) -> None:
         servers = [played({lock_commands.REFUSE: [[5, 3]]}) for _ in range(3)]

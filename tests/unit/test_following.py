@@ -389,7 +389,7 @@ class TestLooks:
         assert line.runs == [line.first]
 
 
-class TestRunsAsAnyOther:
+class TestRunsLikeAnyOther:
     @pytest.mark.parametrize("ancestor", ["root_id", "parent_id"])
     def test_follower_runs_if_its_leader_may_wait_for_it(self, line: Line, ancestor: str) -> None:
         line.begin()

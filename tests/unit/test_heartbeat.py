@@ -192,7 +192,7 @@ class TestSuperseded:
         lease, execution = store.take(), Execution()
         heartbeat.start(lease, execution.when_lost)
         heartbeat.supersede(lease.owner, "newer")
-        until(lambda: execution.losses >= 3, "it was said")
+        until(lambda: execution.losses >= 3, "reported")
         first_end = lease.trusted_until
         until(lambda: lease.trusted_until > first_end, "renewed")
         assert lease.held
@@ -229,7 +229,7 @@ class TestSuperseded:
         store.free(lease)
         until(lambda: not lease.held, "lost")
         losses = execution.losses
-        until(lambda: execution.losses > losses, "said on")
+        until(lambda: execution.losses > losses, "reported again")
         heartbeat.stop(lease)
 
 
@@ -441,7 +441,7 @@ def test_answer_that_was_read_late_is_followed_by_another_renewal_at_once(store:
     store.renew = renew  # type: ignore[method-assign]
     heartbeat.start(lease, execution.when_lost)
     assert late.wait(LIMIT)
-    assert execution.lost.wait(0.9), "it asked no sooner than after another third of the ttl"
+    assert execution.lost.wait(0.9), "it waited for another third of the ttl before it asked"
     heartbeat.stop(lease)
 
 
@@ -546,7 +546,7 @@ class TestRenewNow:
         os.read(readable, 1)
         heartbeat.renew_now()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert threads() == 0, "where there is nothing to renew, no thread is started"
+        assert threads() == 0, "no thread is started if there is nothing to renew"
         os.close(readable)
         os.close(writable)
 
@@ -590,7 +590,7 @@ class TestErrors:
         for lease, its in [*good[:10], (bad, execution), *good[10:]]:
             heartbeat.start(lease, its.when_lost)
         assert execution.lost.wait(LIMIT)
-        until(lambda: clock.now() > max(ends), "what was not renewed would have ended")
+        until(lambda: clock.now() > max(ends), "without a renewal they would have ended")
         assert all(lease.held for lease, _ in good)
         assert not any(its.lost.is_set() for _, its in good)
         assert bad.reason is not None

@@ -139,7 +139,7 @@ class TestEnded:
         pair.run_first()
         with pytest.raises(requeue.GoesOn):
             pair.copy()
-        assert "waits" not in sent[-1], "its lock is free: it would be begun at once, again and again"
+        assert "waits" not in sent[-1], "its lock is free, so it would be begun at once, over and over"
         app.backend.store_result(pair.first, "x" * 10_000, "SUCCESS")
         assert pair.copy(header=sent[-1]) == "x" * 10_000
         assert pair.runs == [pair.first]

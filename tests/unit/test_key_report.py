@@ -82,7 +82,7 @@ def test_full_pipe_blocks_nobody(channel: None) -> None:
     key_report.receive()
     in_child(lambda: send(delivery.owner))
     key_report.receive()
-    assert delivery.report is not None, "and it goes on when there is room again"
+    assert delivery.report is not None, "it goes on when there is room again"
 
 
 def test_new_deliveries_make_room(channel: None) -> None:

@@ -166,7 +166,7 @@ class TestDifferentCalls:
 
     def test_names_of_tasks_and_locks_make_different_keys(self) -> None:
         assert key(1, name="one") != key(1, name="other")
-        assert key(1, name="a{b") != key(1, name="a}b"), "shown alike, and yet not the same"
+        assert key(1, name="a{b") != key(1, name="a}b"), "they look the same, but differ"
 
     def test_everything_that_celery_can_send_has_a_key(self) -> None:
         for value in (

@@ -77,7 +77,7 @@ def test_item_whose_lock_is_held_fails_the_map(app: Celery) -> None:
     assert result.state == "FAILURE"
     assert isinstance(result.result, LockConflict)
     assert result.result.task_id == "other-task"
-    assert [it[0] for it in seen] == [1], "and those after it are not called either"
+    assert [it[0] for it in seen] == [1], "later items are not called either"
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "reject", lambda task, conflict: "skip"])

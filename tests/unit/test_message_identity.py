@@ -199,7 +199,7 @@ def test_rebuilt_copy_belongs_to_the_same_sending(app: Celery, sent: list[Any], 
     assert (copy.id, copy.retries) == (request.id, retries)
     assert message_identity.sending_of(copy) == message_identity.sending_of(request)
     in_worker(task, copy, put_back)
-    assert message_identity.sending_of(sent[2]) == message_identity.sending_of(request), "also a copy of the copy"
+    assert message_identity.sending_of(sent[2]) == message_identity.sending_of(request), "a copy of the copy as well"
     follow(request)
     follow(copy)
     assert message_identity.sending_of(sent[3]) == message_identity.sending_of(sent[4]), "both send one next step"

@@ -311,7 +311,7 @@ class TestStopped:
             assert body is not None
 
             def send(*_: Any, **options: Any) -> None:
-                until(lambda: body.struck, "it is to stop")
+                until(lambda: body.struck, "it must stop")
                 for _ in range(1000):
                     clock.sleep(0)
                 sent.append(options["task_id"])

@@ -47,7 +47,7 @@ def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
     outage.failed(SILENT, leases)
     (began,) = said()
     assert began.startswith("no lock from redis://locks:6379: ConnectionError: refused; trying again; 2 leases are not")
-    assert "p:1:{bill} is given up in " in began, "the first that ends"
+    assert "p:1:{bill} is given up in " in began, "the first lease to end"
     for now[0] in (1000.5, 1001.0, 1002.0):
         outage.failed(SILENT, leases)
     assert said() == []

@@ -242,7 +242,7 @@ class TestExpired:
         assert len(runs) == 1
 
 
-class TestWhileItIsStillBeingStored:
+class TestWhileTheResultIsBeingStored:
     def test_copy_is_put_back(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redelivery, "SETTLING", 10.0)
         task, runs = make(app, lambda: 1)

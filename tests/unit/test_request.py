@@ -193,7 +193,7 @@ class TestLine:
         request = receive(**copy, expires=expires.isoformat())
         assert expires < request.eta < expires + timedelta(seconds=1)
         assert receive(eta=copy["eta"], expires=expires.isoformat()).eta > request.eta, (
-            "not what the sender has put off"
+            "not if the sender has delayed it"
         )
 
     @pytest.mark.parametrize("eta", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])
@@ -293,7 +293,7 @@ def test_lock_is_freed_before_the_message_goes_back(app: Celery, receive: Callab
     request.on_reject = lambda *_: held.append(is_held(app, request))
     request.on_failure(info(WorkerLostError("lost")))
     assert held == [False]
-    assert mark_of(app, request) is None, "it is to be carried out again"
+    assert mark_of(app, request) is None, "it will be carried out again"
 
 
 def test_final_failure_is_recorded(app: Celery, receive: Callable) -> None:

@@ -208,7 +208,7 @@ class TestCanvas:
             ({"lock_scope": "until_executing", "on_duplicate": lambda *_: "replace"}, {}),
             ({"lock_scope": "until_expired", "lock_name": "shared"}, {}),
         ],
-        ids=["no results", "no records", "newest wins", "newest wins, at times", "whose result that is"],
+        ids=["no results", "no records", "newest wins", "newest may win", "unclear whose result"],
     )
     def test_parts_that_cannot_follow_have_no_lock(self, sent: Sent, options: Any, conf: Any) -> None:
         sent.app.conf.update(conf)

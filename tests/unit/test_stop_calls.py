@@ -66,11 +66,11 @@ def test_run_gets_its_call_and_the_thread_ends_with_the_last_run(heard: Heard, r
     assert threads() == 1
     heard.says.put(Stop("of another policy", "newer"))
     heard.says.put(Stop("one", "newer"))
-    until(lambda: runs.superseded == [("one", "newer")], "told")
+    until(lambda: runs.superseded == [("one", "newer")], "called")
     calls.forget("one")
     heard.says.put(None)
     heard.says.put(Stop("two", "newest"))
-    until(lambda: len(runs.superseded) == 2, "told")
+    until(lambda: len(runs.superseded) == 2, "called")
     calls.forget("two")
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
@@ -115,7 +115,7 @@ def test_run_that_comes_after_the_thread_has_ended_starts_another(heard: Heard, 
     for owner in ("one", "two"):
         calls.expect(owner)
         heard.says.put(Stop(owner, "newer"))
-        until(lambda owner=owner: (owner, "newer") in runs.superseded, "told")
+        until(lambda owner=owner: (owner, "newer") in runs.superseded, "called")
         calls.forget(owner)
         heard.says.put(None)
         until(lambda: threads() == 0, "the thread has ended")
@@ -130,7 +130,7 @@ def test_lock_server_that_does_not_answer_is_asked_again(
     for _ in range(3):
         heard.says.put(LockUnavailable("test"))
     heard.says.put(Stop("one", "newer"))
-    until(lambda: runs.superseded == [("one", "newer")], "told")
+    until(lambda: runs.superseded == [("one", "newer")], "called")
     calls.forget("one")
     heard.says.put(None)
     assert heard.closed.wait(LIMIT)
@@ -148,7 +148,7 @@ def test_forked_child_starts_anew(heard: Heard, runs: Any) -> None:
     calls.start_anew()
     calls._later.start_anew()
     calls.expect("two")
-    until(lambda: threads() == 2, "it has a thread of its own")
+    until(lambda: threads() == 2, "it has its own thread")
     calls.forget("two")
     for _ in range(2):
         heard.says.put(None)

@@ -195,7 +195,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="older ones shift intervals and crontabs with the clock")
+@pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="older versions shift intervals and crontabs with the clock")
 @pytest.mark.parametrize("zone", SHIFTS)
 @pytest.mark.parametrize("shift", [0, 1], ids=["first", "second"])
 @pytest.mark.parametrize("name", SCHEDULES)

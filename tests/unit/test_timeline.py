@@ -124,7 +124,7 @@ def test_held_lock_is_shown_as_a_running_task() -> None:
     assert 'class="now"' in page("Locks", [entry], WINDOW)
     ahead = running("p:1:{a:1}", Held(Holder("i", since=2_000_000.0, pid=1), "o", 20.0), 1_000_600.0)
     assert ahead is not None
-    assert ahead.began == 1_000_600.0, "its host's clock is ahead"
+    assert ahead.began == 1_000_600.0, "the clock of its host is ahead"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_renewed_lease_has_a_living_holder() -> None:
 
 def test_nothing_is_known_while_the_holder_may_still_renew() -> None:
     assert judge(HELD, HELD) is None
-    assert judge(HELD, replace(HELD, remaining=TTL / 3)) is None, "it may be trying, and running meanwhile"
+    assert judge(HELD, replace(HELD, remaining=TTL / 3)) is None, "it may be trying to renew, and still running"
     assert judge(HELD, replace(HELD, remaining=TTL / 8)) is None, "it may be stopping"
 
 
@@ -104,7 +104,7 @@ class TestVerdicts:
     def judged(self, store: MemoryStore) -> dict[str, Verdict]:
         return {lock.key: found for lock, found in verdicts(store, starmap(HeldLock.of, store.all_held("k")))}
 
-    @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than it is looked at", "as a heartbeat does"])
+    @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than the looks", "like a heartbeat"])
     def test_renewal_is_seen(self, time: Time, every: float) -> None:
         store, began = MemoryStore(), time.at
         lease = self.taken(store, "k:alive")
@@ -118,7 +118,7 @@ class TestVerdicts:
         self.taken(store, "k:over", process=gone)
         store.free(self.taken(store, "k:kept"), reservation=Reservation(Holder("k:kept", 1), TTL))
         assert self.judged(store) == {"k:over": Verdict.OVER, "k:kept": Verdict.KEPT, "k:late": Verdict.LATE}
-        assert time.at - began >= TTL * 0.89, "nothing is late before"
+        assert time.at - began >= TTL * 0.89, "nothing is late earlier"
 
     def test_lock_that_is_freed_meanwhile_has_ended(self, time: Time) -> None:
         store = MemoryStore()
@@ -139,7 +139,7 @@ class TestVerdicts:
         ((_, found),) = verdicts(store, [lock])
         assert found is (Verdict.ALIVE if is_alive else Verdict.LATE)
         assert time.at - began < (TTL / 2 if is_alive else TTL)
-        assert is_alive or time.at - began >= TTL * 0.85, "it is not late before"
+        assert is_alive or time.at - began >= TTL * 0.85, "it is not late earlier"
 
 
 class Endless(MemoryStore):

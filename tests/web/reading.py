@@ -35,7 +35,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         element = Element(tag, {name: value or "" for name, value in attrs})
-        assert len(element.attributes) == len(attrs), f"an attribute is there twice: {attrs}"
+        assert len(element.attributes) == len(attrs), f"repeated attribute: {attrs}"
         self.elements.append(element)
         if tag not in VOID:
             self._open.append(element)

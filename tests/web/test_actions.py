@@ -191,7 +191,7 @@ def test_lock_of_a_message_has_no_task_to_stop(app: Celery, client: Client) -> N
     assert only["action"] == "/release"
 
 
-class TestWhoMay:
+class TestAccess:
     def test_nobody_may_act_without_the_switch(self, app: Celery) -> None:
         for options in ({"token": "", "allow_release": False}, {"allow_release": False}):
             client = client_of(app, **options)

@@ -170,7 +170,7 @@ def test_missing_lock_server_is_reported_and_the_stream_goes_on(app: Celery, mon
                 patch.setattr(type(Runtime.of(app).store), "all_held", gone)
                 event = await listener.event(lambda event: event["trouble"] != "")
                 assert "nobody answers" in event["trouble"]
-                assert event["regions"] == {}, "what was known stays"
+                assert event["regions"] == {}, "known rows are kept"
             await listener.event(lambda event: event["trouble"] == "")
 
     asyncio.run(listen())

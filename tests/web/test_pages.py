@@ -180,7 +180,7 @@ class TestEscaping:
     def test_hostile_texts_are_escaped(self, client: Client, address: str) -> None:
         shown = page(client, f"/{address}")
         assert shown.is_harmless()
-        assert "<script>alert" in (" ".join(shown.rows())), "it is shown as what it is"
+        assert "<script>alert" in (" ".join(shown.rows())), "it is shown as text"
 
     @pytest.mark.parametrize("address", ["lock?key=", "task?name=", "id?id=", "locks?q=", "search?q=", "timeline?q="])
     def test_hostile_texts_in_an_address_are_escaped(self, client: Client, address: str) -> None:

@@ -212,7 +212,7 @@ def cases() -> Iterator[Case]:
             _asked_by_main_process(request)
             if lease is not None:
                 assert [held.owner for held in store.held(key)] == [lease.owner], "freed for a stranger"
-                assert not ran.bodies or task.lock_of(request.context, (), {}).key != key, "it ran beside another"
+                assert not ran.bodies or task.lock_of(request.context, (), {}).key != key, "it ran beside another task"
         finally:
             if isinstance(lease, Lease):
                 assert store.free(lease)
