@@ -240,7 +240,7 @@ def test_model_can_fail(histories: type[LateHistories], monkeypatch: pytest.Monk
         monkeypatch.setattr(lock_commands, "acquire", forgetful)
         monkeypatch.setattr(RedisStore, "abandon", lambda *_: None)
         monkeypatch.setattr(RedisStore, "_end", lambda *_, **__: None)
-    # Owners are random, so that a history which was found may not be found again.
+    # Owners are random, so a history that failed may not fail again.
     with pytest.raises((AssertionError, FlakyFailure)):
         # The first one is enough; it need not be short.
         play(histories, 1000, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)

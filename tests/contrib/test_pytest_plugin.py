@@ -42,7 +42,7 @@ def test_failure(singleton_locks):
 
 
 def run(directory: Path, *arguments: str) -> tuple[dict[str, int], str]:
-    """Run pytest as a user does: the number of tests by outcome, and what it printed.
+    """Run pytest as a user does; returns the number of tests by outcome, and what it printed.
 
     Without the plugins of the smoke tests, which import Celery.
     """

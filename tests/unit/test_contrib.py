@@ -1,4 +1,4 @@
-"""What optional libraries get to know."""
+"""What optional libraries receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that repeats what was not answered, and ends when nothing is left."""
+"""A thread that repeats unanswered calls, and ends when none is left."""
 
 from __future__ import annotations
 

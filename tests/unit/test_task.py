@@ -1,4 +1,4 @@
-"""SingletonTask over memory locks, in this process: what needs no server and no worker."""
+"""SingletonTask with memory locks, in this process: without a server or a worker."""
 
 from __future__ import annotations
 
