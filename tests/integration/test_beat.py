@@ -179,7 +179,7 @@ def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
+def test_each_beat_sends_what_no_other_has_claimed(beats: Studio) -> None:
     beats.conf |= {"singleton_lock_beat_mode": "shared", "singleton_lock_beat_ttl": TTL}
     beats.schedule = {"half": 0.5, **{f"entry {number}": 1.0 for number in range(10)}}
     first, second, third = beats.start("first", "second", "third")
@@ -199,7 +199,7 @@ def test_each_sends_what_no_other_has_claimed(beats: Studio) -> None:
         assert len(ids) - len(set(ids)) <= 1, "only what was being sent when its beat was stopped"
 
 
-def test_new_leader_goes_on_where_the_old_one_was(beats: Studio) -> None:
+def test_new_leader_continues_where_the_old_one_stopped(beats: Studio) -> None:
     """A long interval is neither begun anew nor cut short."""
     beats.schedule = {"long": 3.0}
     (first,) = beats.start("first")
@@ -256,7 +256,7 @@ def test_next_leader_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", [1.0, -1.0], ids=["ahead", "behind"])
-def test_beats_with_different_clocks_beside_each_other(beats: Studio, skew: float) -> None:
+def test_beats_with_different_clocks_side_by_side(beats: Studio, skew: float) -> None:
     beats.conf["singleton_lock_beat_mode"] = "shared"
     beats.start("first")
     beats.start("second", skew=skew)

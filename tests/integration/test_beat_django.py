@@ -205,7 +205,7 @@ def test_leader_that_stops_writes_to_the_database_and_is_followed_at_once(site: 
 
 
 @pytest.mark.slow
-def test_leader_that_is_terminated_while_it_sends_has_sent(site: Site) -> None:
+def test_leader_that_is_terminated_while_it_sends_finishes_the_send(site: Site) -> None:
     site.settings["CELERY_SINGLETON_LOCK_BEAT_TTL"] = 600
     site.orm("add", name="clock", every=1)
     first, second = site.start("first", "second")

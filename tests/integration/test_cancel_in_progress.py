@@ -79,7 +79,7 @@ class TestAtOnce:
         assert is_superseded_by(holder, newest)
         assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done")]
 
-    def test_each_is_stopped_for_the_next(self, shop: Shop) -> None:
+    def test_each_run_is_stopped_for_the_next(self, shop: Shop) -> None:
         shop.start("one", "two")
         results = [running(shop) for _ in range(5)]
         newest = send(shop, "replacing")
@@ -145,7 +145,7 @@ class TestAtOnce:
         assert last.get(timeout=LIMIT) == "report"
         assert ran(shop) == [(holder.id, "aborted"), (newest.id, "done"), (last.id, "done")]
 
-    def test_what_is_kept_for_the_next_attempt_of_an_older_one(self, shop: Shop) -> None:
+    def test_lock_that_is_kept_for_the_retry_of_an_older_message(self, shop: Shop) -> None:
         shop.start("one", "two")
         older = send(shop, "retaining", 3600.0)
         until(lambda: "Retry in" in shop.log)
@@ -154,7 +154,7 @@ class TestAtOnce:
         runs = shop.record.runs("report")
         assert [run.task_id for run in runs] == [older.id, newest.id]
 
-    def test_it_has_not_lost_its_lock(self, shop: Shop) -> None:
+    def test_stopped_holder_does_not_report_a_lost_lock(self, shop: Shop) -> None:
         shop.start("one", "two")
         holder = running(shop)
         newest = send(shop, "replacing")
@@ -180,7 +180,7 @@ class TestAtOnce:
 
 
 class TestAtARenewal:
-    def test_holder_that_does_not_hear_of_it(self, brief: Shop) -> None:
+    def test_holder_that_is_not_notified(self, brief: Shop) -> None:
         brief.conf["test_deaf"] = True
         brief.start("one", "two")
         holder = running(brief)
@@ -231,7 +231,7 @@ class TestAtARenewal:
                 holder.get(timeout=LIMIT)
         assert [run.task_id for run in brief.record.runs("report")] == [holder.id, newest.id]
 
-    def test_worker_that_is_killed_as_it_is_to_stop(self, redis_server: RedisServer, shop_on: Any) -> None:
+    def test_worker_that_is_killed_before_it_stops_its_task(self, redis_server: RedisServer, shop_on: Any) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=12.0, broker_transport_options=FORGETFUL, test_deaf=True)
         (killed,) = shop.start("killed", arguments=("-Q", "held"))
         holder = running(shop, "replacing_late", queue="held")
@@ -257,7 +257,7 @@ class TestNotStopped:
         assert holder.get(timeout=LIMIT) == newest.get(timeout=LIMIT) == "report"
         assert ran(shop) == [(holder.id, "done"), (newest.id, "done")]
 
-    def test_call_of_another_policy(self, shop: Shop) -> None:
+    def test_call_with_another_policy(self, shop: Shop) -> None:
         """Neither is it stopped, nor does it stop one."""
         shop.start("one", "two")
         holder = shop.send("replacing", "report", LONG, singleton_lock={"on_conflict": "rerun"})
@@ -276,7 +276,7 @@ class TestNotStopped:
         assert first.state == "SUCCESS"
 
 
-class TestNobodyWaitsForEver:
+class TestNobodyWaitsForever:
     def test_rest_of_the_chain(self, shop: Shop) -> None:
         shop.start("one", "two")
         signature = shop.sign("replacing", "report", LONG).set(headers={"singleton_lock": REPLACE})
@@ -306,7 +306,9 @@ class TestNobodyWaitsForEver:
         assert len(marked) == 1
 
 
-def test_lock_that_the_message_brought_ends_with_it(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
+def test_lock_that_was_taken_for_the_message_ends_with_it(
+    shop_on: Callable[..., Shop], redis_server: RedisServer
+) -> None:
     """A program that takes no lock as it sends has the run stopped; then the next one can be sent."""
     shop = shop_on(redis_server, singleton_lock_ttl=TTL)
     start(shop, "one", "two")

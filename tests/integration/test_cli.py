@@ -170,7 +170,7 @@ class TestShow:
         worker.kill()
         until(lambda: "; that process is gone" in ask(shop, "show", told["key"]).stdout)
 
-    def test_of_a_free_lock_says_so(self, shop: Shop) -> None:
+    def test_says_that_a_lock_is_free(self, shop: Shop) -> None:
         shown = ask(shop, "show", EXCLUSIVE, "never")
         assert shown.exit_code == 0
         assert "held by  nobody" in shown.stdout

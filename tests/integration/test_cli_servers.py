@@ -74,7 +74,7 @@ def test_all_locks_are_listed_shown_and_freed(shop: Shop, store: Store) -> None:
     assert store.renew([last], timeout=1.0) == [False]
 
 
-def test_what_was_left_behind_is_found_out(shop: Shop, store: Store) -> None:
+def test_lock_of_a_dead_process_is_recognized(shop: Shop, store: Store) -> None:
     taken(store, 1, process=over())
     freed = ask(shop, "release", key_of(1), "--yes", "--json")
     assert (freed.exit_code, json.loads(freed.stdout)["why"]) == (0, "the process that held it is gone")

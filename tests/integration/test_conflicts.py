@@ -114,7 +114,7 @@ class TestCaller:
         assert copy.state == "FAILURE"
 
     @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
-    def test_result_of_the_holder_is_left_to_it_if_its_id_is_sent_again(
+    def test_copy_with_the_id_of_the_holder_leaves_its_result_alone(
         self, shop: Shop, holder: AsyncResult, policy: str
     ) -> None:
         headers = {"singleton_lock": {"on_conflict": policy}, "singleton_lock_sent": "f" * 32}
@@ -267,7 +267,7 @@ class TestAtLeastFor:
         assert runs[1].start - sent_at >= 3.0, "counted from when the lock was taken, which is before the first start"
         assert overlaps(runs) == []
 
-    def test_workers_end_does_not_shorten_it(self, shop: Shop) -> None:
+    def test_end_of_the_worker_does_not_shorten_it(self, shop: Shop) -> None:
         """The lock is of no process any more."""
         (one,) = shop.start("one")
         first = shop.send("exclusive", "report", 0.01, singleton_lock={"at_least_for": 30.0})
@@ -279,7 +279,7 @@ class TestAtLeastFor:
             second.get(timeout=LIMIT)
 
     @pytest.mark.parametrize("outcome", ["fails", "long"])
-    def test_end_of_a_task(self, shop: Shop, outcome: str) -> None:
+    def test_failed_task_keeps_it_and_a_long_one_does_not(self, shop: Shop, outcome: str) -> None:
         """A failed task keeps it too, one that took longer does not."""
         shop.start("one")
         if outcome == "fails":

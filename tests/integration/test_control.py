@@ -75,7 +75,7 @@ def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: st
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_task_hears_of_it_though_no_renewal_is_due(shop: Shop, pool: str) -> None:
+def test_task_is_stopped_though_no_renewal_is_due(shop: Shop, pool: str) -> None:
     start(shop, "one", pool=pool, concurrency=2)
     stopped = shop.send("exclusive", "report", LONG, singleton_lock={"ttl": 20 * LIMIT})
     other = shop.send("exclusive", "other", LONG, singleton_lock={"ttl": 20 * LIMIT})
@@ -153,7 +153,7 @@ def test_programs_list_the_commands(shop: Shop) -> None:
         assert command[1] in celery(command[0], "--list", env=environment_of(shop)).stdout
 
 
-def test_program_ends_with_an_error_for_what_cannot_be_a_key(shop: Shop) -> None:
+def test_program_refuses_what_cannot_be_a_key(shop: Shop) -> None:
     start(shop, "one")
     for wrong in ("report", "{job:12}", f"singleton_lock:1:{{job:{'0' * 32}}}:other"):
         answer = celery("control", "release_lock", wrong, env=environment_of(shop))

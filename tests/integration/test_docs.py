@@ -36,7 +36,7 @@ def run(page: Path) -> subprocess.CompletedProcess[str]:
         for page in PAGES
     ],
 )
-def test_page_is_as_it_shows(page: Path) -> None:
+def test_page_does_what_it_shows(page: Path) -> None:
     done = run(page)
     assert done.returncode == 0, done.stderr
 
@@ -55,7 +55,7 @@ def test_page_is_as_it_shows(page: Path) -> None:
         "```console\n$ celery -A shop worker --no-such-option\nready\n```\n",
     ],
 )
-def test_wrong_page_is_found_out(wrong: str, tmp_path: Path) -> None:
+def test_wrong_page_fails(wrong: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(wrong)
     done = run(page)

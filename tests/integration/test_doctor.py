@@ -183,7 +183,7 @@ class TestOneServer:
         assert "AuthenticationError" in finding.text
         assert "wr0ng" not in str(finding)
 
-    def test_silent_server_is_given_up(self, own_redis: RedisServer) -> None:
+    def test_silent_server_is_a_problem(self, own_redis: RedisServer) -> None:
         own_redis.pause()
         (finding,) = serious(looked_at(own_redis.url, singleton_lock_transport_options={"socket_timeout": 0.1}))
         assert (finding.severity, "does not answer" in finding.text) == ("problem", True)
@@ -199,7 +199,7 @@ class TestOneServer:
             found = {finding.text.partition(":")[0] for finding in serious(looked_at(replica.url))}
         assert {"it is a replica", "no lock can be taken"} <= found
 
-    def test_replicas_that_are_not_there_are_a_problem(self, own_redis: RedisServer) -> None:
+    def test_missing_replicas_are_a_problem(self, own_redis: RedisServer) -> None:
         found = serious(looked_at(own_redis.url, singleton_lock_replicas=1))
         assert "singleton_lock_replicas is 1, but it has 0: no lock counts as taken" in [each.text for each in found]
         assert any("no lock can be taken" in finding.text for finding in found)
@@ -251,7 +251,7 @@ class TestBeat:
             shown = locks_of("doctor", "--timeout", "0.1", app=APP, env=beats.environment())
         assert f"(pid {first.process.pid}) leads the schedule {APP}" in shown.stdout, shown.stderr
 
-    def test_nobody_that_leads_is_a_warning(self, own_redis: RedisServer) -> None:
+    def test_missing_leader_is_a_warning(self, own_redis: RedisServer) -> None:
         (finding,) = serious(looked_at(own_redis.url, beat_scheduler="exclusive"))
         assert (finding.severity, "no beat leads the schedule shop" in finding.text) == ("warning", True)
         assert serious(looked_at(own_redis.url)) == []
@@ -289,7 +289,7 @@ class TestRedlock:
 class TestSentinel:
     """A master that Sentinels know."""
 
-    def test_is_looked_at(self) -> None:
+    def test_is_examined(self) -> None:
         with SentinelGroup() as group:
             conf = {"singleton_lock_transport_options": group.options}
             diagnosis = looked_at(group.url, singleton_lock_replicas=1, **conf)
@@ -306,7 +306,7 @@ class TestSentinel:
 class TestCluster:
     """A Redis Cluster."""
 
-    def test_is_looked_at(self) -> None:
+    def test_is_examined(self) -> None:
         with Cluster() as cluster:
             diagnosis = looked_at(cluster.url)
             assert serious(diagnosis) == []

@@ -57,7 +57,7 @@ class TestFromOutside:
         assert not is_alive(killed.pid)
         assert following.start - killed.start < 10
 
-    def test_copy_of_what_a_hard_time_limit_ended_is_not_run(self, shop: Shop) -> None:
+    def test_copy_of_a_task_that_a_hard_time_limit_ended_is_not_run(self, shop: Shop) -> None:
         shop.start("one", "two")
         result = shop.send("late", "report", 30.0, time_limit=1)
         with pytest.raises(TimeLimitExceeded):

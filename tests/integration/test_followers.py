@@ -172,7 +172,7 @@ class TestPlaces:
         assert not first.ready()
 
     @pytest.mark.parametrize("name", ["skips", "raises", "chooses"])
-    def test_whatever_a_caller_would_get(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
+    def test_whatever_a_plain_caller_would_get(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
         job = getattr(tasks, name)
         first = job.apply_async(("report",), queue="another")
         start(shop, concurrency=2)
@@ -201,7 +201,7 @@ class TestLeaderEnds:
             value(result)
         assert runs(shop) == 1
 
-    def test_and_retries_first(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_after_a_retry(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         first = running(shop, tasks.retries)
         result = chain(tasks.retries.si("report"), tasks.echo.s()).apply_async()
@@ -210,7 +210,7 @@ class TestLeaderEnds:
         assert value(result) == first.id
         assert {run.task_id for run in shop.record.runs("report")} == {first.id}
 
-    def test_and_is_replaced_first(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_after_a_replacement(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         running(shop, tasks.is_replaced)
         result = chain(tasks.is_replaced.si("report"), tasks.echo.s()).apply_async()
@@ -228,7 +228,7 @@ class TestLeaderEnds:
         assert [len(each) for each in value(result)] == [10_000] * 2
         assert runs(shop) == 1
 
-    def test_before_a_worker_comes_to_the_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_before_a_worker_gets_the_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executing"]
         first = job.apply_async(("report",), queue="another")
         result = chain(job.si("report"), tasks.echo.s()).apply_async()
@@ -308,7 +308,7 @@ class TestLeaderIsGone:
         assert {each.task_id for each in shop.record.runs("report")} == {first.id}
         assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
 
-    def test_its_sender_died_before_it_was_sent(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_never_sent_because_its_sender_died(self, shop: Shop, tasks: SimpleNamespace) -> None:
         """Its lock ends by itself."""
         job = tasks.who_briefly
         job.delay("report")
@@ -318,7 +318,7 @@ class TestLeaderIsGone:
         assert value(result)
         assert runs(shop) == 1
 
-    def test_nothing_is_recorded_of_it_any_more(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_its_record_is_gone_too(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executed"]
         first = job.apply_async(("report",), queue="another")
         result = chain(job.si("report"), tasks.echo.s()).apply_async()
@@ -420,7 +420,7 @@ class TestFollower:
         assert value(result) == [first.id] * 10
         assert runs(shop) == 1
 
-    def test_no_other_is_sent_beside_a_running_follower(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_no_duplicate_is_sent_while_a_follower_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
         job = tasks.who["until_executed"]
         job.delay("report")
         shop.app.control.purge()

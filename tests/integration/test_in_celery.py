@@ -21,7 +21,7 @@ from tests.recording import overlaps
 SOLO = pytest.param("solo", marks=pytest.mark.slow)
 
 
-def test_key_is_made_where_the_task_runs_and_nowhere_else(shop: Shop) -> None:
+def test_key_is_made_only_where_the_task_runs(shop: Shop) -> None:
     """The main process knows it all the same: it frees the lock of a child that is killed."""
     (worker,) = shop.start("one", concurrency=2)
     shop.conf["singleton_lock_ttl"] = 60.0

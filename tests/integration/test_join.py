@@ -55,7 +55,7 @@ def until_joined(shop: Shop, copies: int) -> None:
 
 
 class TestHolderEnds:
-    def test_all_end_as_it_does(self, shop: Shop) -> None:
+    def test_all_copies_end_as_it_does(self, shop: Shop) -> None:
         shop.start("one", "two")
         first = holder(shop)
         copies = [join(shop, "exclusive", "report") for _ in range(20)]
@@ -105,7 +105,7 @@ class TestHolderEnds:
         assert [each.get(timeout=LIMIT) for each in [*copies, *others]] == ["report"] * 2 + ["other"] * 2
         assert len(shop.record.runs("report")) == 1
 
-    def test_and_retries_first(self, shop: Shop) -> None:
+    def test_after_a_retry(self, shop: Shop) -> None:
         """It is waited for until its last attempt, though the lock is free between two."""
         shop.start("one", "two")
         first = holder(shop, "retrying_when_told", LONG, 1.0)
@@ -117,7 +117,7 @@ class TestHolderEnds:
         assert {run.task_id for run in runs} == {first.id}
         assert len(runs) == 2
 
-    def test_and_is_replaced_first(self, shop: Shop) -> None:
+    def test_after_a_replacement(self, shop: Shop) -> None:
         shop.start("one", "two")
         first = holder(shop, "replaced_when_told", LONG, 1.0)
         copies = [join(shop, "replaced_when_told", "report", LONG, 1.0) for _ in range(3)]
@@ -127,7 +127,7 @@ class TestHolderEnds:
         assert len(shop.record.runs("report")) == 1
         assert len(shop.record.runs("after")) == 1
 
-    def test_while_another_one_takes_the_lock(self, shop: Shop) -> None:
+    def test_while_another_task_takes_the_lock(self, shop: Shop) -> None:
         """They have their end, and do not wait for that one."""
         shop.start("one", "two", concurrency=2)
         first = holder(shop)
@@ -153,7 +153,7 @@ class TestHolderEnds:
 
 class TestHolderDies:
     @pytest.mark.parametrize("task", ["exclusive", "rejected_when_lost"])
-    def test_one_of_them_runs(self, shop: Shop, task: str) -> None:
+    def test_one_copy_runs(self, shop: Shop, task: str) -> None:
         shop.start("one", "two")
         first = holder(shop, task)
         copies = [join(shop, task, "report", 0.5) for _ in range(5)]
@@ -312,7 +312,7 @@ class TestJoinedCopy:
 
 
 class TestNotJoined:
-    def test_task_that_its_own_body_sends(self, shop: Shop) -> None:
+    def test_copy_that_the_task_sends_itself(self, shop: Shop) -> None:
         """It may be waited for there, and would wait for its sender."""
         shop.start("one", "two")
         result = shop.send("joins_its_own_copy", "report")

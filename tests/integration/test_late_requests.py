@@ -165,7 +165,7 @@ class TestAcquire:
         assert store.free(lease)
         assert store.held(KEY) == []
 
-    def test_none_of_them_takes_anything_when_all_were_given_up(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_no_try_takes_anything_when_all_were_given_up(self, store: RedisStore, proxy: LateProxy) -> None:
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
             ask(store, holder=ME)
@@ -174,7 +174,7 @@ class TestAcquire:
         proxy.deliver()
         assert store.held(KEY) == []
 
-    def test_put_back_copy_takes_what_was_given_up(
+    def test_put_back_copy_takes_over_what_was_given_up(
         self, own_redis: RedisServer, direct: RedisStore, store: RedisStore
     ) -> None:
         """The server wakes up, and carries out what lay in its sockets before anything else arrives."""
@@ -365,7 +365,7 @@ class TestRelease:
         until(lambda: is_settled(direct))
         assert direct.free(lease), "the first one worked"
 
-    def test_that_arrives_late_frees_nothing_of_the_next_holder(self, store: RedisStore, proxy: LateProxy) -> None:
+    def test_late_request_frees_nothing_of_the_next_holder(self, store: RedisStore, proxy: LateProxy) -> None:
         lease = taken(store)
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
@@ -424,14 +424,14 @@ class TestRelease:
         proxy.deliver()
         assert [record.content for record in store.inspect(KEY).records] == [settled.content]
 
-    def test_of_another_run_is_its_own_end(self, store: RedisStore) -> None:
+    def test_record_of_another_run_replaces_the_first(self, store: RedisStore) -> None:
         """What Celery makes of a child that was killed comes last."""
         store.free(taken(store, holder=ME), record=Outcome("SUCCESS").record_of(ME, OF_USE))
         failed = Outcome("FAILURE").record_of(ME, OF_USE)
         store.remember(KEY, failed)
         assert [record.content for record in store.inspect(KEY).records] == [failed.content]
 
-    def test_repeated_record_replaces_a_promise(self, store: RedisStore) -> None:
+    def test_repeated_record_replaces_a_provisional_one(self, store: RedisStore) -> None:
         """And of what somebody else has put there."""
         lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
         with store._servers.connection() as connection:
@@ -441,7 +441,7 @@ class TestRelease:
                 store._servers.run(lock_commands.free(lease, record=record).again())
                 assert connection.ask(("GET", keyspace.done_key(KEY, ME.message))) == b"record"
 
-    def test_is_over_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_is_complete_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: RedisStore) -> None:
         """Somebody else's value is in the place of the wake-ups: it must not make the end be said again and again."""
         lease = taken(direct, holder=ME)
         with own_redis.client() as client:
@@ -452,7 +452,7 @@ class TestRelease:
         assert direct.held(KEY) == []
 
     @pytest.mark.parametrize("at_once", [False, True])
-    def test_comes_before_the_note_that_all_was_sent(
+    def test_is_written_before_the_record_that_all_was_sent(
         self, own_redis: RedisServer, direct: RedisStore, at_once: bool
     ) -> None:
         """Else a copy would find a record that says: perhaps nothing of what follows was sent."""
@@ -474,7 +474,7 @@ class TestRelease:
         until(lambda: not writer._records)
         assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
-    def test_holds_up_the_notes_of_no_other_lock(
+    def test_delays_the_records_of_no_other_lock(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("celery_singleton_lock.record_writer.BATCH", 1)
@@ -494,7 +494,7 @@ class TestRelease:
             direct.replace_records([(KEY, record), ("other", record._replace(content=b"again"))])
         assert [record.content for record in direct.inspect("other").records] == [b"again"]
 
-    def test_is_repeated_if_it_was_interrupted_while_being_noted(
+    def test_is_repeated_if_it_was_interrupted_before_it_was_sent(
         self, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A soft time limit may come there."""
@@ -522,7 +522,7 @@ class TestAge:
 
     @pytest.mark.parametrize("way", ["free", "remember"])
     @pytest.mark.parametrize("arrives", [True, False])
-    def test_mark_that_is_left_late_ends_when_it_would_have(
+    def test_record_that_is_written_late_expires_on_time(
         self,
         store: RedisStore,
         direct: RedisStore,
@@ -550,7 +550,7 @@ class TestAge:
         assert left.content == record.content
         assert 35 < left.seconds <= 40
 
-    def test_mark_that_is_over_is_not_left(
+    def test_record_that_has_expired_is_not_written(
         self, store: RedisStore, proxy: LateProxy, pass_time: Callable[[float], None]
     ) -> None:
         lease = taken(store, holder=ME)
@@ -625,13 +625,13 @@ class TestDebts:
         own_redis.resume()
         until(lambda: not thread.is_alive())
 
-    def test_it_is_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_are_bounded_in_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         own_redis.kill()
         direct._pending.add(("acquire", KEY, "x"), lock_commands.abandon(Hold(KEY, "x", ttl=1)), seconds=0.2)
         until(lambda: direct._pending._repeater._thread is None)
         assert is_settled(direct)
 
-    def test_it_is_bounded_in_number(
+    def test_are_bounded_in_number(
         self, own_redis: RedisServer, direct: RedisStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("celery_singleton_lock.stores.redis.pending_calls.MOST", 10)
@@ -643,7 +643,7 @@ class TestDebts:
         own_redis.resume()
         until(lambda: is_settled(direct))
 
-    def test_what_the_server_refuses_does_not_hold_up_the_rest(
+    def test_call_that_the_server_refuses_does_not_delay_the_rest(
         self, own_redis: RedisServer, direct: RedisStore
     ) -> None:
         lease = taken(direct)
@@ -709,9 +709,7 @@ class TestCutOff:
             thread.join(60)
         assert [type(it) for it in ended] == [LockUnavailable] * 2
 
-    def test_server_that_forbids_to_wait_is_asked_now_and_then(
-        self, own_redis: RedisServer, direct: RedisStore
-    ) -> None:
+    def test_server_that_forbids_waiting_is_polled(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first = taken(direct)
         with own_redis.client() as client:
             client.acl_setuser("default", enabled=True, commands=["-blpop"])
@@ -742,7 +740,9 @@ class TestFrozenWaiters:
         return pid
 
     @pytest.mark.parametrize("wake_up", [False, True])
-    def test_live_one_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: RedisStore, wake_up: bool) -> None:
+    def test_live_waiter_gets_the_lock_in_seconds(
+        self, own_redis: RedisServer, direct: RedisStore, wake_up: bool
+    ) -> None:
         """Whatever the ttl: it was handed to one that did not take it."""
         first = taken(direct)
         pids = [self.wait_in_a_child(own_redis.url, number, wake_up=wake_up) for number in range(4)]
@@ -819,7 +819,7 @@ class TestFences:
             assert lease.fence == 2**52 + 1
             assert client.get(FENCE) == str(2**52 + 1)
 
-    def test_time_is_asked_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_time_is_asked_for_once(self, own_redis: RedisServer, direct: RedisStore) -> None:
         direct.free(taken(direct))
         with own_redis.client() as client:
             client.config_resetstat()
@@ -828,7 +828,7 @@ class TestFences:
         assert stats["cmdstat_time"]["calls"] == 1
         assert "cmdstat_xadd" not in stats
 
-    def test_time_that_may_not_be_asked_for(self, own_redis: RedisServer, direct: RedisStore) -> None:
+    def test_user_without_the_right_to_ask_for_the_time(self, own_redis: RedisServer, direct: RedisStore) -> None:
         first = taken(direct)
         direct.free(first)
         with own_redis.client() as client:
@@ -839,7 +839,7 @@ class TestFences:
             assert {key.rpartition(":")[2] for key in client.scan_iter()} == {"fence"}
 
 
-def test_what_has_not_reached_the_server_is_dropped(own_redis: RedisServer) -> None:
+def test_commands_that_have_not_reached_the_server_are_dropped(own_redis: RedisServer) -> None:
     """The kernel would go on sending it when the connection is closed, also after minutes without a network."""
     server = Server(ConnectionPool(port=own_redis.port))
     connection = server.open()

@@ -109,9 +109,7 @@ def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on:
     assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
 
 
-def test_main_process_that_is_killed_keeps_nobody_else_waiting(
-    redis_server: RedisServer, shop_on: Callable[..., Shop]
-) -> None:
+def test_killed_main_process_keeps_nobody_else_waiting(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
     """The broker still has its copies, and delivers them again."""
     shop = shop_on(redis_server, singleton_lock_ttl=TTL, broker_transport_options=FORGETFUL)
     shop.start("staying")
@@ -127,7 +125,7 @@ def test_main_process_that_is_killed_keeps_nobody_else_waiting(
         check(shop, [holder, *results])
 
 
-def test_connections_that_are_cut_cost_no_wake_up(shop: Shop) -> None:
+def test_cut_connections_cost_no_wake_up(shop: Shop) -> None:
     shop.start("one", "two")
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)

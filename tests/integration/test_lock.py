@@ -39,12 +39,12 @@ class TestDropIn:
             theirs, ours = (inspect.signature(getattr(cls, name)).parameters for cls in (redis.lock.Lock, Lock))
             assert [(it.name, it.default) for it in theirs.values()] == [(it.name, it.default) for it in ours.values()]
 
-    def test_clients_make_it(self, client: Redis) -> None:
+    def test_client_makes_it(self, client: Redis) -> None:
         with client.lock(NAME, timeout=5, lock_class=Lock) as lock:
             assert isinstance(lock, Lock)
             assert lock.owned()
 
-    def test_it_and_redis_pys_exclude_each_other(self, client: Redis) -> None:
+    def test_it_and_redis_pys_lock_exclude_each_other(self, client: Redis) -> None:
         """In a rolling deploy both are in use."""
         ours, theirs = Lock(client, NAME), client.lock(NAME, timeout=5)
         assert ours.acquire()
@@ -92,7 +92,7 @@ def test_code_of_the_documentation_runs(own_redis: RedisServer, monkeypatch: pyt
 
 
 class TestHolding:
-    def test_one_holds_it(self, make: Callable[..., Lock]) -> None:
+    def test_only_one_holds_it(self, make: Callable[..., Lock]) -> None:
         one, other = make(), make()
         assert one.acquire()
         assert one.owned()
@@ -121,7 +121,7 @@ class TestHolding:
             assert not make().acquire(blocking=False)
         assert not lock.locked()
 
-    def test_it_can_end_by_itself(self, make: Callable[..., Lock]) -> None:
+    def test_it_can_expire(self, make: Callable[..., Lock]) -> None:
         lock = make(timeout=0.3, renew=False)
         lock.acquire()
         with make() as other:
@@ -292,7 +292,7 @@ class TestSemaphore:
         with pytest.raises(ValueError, match="limit of semaphore"):
             Semaphore(client, NAME, 0)
 
-    def test_never_more_hold_it(self, client: Redis) -> None:
+    def test_never_more_holders_than_its_limit(self, client: Redis) -> None:
         holding, most, mutex = [0], [0], threading.Lock()
 
         def work() -> None:
@@ -339,7 +339,7 @@ class TestWaiting:
         assert got == [*range(8)]
 
     @pytest.mark.slow
-    def test_they_keep_their_order_over_their_looks(self, client: Redis) -> None:
+    def test_waiters_keep_their_order_while_they_look_again(self, client: Redis) -> None:
         """They look every four seconds, and would come back behind later ones."""
         got: list[int] = []
         lock = Lock(client, NAME)
@@ -363,7 +363,7 @@ class TestWaiting:
         thread.start()
         return [thread]
 
-    def test_they_cost_next_to_nothing(self, client: Redis) -> None:
+    def test_waiters_cost_next_to_nothing(self, client: Redis) -> None:
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -392,7 +392,7 @@ class TestWaiting:
         assert not other.acquire(blocking_timeout=0.6)
         timer.join()
 
-    def test_nothing_is_left_of_them(self, client: Redis) -> None:
+    def test_nothing_is_left_of_waiters(self, client: Redis) -> None:
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -459,11 +459,11 @@ class TestWhatBreaksOtherLocks:
         for lock in locks:
             lock.release()
 
-    def test_no_number_of_extensions_is_the_last(self, client: Redis) -> None:
+    def test_number_of_extensions_is_unlimited(self, client: Redis) -> None:
         with Lock(client, NAME, timeout=30) as lock:
             assert all(lock.extend(1, replace_ttl=True) for _ in range(20))
 
-    def test_lost_lock_does_not_hide_the_works_own_error(self, client: Redis) -> None:
+    def test_lost_lock_does_not_hide_the_error_of_the_work(self, client: Redis) -> None:
         with pytest.raises(ZeroDivisionError), Lock(client, NAME):
             client.flushall()
             raise ZeroDivisionError

@@ -96,7 +96,7 @@ class TestChildIsKilled:
 
 class TestWorkerIsKilled:
     @pytest.mark.parametrize("pool", POOLS)
-    def test_another_worker_of_the_host_frees_what_it_left(self, patient: Shop, pool: str) -> None:
+    def test_another_worker_of_the_host_frees_its_locks(self, patient: Shop, pool: str) -> None:
         """The process is provably over, so that nobody has to wait for the end of its lease."""
         (victim,) = patient.start("victim", pool=pool)
         patient.send("exclusive", "report", 300.0)
@@ -107,7 +107,7 @@ class TestWorkerIsKilled:
         assert patient.send("exclusive", "report").get(timeout=LIMIT) == "report"
         assert overlaps(patient.record.runs("report", killed_at=killed_at)) == []
 
-    def test_worker_of_the_same_name_frees_what_its_earlier_life_held(self, patient: Shop) -> None:
+    def test_worker_of_the_same_name_frees_the_locks_of_the_dead_one(self, patient: Shop) -> None:
         (victim,) = patient.start("name", concurrency=3)
         for n in range(3):
             patient.send("exclusive", f"job-{n}", 300.0)
@@ -117,7 +117,7 @@ class TestWorkerIsKilled:
         patient.start("name")
         until(lambda: not patient.held())
 
-    def test_worker_of_the_same_name_frees_nothing_of_a_living_one(self, patient: Shop) -> None:
+    def test_worker_of_the_same_name_frees_no_lock_of_a_living_one(self, patient: Shop) -> None:
         """Two workers of one name are a mistake, and no reason to let tasks overlap."""
         patient.start("name", "other")
         patient.send("exclusive", "report", 300.0)
@@ -199,7 +199,7 @@ class TestWorkerIsStopped:
         (lost,) = shop.record.runs("lost")
         assert lost.task_id == stale.task_id
 
-    def test_run_whose_lock_has_gone_is_aborted_though_nobody_took_it(self, shop: Shop) -> None:
+    def test_run_whose_lock_is_gone_is_aborted_though_nobody_took_it(self, shop: Shop) -> None:
         """Somebody may have held it in between, and be done: that cannot be told."""
         (worker,) = shop.start("one", concurrency=1)
         result = shop.send("exclusive", "report", 300.0)

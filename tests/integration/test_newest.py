@@ -79,7 +79,7 @@ class TestManyCome:
         assert newest.get(timeout=LIMIT) == "report"
         assert ran(shop) == [holder.id, newest.id]
 
-    def test_at_once_without_a_pause(self, shop: Shop) -> None:
+    def test_many_messages_without_a_pause(self, shop: Shop) -> None:
         """Whatever the order in which workers get them: the one that runs last came last."""
         shop.start("one", "two", concurrency=4)
         holder = shop.send("rerunning", "report", LONG)
@@ -95,7 +95,7 @@ class TestManyCome:
         assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
         assert ran(shop)[0] == holder.id
 
-    def test_newcomer_that_finds_it_free_supersedes_waiting_messages(self, shop: Shop) -> None:
+    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, shop: Shop) -> None:
         """One that its worker holds, and could begin only later."""
         shop.start("holding", arguments=("-Q", "held"))
         holder = shop.send("rerunning", "report", LONG, queue="held")
@@ -226,7 +226,7 @@ class TestNothingIsLost:
         assert ran(shop) == [holder.id] * 2
 
 
-class TestNobodyWaitsForEver:
+class TestNobodyWaitsForever:
     def test_rest_of_the_chain(self, shop: Shop) -> None:
         shop.start("one", "two")
         shop.send("rerunning", "report", LONG)
@@ -252,7 +252,7 @@ class TestNobodyWaitsForEver:
         assert newest.get(timeout=LIMIT) == "report"
 
 
-def test_every_key_ends_by_itself(shop: Shop) -> None:
+def test_every_key_expires(shop: Shop) -> None:
     shop.start("one")
     shop.send("rerunning", "report", LONG)
     shop.record.wait_for(starts=1)

@@ -79,7 +79,7 @@ class TestIdThatIsUsedAgain:
             ).apply_async(link_error=shop.sign("mark", number, immutable=True))
             shop.record.wait_for(starts=number + 1, job="mark")
 
-    def test_task_does_not_get_what_another_one_returned(self, shop: Shop) -> None:
+    def test_task_does_not_get_the_value_of_another_task(self, shop: Shop) -> None:
         """Both have one lock; a record is one task's."""
         assert shop.send("exclusive", "report", task_id="x").get(timeout=LIMIT) == "report"
         shop.app.backend.forget("x")
@@ -104,7 +104,7 @@ class TestProtocolOne:
         assert overlaps(runs) == []
 
 
-def test_lock_of_a_retry_with_other_arguments_is_not_kept_for_nobody(
+def test_lock_is_not_kept_for_a_retry_with_other_arguments(
     redis_server: RedisServer, shop_on: Callable[..., Shop]
 ) -> None:
     shop = shop_on(redis_server, singleton_lock_ttl=600.0)
@@ -119,7 +119,7 @@ class TestForgottenResult:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("forget", ["forget", "expire"])
-    def test_what_follows_is_not_sent_twice(
+    def test_next_task_is_not_sent_twice(
         self, redis_server: RedisServer, shop_on: Callable[..., Shop], forget: str
     ) -> None:
         shop = shop_on(redis_server, **({"result_expires": 1} if forget == "expire" else {}))

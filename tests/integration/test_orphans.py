@@ -123,7 +123,7 @@ def test_only_locks_without_a_message_are_freed(shop: Shop, tasks: SimpleNamespa
     assert send(job, "purged 1", queue="elsewhere") in orphaned, "it can be sent again"
 
 
-def test_what_waits_in_many_queues_is_found(
+def test_messages_that_wait_in_many_queues_are_found(
     shop: Shop, tasks: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.diagnosis.messages.PAGE", 3)
@@ -139,7 +139,7 @@ def test_what_waits_in_many_queues_is_found(
     assert len(clear(shop)) == 7
 
 
-def test_nothing_is_freed_by_a_dry_run_nor_without_a_yes(shop: Shop, tasks: SimpleNamespace) -> None:
+def test_nothing_is_freed_by_a_dry_run_or_without_a_yes(shop: Shop, tasks: SimpleNamespace) -> None:
     key = send(tasks.until_executed, "report", queue="doomed")
     lose(shop)
     said = clear(shop, "--dry-run")[key]
@@ -158,7 +158,9 @@ def test_message_that_was_just_sent_is_left_alone(shop: Shop, tasks: SimpleNames
 
 
 @pytest.mark.slow
-def test_worker_that_is_alive_and_silent_is_a_doubt(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
+def test_nothing_is_freed_while_a_live_worker_is_silent(
+    redis_server: RedisServer, shop_on: Callable[..., Shop]
+) -> None:
     shop = shop_on(redis_server, singleton_lock_ttl=60.0)
     tasks = defined(shop)
     orphan = send(tasks.until_executed, "report", queue="doomed")
@@ -177,7 +179,7 @@ def test_worker_that_is_alive_and_silent_is_a_doubt(redis_server: RedisServer, s
     assert clear(shop)[orphan]["freed"]
 
 
-def test_broker_that_does_not_answer_is_a_doubt(shop: Shop, tasks: SimpleNamespace) -> None:
+def test_nothing_is_freed_while_the_broker_does_not_answer(shop: Shop, tasks: SimpleNamespace) -> None:
     key = send(tasks.until_executed, "report")
     until(lambda: are_confirmed(shop))
     shop.conf["broker_url"] = "redis://127.0.0.1:1"
@@ -203,7 +205,7 @@ def test_lock_of_a_message_is_shown_and_released(shop: Shop, tasks: SimpleNamesp
     assert queued(shop) == set()
 
 
-def test_release_by_force_lets_another_one_be_sent(shop: Shop, tasks: SimpleNamespace) -> None:
+def test_forced_release_lets_another_message_be_sent(shop: Shop, tasks: SimpleNamespace) -> None:
     key = send(tasks.until_executed, "report")
     assert ask(shop, "release", key, "--force", "--yes").exit_code == 0
     assert send(tasks.until_executed, "report") == key

@@ -61,7 +61,7 @@ class TestScopes:
             ("until_expired", False),
         ],
     )
-    def test_one_waits(self, shop: Shop, tasks: SimpleNamespace, scope: str, beside_running: bool) -> None:
+    def test_one_message_waits(self, shop: Shop, tasks: SimpleNamespace, scope: str, beside_running: bool) -> None:
         job = tasks.scopes[scope]
         waiting = [job.delay("report", LONG) for _ in range(10)]
         assert [is_sent(result) for result in waiting] == [True, *[False] * 9]
@@ -193,7 +193,7 @@ class TestMessageIsOver:
             result.get(timeout=LIMIT)
         until_can_be_sent(shop)
 
-    def test_skipped_for_another_running_one(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_skipped_because_another_message_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         shop.app.send_task("queued.until_executed", ("report", LONG))  # By name, and so without a lock.
         shop.record.wait_for(starts=1)
@@ -216,7 +216,7 @@ class TestMessageIsOver:
         assert is_sent(result)
         assert result.get(timeout=LIMIT) == "report"
 
-    def test_lock_goes_with_its_process_from_the_start(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_lock_ends_with_its_process_from_the_start(self, shop: Shop, tasks: SimpleNamespace) -> None:
         """Not from the first renewal of a long lease: its sender confirms it as it starts."""
         start(shop)
         tasks.long_lease.delay("report", LONG)
@@ -224,7 +224,7 @@ class TestMessageIsOver:
         until(lambda: shorter(shop, 600))
         shop.record.let_end("report")
 
-    def test_lock_goes_with_the_process_in_which_it_waits(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_lock_ends_with_the_process_in_which_it_waits(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         tasks.patient.delay("report", LONG)
         shop.record.wait_for(starts=1)
@@ -254,7 +254,7 @@ class TestMessageGoesOn:
         assert len(shop.record.runs("report")) == 2
         until_can_be_sent(shop)
 
-    def test_by_a_retry_beside_which_it_ends(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_by_a_retry_that_it_sends_before_it_ends(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         tasks.resent.delay("report")
         shop.record.wait_for(ends=1)
@@ -295,7 +295,7 @@ class TestMessageGoesOn:
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 
-    def test_by_what_replaces_the_task(self, shop: Shop, tasks: SimpleNamespace) -> None:
+    def test_by_the_task_that_replaces_it(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         first = tasks.replaced.delay("report")
         shop.record.wait_for(starts=1)

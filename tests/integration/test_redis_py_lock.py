@@ -71,7 +71,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("renew", [True, False])
-def test_only_those_differ_that_are_known_to(theirs: Path, own_redis: RedisServer, renew: bool) -> None:
+def test_only_known_tests_fail(theirs: Path, own_redis: RedisServer, renew: bool) -> None:
     plugin, report = theirs / "our_lock.py", theirs / f"report-{renew}.xml"
     plugin.write_text(PLUGIN.format(renew=renew))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "our_lock", "-p", "no:randomly", "-p", "no:cacheprovider"]
@@ -86,6 +86,6 @@ def test_only_those_differ_that_are_known_to(theirs: Path, own_redis: RedisServe
     assert failed == known & {str(case.get("name")) for case in cases}, done.stdout
 
 
-def test_documentation_names_those_that_differ() -> None:
+def test_documentation_names_the_tests_that_fail() -> None:
     text = (ROOT / "docs" / "locks.md").read_text()
     assert set(re.findall(r"`(test_\w+)`", text)) == DIFFERENT.keys() | RENEWED.keys()

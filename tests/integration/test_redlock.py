@@ -108,7 +108,7 @@ class TestFailedNodes:
         until(lambda: nodes.holding(RUN) == [], "the nodes that came back have carried out the releases as well")
         assert clock.now() - began < TTL / 2, "by the releases, not by the ttl"
 
-    def test_majority_does(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
+    def test_majority_matters(self, nodes: Nodes, store: RedlockStore, fail: Callable) -> None:
         for server in nodes.servers[:3]:
             fail(server)
         began = clock.now()
@@ -161,7 +161,7 @@ class TestReach:
         assert found.holder == ME
         assert 0 < found.remaining <= TTL
 
-    def test_what_the_acquire_took_and_the_clocks_may_differ_is_not_trusted(self, store: RedlockStore) -> None:
+    def test_lease_excludes_the_time_of_the_acquire_and_clock_drift(self, store: RedlockStore) -> None:
         before = clock.now()
         lease = taken(store)
         assert lease.trusted_until <= before + (clock.now() - before) + TTL - TTL * 0.01 - 0.002
@@ -192,7 +192,7 @@ class TestReach:
             assert store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0)) is None
             store.close()
 
-    def test_silence_takes_no_refusal_back(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_silence_does_not_take_back_a_refusal(self, nodes: Nodes, store: RedlockStore) -> None:
         """Another copy's, which looks like this one."""
         record, key = Record(ME.message, b"refused", 60.0), keyspace.done_key(KEY, ME.message)
         clients = [server.client() for server in nodes.servers]
@@ -296,7 +296,7 @@ class TestGivenUp:
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
 
-    def test_it_does_not_when_its_connections_are_cut_meanwhile(self, nodes: Nodes) -> None:
+    def test_acquire_whose_connections_are_cut_leaves_nothing(self, nodes: Nodes) -> None:
         with ExitStack() as exits:
             proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
             store = open_url(";".join(f"redis://127.0.0.1:{proxy.port}" for proxy in proxies), BELIEVED)
@@ -387,7 +387,7 @@ class TestGivenUp:
             assert len(request.attempts) <= MOST_LATE + 2  # The last two may be settled.
             store.close()
 
-    def test_no_attempt_has_the_name_of_an_attempt_that_is_being_undone(self) -> None:
+    def test_no_attempt_gets_the_name_of_one_that_is_being_undone(self) -> None:
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         names = set()
         for _ in range(commands.ATTEMPTS - 1):
@@ -397,7 +397,7 @@ class TestGivenUp:
         assert len(names) == commands.ATTEMPTS - 1
         assert commands.attempt_of(request.owner, 0) not in names
 
-    def test_owner_that_was_abandoned_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_abandoned_owner_no_longer_takes_anything(self, nodes: Nodes, store: RedlockStore) -> None:
         owner = new_owner()
         lease = taken(store, owner=owner)
         store.abandon(lease)
@@ -421,7 +421,7 @@ class TestGivenUp:
         assert len(nodes.holding(RUN)) == 5
         assert store.renew([lease], timeout=1.0) == [True]
 
-    def test_owner_that_was_freed_takes_nothing_any_more(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_freed_owner_no_longer_takes_anything(self, nodes: Nodes, store: RedlockStore) -> None:
         """So what comes late for it cannot meet a newer hold of it; each hold has an owner of its own."""
         lease = taken_on_all(nodes, store)
         assert store.free(lease)
@@ -465,7 +465,7 @@ class TestGivenUp:
                 each.server.run(call)
         assert store.renew([lease], timeout=1.0) == [True]
 
-    def test_renewal_counts_nothing_that_a_late_undoing_takes_back(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_late_undoing_takes_back_nothing_that_a_renewal_counted(self, nodes: Nodes, store: RedlockStore) -> None:
         """A node that was not heard of the attempt which gave the lease may have one that failed before."""
         lease, (node, *_) = taken_on_all(nodes, store), store._nodes.each
         request = LockRequest(KEY, commands.attempt_of(lease.owner, 7), ttl=TTL, holder=ME)
@@ -481,7 +481,7 @@ class TestGivenUp:
         store.abandon(lease)
         self.wait_until_free(nodes)
 
-    def test_thread_that_settles_ends(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_thread_ends_when_nothing_is_pending(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)
         with pytest.raises(LockUnavailable):
             acquire(store, ttl=LONG)
@@ -509,7 +509,7 @@ class TestGivenUp:
         assert node.settle(0.05, LIMIT)
         assert node.is_avoided
 
-    def test_large_semaphore_is_given_up_as_soon_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_large_semaphore_is_given_up_as_fast_as_a_small_one(self, nodes: Nodes, store: RedlockStore) -> None:
         self.stop_majority(nodes)
         asked: list[int] = []
         attempt = store._try
@@ -527,7 +527,9 @@ class TestManyLeases:
             Lease(f"many:{{{n}}}", new_owner(), ttl=ttl, fence=1, sent_at=clock.now(), slot=0) for n in range(count)
         ]
 
-    def test_round_has_one_time_for_all_where_a_majority_is_silent(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_round_has_one_timeout_for_all_leases_when_a_majority_is_silent(
+        self, nodes: Nodes, store: RedlockStore
+    ) -> None:
         store.free(taken(store))
         for server in nodes.servers[:3]:
             server.pause()
@@ -555,7 +557,7 @@ class TestManyLeases:
         assert store.renew(self.many(store, 2000, 30.0), timeout=5.0) == [False] * 2000
 
     @pytest.mark.slow
-    def test_holders_learn_of_it_before_their_leases_are_over(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_holders_are_notified_before_their_leases_end(self, nodes: Nodes, store: RedlockStore) -> None:
         leases, told = [], []
         for number in range(300):
             holder = Holder(f"task {number}")
@@ -606,7 +608,7 @@ class TestForgetfulNodes:
         for server in nodes.servers:
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
 
-    def test_two_get_the_lock_where_they_are_believed(self, nodes: Nodes) -> None:
+    def test_two_clients_get_the_lock_where_the_nodes_are_believed(self, nodes: Nodes) -> None:
         """What the rest of this class is about."""
         _, lease = self.hold_on_first_three(nodes, BELIEVED)
         nodes.servers[0].restart()
@@ -644,7 +646,7 @@ class TestForgetfulNodes:
         assert lease.held
         until(lambda: isinstance(acquire_for(other, 2.0), (Lease, Held)), "they vote again after one ttl")
 
-    def test_so_does_a_flushed_node(self, nodes: Nodes) -> None:
+    def test_flushed_node_has_no_vote_either(self, nodes: Nodes) -> None:
         self.remember(nodes)
         lease = taken_on_all(nodes, open_url(nodes.url))
         for server in nodes.servers[:3]:
@@ -656,7 +658,7 @@ class TestForgetfulNodes:
             acquire(open_url(nodes.url))
         assert lease.held
 
-    def test_minority_of_them_does_not_matter(self, nodes: Nodes) -> None:
+    def test_minority_does_not_matter(self, nodes: Nodes) -> None:
         self.remember(nodes)
         store = open_url(nodes.url)
         store.free(taken(store))
@@ -666,7 +668,7 @@ class TestForgetfulNodes:
         assert set(nodes.holding(RUN)) >= {2, 3, 4}
         store.free(lease)
 
-    def test_renewal_puts_the_lock_back_on_them(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_renewal_puts_the_lock_back(self, nodes: Nodes, store: RedlockStore) -> None:
         """Or a rolling restart of the nodes would cost every long lease its majority."""
         lease = taken_on_all(nodes, store)
         for server in nodes.servers:
@@ -683,7 +685,7 @@ class TestForgetfulNodes:
         assert store.renew([lease], timeout=0.5) == [False]
         until(lambda: nodes.holding(RUN) == [], "it is free")
 
-    def test_leader_that_lost_its_majority_does_not_wait_for_what_the_others_keep(self, nodes: Nodes) -> None:
+    def test_leader_that_lost_its_majority_leads_again_at_once(self, nodes: Nodes) -> None:
         """No beat would send anything for the rest of the ttl."""
         self.remember(nodes)
         for server in nodes.servers[3:]:
@@ -780,7 +782,7 @@ class TestMarks:
         assert isinstance(acquire(open_url(nodes.url, BELIEVED), once=True), Record)
         until(lambda: nodes.holding(RUN) == [], "the two have been told to take it back")
 
-    def test_node_that_learns_it_later_forgets_it_with_the_others(
+    def test_node_that_gets_it_later_forgets_it_with_the_others(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By the time that is left a reader sees how long ago the body ended."""
@@ -806,7 +808,7 @@ class TestMarks:
 
 
 class TestSemaphore:
-    def test_rest_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
+    def test_leftover_of_an_attempt_is_not_a_vote_for_another_slot(self, nodes: Nodes, store: RedlockStore) -> None:
         owner, node = new_owner(), store._nodes.each[0].server
         request = LockRequest(KEY, owner, ttl=TTL, holder=ME, limit=2)
         assert node.run(commands.vote(request, slot=0, memory=None))[::2] == [1, 0]
@@ -857,7 +859,7 @@ class TestWaiting:
         thread.join(30)
         assert got[0] - released_at < 3.0, "not by the end of a slice"
 
-    def test_copy_that_is_done_wakes_the_next_one(
+    def test_copy_of_a_finished_message_wakes_the_next_waiter(
         self, nodes: Nodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was woken for a lock that it does not take."""
@@ -902,7 +904,7 @@ def blocked(nodes: Nodes) -> int:
     return sum(server.client().info("clients")["blocked_clients"] for server in nodes.servers if server.pid)
 
 
-def test_wake_ups_that_nobody_takes_do_not_pile_up(nodes: Nodes) -> None:
+def test_unclaimed_wake_ups_do_not_pile_up(nodes: Nodes) -> None:
     """Waiters take them from one node; releases leave one on each."""
     server = open_url(nodes.servers[0].url)._servers
     for _ in range(5):

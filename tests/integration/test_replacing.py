@@ -83,7 +83,7 @@ def test_message_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespa
     assert is_superseded(old, newest)
 
 
-def test_one_with_an_eta(shop: Shop, job: Any) -> None:
+def test_message_with_an_eta(shop: Shop, job: Any) -> None:
     start(shop)
     old = job.apply_async(("report",), countdown=1.0)
     newest = job.apply_async(("report",), countdown=1.0)
@@ -92,7 +92,7 @@ def test_one_with_an_eta(shop: Shop, job: Any) -> None:
     assert ran(shop) == {newest.id}
 
 
-def test_lock_that_was_lost_replaces_nothing(shop: Shop, job: Any) -> None:
+def test_lost_lock_replaces_nothing(shop: Shop, job: Any) -> None:
     """The lock server came back empty: both run."""
     first = job.delay("report")
     Runtime.of(shop.app).confirmations.write()
@@ -192,7 +192,7 @@ def dies(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_broker_that_does_not_take_it(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_that_refuses_the_message(shop: Shop, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one has its lock again, and goes on."""
     old = job.delay("report")
     Runtime.of(shop.app).confirmations.write()
@@ -207,7 +207,7 @@ def test_broker_that_does_not_take_it(shop: Shop, job: Any, monkeypatch: pytest.
     until_can_be_sent(shop)
 
 
-def test_what_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:
+def test_message_that_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:
     """Many senders and two workers: what was not superseded ran, once, and nothing is left waiting."""
     start(shop, "one", "two")
     jobs = [f"job {number}" for number in range(4)]

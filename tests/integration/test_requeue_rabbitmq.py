@@ -117,7 +117,7 @@ def test_refused_copies_leave_room_for_others_on_quorum_queues(shop_with: Callab
 
 
 @pytest.mark.slow
-def test_user_that_may_not_declare_queues_is_served_as_by_other_brokers(
+def test_user_that_may_not_declare_queues_is_served_as_on_other_brokers(
     rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
 ) -> None:
     rabbitmq.control("add_user", queue, "secret")
@@ -227,7 +227,7 @@ def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
 
 
 @pytest.mark.slow
-def test_what_waits_in_the_broker_survives_its_death(rabbitmq: RabbitMQ, queue: str) -> None:
+def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, queue: str) -> None:
     """Killed while many messages wait, and while many have waited and are on their way."""
     app = Celery("sender", broker=rabbitmq.url, set_as_current=False)
     with app.connection_for_write() as connection:

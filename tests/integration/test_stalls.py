@@ -110,7 +110,9 @@ def test_nothing_is_lost_in_a_stall_while_many_ask(silent: Shop, own_redis: Redi
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1, 2, 3, 7, 10])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_nothing_is_lost_however_long_it_is(silent: Shop, own_redis: RedisServer, pool: str, seconds: float) -> None:
+def test_nothing_is_lost_however_long_the_stall_is(
+    silent: Shop, own_redis: RedisServer, pool: str, seconds: float
+) -> None:
     silent.start("one", pool=pool, concurrency=SLOTS)
     warm(silent)
     own_redis.pause()
@@ -123,7 +125,7 @@ def test_nothing_is_lost_however_long_it_is(silent: Shop, own_redis: RedisServer
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["exclusive", "late"])
-def test_nothing_is_lost_where_each_answer_takes_long(
+def test_nothing_is_lost_when_each_answer_takes_long(
     redis_server: RedisServer, own_redis: RedisServer, proxy: StallingProxy, shop_on: Callable[..., Shop], task: str
 ) -> None:
     """Longer than a third of the ttl: too late to begin with what was granted."""

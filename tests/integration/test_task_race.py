@@ -46,7 +46,7 @@ def test_harness_sees_what_celery_singleton_does(course: Callable[[str], Course]
 
 
 @pytest.mark.slow
-def test_harness_sees_what_is_locked_as_it_is_sent(course: Callable[[str], Course]) -> None:
+def test_harness_sees_what_a_lock_at_send_time_does(course: Callable[[str], Course]) -> None:
     ours = course(SENT)
     job = Job(ours, "killed", "work", LONG)
     ours.send_and_die(job)

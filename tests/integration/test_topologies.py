@@ -236,7 +236,7 @@ class TestReplicas:
         assert pair[1].client().exists(f"{KEY}:run")
         assert store.free(lease)
 
-    def test_lock_that_did_not_is_taken_back(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_lock_that_did_not_reach_the_replica_is_taken_back(self, pair: tuple[RedisServer, RedisServer]) -> None:
         store = open_url(pair[0].url, replicas=1)
         store.free(taken(store))
         pair[1].pause()
@@ -269,7 +269,7 @@ class TestReplicas:
             store.remember(KEY, record_of(remembered))
             assert keeps_record_of(replica, remembered)
 
-    def test_end_that_did_not_reach_it_is_repeated(self, pair: tuple[RedisServer, RedisServer]) -> None:
+    def test_end_that_did_not_reach_the_replica_is_repeated(self, pair: tuple[RedisServer, RedisServer]) -> None:
         master, replica = pair
         store, ran, refused = open_url(master.url, replicas=1), Holder("ran"), Holder("refused")
         lease = taken(store)
@@ -340,7 +340,7 @@ class TestReplicas:
             assert isinstance(acquire(open_url(replica.url)), Lease)
             assert lease.held
 
-    def test_redlock_has_none(self) -> None:
+    def test_redlock_has_no_replicas(self) -> None:
         with pytest.raises(InvalidOption, match="singleton_lock_replicas"):
             open_url("redis://a;redis://b;redis://c", replicas=1)
 
@@ -352,7 +352,7 @@ class TestCluster:
         yield store
         store.close()
 
-    def test_locks_are_all_over_it(self, cluster: Cluster, store: Store) -> None:
+    def test_locks_are_spread_over_it(self, cluster: Cluster, store: Store) -> None:
         leases = [taken(store, f"many:{{job:{number}}}", waiting=True) for number in range(60)]
         masters = {cluster.master_of(lease.key).port for lease in leases}
         assert len(masters) == 3
@@ -389,7 +389,7 @@ class TestCluster:
         assert store.renew([lease], timeout=1.0) == [True]
         assert store.free(lease)
 
-    def test_slot_that_has_moved_is_asked_for_in_vain_once(self, cluster: Cluster, store: Store) -> None:
+    def test_moved_slot_costs_one_redirect(self, cluster: Cluster, store: Store) -> None:
         store.free(taken(store))
         old = cluster.master_of(KEY)
         cluster.migrate_slot(KEY)
@@ -444,7 +444,7 @@ class TestCluster:
             assert journal.counts() == {"runs": 1}
         assert store.free(lease)
 
-    def test_calls_to_stop_follow_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
+    def test_stop_requests_follow_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
         own = store.stops("followed", PROCESS)
         assert own is not None
         heard = list[Stop]()
@@ -552,7 +552,7 @@ class TestCluster:
         with pytest.raises(InvalidOption, match="database 0 only"):
             open_url("redis+cluster://h:6379/1")
 
-    def test_any_node_will_do_to_begin_with(self, cluster: Cluster) -> None:
+    def test_any_reachable_node_will_do_to_start_with(self, cluster: Cluster) -> None:
         store = open_url(f"redis+cluster://127.0.0.1:1;{cluster.url}")
         assert store.free(taken(store))
         store.close()
