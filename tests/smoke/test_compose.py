@@ -33,7 +33,7 @@ def test_compose_files_are_valid(overrides: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("overrides", OVERRIDES[:-1], ids="+".join)
-def test_demo_goes_well_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
+def test_demo_succeeds_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "examples.containers", *overrides]
     demo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -48,7 +48,7 @@ def test_demo_goes_well_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
     assert docker("ps", "--all", *ours) == docker("network", "ls", *ours) == docker("volume", "ls", *ours) == ""
 
 
-def test_image_has_what_it_runs_and_no_more() -> None:
+def test_image_contains_only_what_it_runs() -> None:
     build_args = [f"--build-arg={name}" for name in ("PIP_INDEX_URL",) if name in os.environ]
     docker("build", "--quiet", *build_args, "--file", "docker/Dockerfile", "--tag", IMAGE, ".")
     run = ("run", "--rm", IMAGE)
