@@ -1,4 +1,4 @@
-"""`celery locks` where the locks are on a Redlock, on a master that Sentinels know, or on a cluster."""
+"""`celery locks` with locks on a Redlock, on a master that Sentinels know, or on a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.operators import ask
 from tests.servers import Cluster, Nodes, SentinelGroup
 from tests.unit.test_verdict import over
 
-#: So many that each master of a cluster has some.
+#: Enough locks that each master of a cluster has some.
 COUNT = 30
 
 

@@ -14,18 +14,18 @@ from tests.integration.operators import celery, environment_of
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Each pool that answers while it runs a task: solo does not.
+#: The pools that answer while they run a task: `solo` does not.
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("gevent", "threads", "eventlet")))
 
 
 def start(shop: Shop, *names: str, **options: Any) -> None:
-    """Start workers that can be asked: they are ready a moment before they listen."""
+    """Start workers and wait until they answer: they are ready a moment before they listen."""
     for worker in shop.start(*names, **options):
         until(lambda worker=worker: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
 
 
 def key_of(shop: Shop) -> str:
-    """Of the one lock that is held."""
+    """The key of the only lock that is held."""
     (key,) = shop.held()
     return key.removesuffix(":run")
 
@@ -81,7 +81,7 @@ def test_task_is_stopped_though_no_renewal_is_due(shop: Shop, pool: str) -> None
     other = shop.send("exclusive", "other", LONG, singleton_lock={"ttl": 20 * LIMIT})
     shop.record.wait_for(starts=1)
     shop.record.wait_for(starts=1, job="other")
-    until(lambda: len(inspected(shop)) == 2)  # Its main process may hear later than its record that a run has begun.
+    until(lambda: len(inspected(shop)) == 2)  # The main process may learn after the record that a run has begun.
     (key,) = (held["key"] for held in inspected(shop) if held["task_id"] == stopped.id)
     assert "is stopped within a second" in released(shop, key)["ok"]
     with pytest.raises(LockLost, match="an operator has released it"):

@@ -14,10 +14,10 @@ from tests.programs import ROOT
 #: Pages with real workers and beats take longer.
 SLOW = ("tutorial.md",)
 
-#: Pages that tests of their own run, on databases and with Django: see tests/contrib.
+#: Pages that other tests run, on databases and with Django: see tests/contrib.
 ELSEWHERE = ("fencing.md", "testing.md")
 
-#: README's blocks are run by tests/unit/test_docs.py and tests/integration/test_lock.py.
+#: The blocks of README are run by tests/unit/test_docs.py and tests/integration/test_lock.py.
 PAGES = [
     page
     for page in sorted((ROOT / "docs").rglob("*.md"))

@@ -34,7 +34,7 @@ def make_app(**conf: Any) -> Celery:
 
 
 def looked_at(backend: str, **conf: Any) -> Diagnosis:
-    """What the doctor says, without asking workers: this app's broker is in memory."""
+    """The doctor's diagnosis, without asking workers: this app's broker is in memory."""
     app = make_app(singleton_lock_backend=backend, **conf)
     try:
         return diagnose(app, timeout=0.1)
@@ -43,7 +43,7 @@ def looked_at(backend: str, **conf: Any) -> Diagnosis:
 
 
 def run_here(*arguments: str, **conf: Any) -> Result:
-    """The command, in this process."""
+    """Run the command in this process."""
     context = CLIContext(app=make_app(**conf), no_color=True, workdir=None)
     return CliRunner().invoke(locks, ["doctor", "--timeout", "0.1", *arguments], obj=context)
 
@@ -57,7 +57,7 @@ def serious(diagnosis: Diagnosis) -> list[Finding]:
 
 @contextmanager
 def user(server: RedisServer, *rules: str) -> Iterator[str]:
-    """The URL of a user with these rights."""
+    """The URL for a user with these rights."""
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "locks", "on", ">s3cret", *rules)
         yield f"redis://locks:s3cret@127.0.0.1:{server.port}/0"
@@ -206,7 +206,7 @@ class TestOneServer:
 
 
 class TestKeys:
-    """What was left behind, or written by others."""
+    """Keys that were left behind, or written by others."""
 
     def test_each_kind_of_orphan_is_named(self, own_redis: RedisServer) -> None:
         with own_redis.client() as client:
@@ -227,7 +227,7 @@ class TestKeys:
         self, redis_server: RedisServer, shop_on: Callable[..., Shop]
     ) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=60)
-        # A queue for each: else one of them may take both, and run the second when the first is over.
+        # A queue for each: otherwise one worker may take both, and run the second after the first.
         (dead,) = shop.start("dead", arguments=("-Q", "first"))
         shop.start("alive", arguments=("-Q", "second"))
         for job in ("first", "second"):
@@ -243,7 +243,7 @@ class TestKeys:
 
 
 class TestBeat:
-    """Who leads it."""
+    """Which beat leads."""
 
     def test_leader_is_named(self, own_redis: RedisServer, tmp_path: Path) -> None:
         with studio(own_redis, own_redis, tmp_path) as beats:
