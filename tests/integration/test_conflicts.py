@@ -208,7 +208,7 @@ class TestSameMessage:
         return shop_on(redis_server)
 
     def test_waiting_copy_runs_when_the_holder_is_killed(self, shop: Shop) -> None:
-        # One slot each and late acknowledgement: the worker that runs it takes nothing else, so the other gets the copy.
+        # One slot each and late acknowledgement: the worker that runs it takes nothing else; the other gets the copy.
         victim, heir = shop.start("one", "two", concurrency=1)
         first = shop.send("late", "report", 60.0)
         (run,) = shop.record.wait_for(starts=1)

@@ -1,4 +1,4 @@
-"""What is left on a server of messages that are over, and of locks that are free."""
+"""What stays on a server of messages that have ended, and of locks that are free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = "ended:1:{job:1}"
 SHARED = keyspace.shared(KEY)
 ENDED, FENCE = keyspace.ended_keys(SHARED, b"")[0], keyspace.shared_fence_key(SHARED)
 
-#: Bytes of a message there.
+#: Bytes that each message takes there.
 ENTRY = 12
 
 RECORD = Record(ME.message, b"record", 60.0, content_for=0.001)
@@ -102,7 +102,7 @@ class TestEnds:
         assert isinstance(found(store), Record)
 
     def test_late_record_of_an_end_changes_nothing(self, store: RedisStore, client: Redis) -> None:
-        """Else it would say: perhaps nothing of what follows was sent."""
+        """Otherwise it would say that perhaps none of the next tasks were sent."""
         lease, unsettled = taken(store, key=KEY, holder=ME), RECORD._replace(content_for=None)
         store.free(lease, record=unsettled)
         store.replace_records([(KEY, RECORD)])
@@ -119,7 +119,7 @@ class TestEnds:
         assert client.strlen(ENDED) == ENTRY
 
     def test_late_record_does_not_replace_a_newer_one(self, store: RedisStore, client: Redis) -> None:
-        """Another worker with the message's end since then may be sending what follows on it."""
+        """Another worker, which has the message's end since then, may be sending the next tasks."""
         lease = taken(store, key=KEY, holder=ME)
         newer = RECORD._replace(content=b"newer", seconds=600.0, content_for=None)
         store.remember(KEY, newer)
@@ -198,7 +198,7 @@ class TestWhatIsLeft:
         assert sum(client.strlen(f"{it}:ended") for it in shared) == ENTRY * len(keys)
 
     def test_expired_ends_are_removed(self, store: RedisStore, client: Redis) -> None:
-        """Also where others stay for long."""
+        """Also where other ends stay for long."""
         for number in range(100):
             store.free(taken(store, key=KEY, holder=ME), record=message(number, 600.0 if number % 10 == 0 else 0.001))
         assert client.strlen(ENDED) >= 10 * ENTRY
@@ -209,7 +209,7 @@ class TestWhatIsLeft:
         assert all(isinstance(found(store, Holder(f"task {number}")), Record) for number in (*range(0, 100, 10), 159))
 
     def test_ends_that_do_not_fit_into_one_value_go_to_others(self, store: RedisStore, client: Redis) -> None:
-        """A text is read as a whole."""
+        """A value is read as a whole."""
         numbers = range(5000)
         leave_many(store, numbers)
         lengths = {name: client.strlen(name) for name in client.scan_iter(f"{SHARED}:ended*")}
@@ -230,7 +230,7 @@ class TestWhatIsLeft:
         assert client.strlen(ENDED) == len(full)
 
     def test_room_of_expired_ends_is_used_again(self, store: RedisStore, client: Redis) -> None:
-        """Those that may be forgotten first are in front, as they came first."""
+        """Ends that may be forgotten first are in front, since they came first."""
         client.set(ENDED, b"\x7f" * 24_576, ex=60)
         over, known = bytes(12) * 1_024, b"\x7f" * 12 * 1_024
         for first in range(256):
@@ -258,7 +258,7 @@ def found_and_freed(store: RedisStore, number: int) -> Lease | Held | Record:
 
 
 def other_key() -> str:
-    """A key that shares what `KEY` does."""
+    """A key that shares its values with `KEY`."""
     return next(key for number in range(10**6) if keyspace.shared(key := f"ended:1:{{other:{number}}}") == SHARED)
 
 
@@ -269,7 +269,7 @@ class TestFences:
         assert [taken(store, key=key).fence for key in (KEY, other_key())] == [2**52 + 1, 2**52 + 2]
 
     def test_are_kept_until_the_clock_has_caught_up(self, store: RedisStore, client: Redis) -> None:
-        """It was set back by a day: an hour later, the time is still below them."""
+        """The clock was set back by a day: an hour later, the time is still below the fences."""
         ahead = 24 * 3600
         seconds, microseconds = client.time()
         client.set(FENCE, (seconds + ahead) * 10**6 + microseconds)
@@ -290,7 +290,7 @@ class TestFences:
         assert store.inspect(KEY).fence is None
 
     def test_hold_that_is_given_back_is_found_by_its_holder(self, store: RedisStore) -> None:
-        """What undoes an acquire does not know which fence it was given."""
+        """The call that undoes an acquire does not know its fence."""
         lease = taken(store, key=KEY, holder=ME)
         before, _ = ME.around_fence(lease.ttl).split("\n")
         value = f"{lease.owner}{before},"

@@ -1,4 +1,4 @@
-"""What an attacker may have written: into messages, with access to the broker only; and into Redis, with access to
+"""What an attacker may have written: into messages, with access to the broker only, or into Redis, with access to
 that.
 """
 
@@ -58,7 +58,7 @@ def store(redis_server: RedisServer) -> Iterator[RedisStore]:
 
 
 def say_all(shop: Shop) -> str:
-    """What an operator sees, by every command that reads what others wrote."""
+    """What an operator sees of every command that reads what others wrote."""
     said = [ask(shop, *words) for words in (["list"], ["list", "--json"], ["stats"], ["stats", "--json"])]
     said.append(ask(shop, "timeline", "--output", "-"))
     for result in said:
@@ -196,7 +196,7 @@ class TestMemory:
         runtime.store.close()
 
 
-#: What a key may be of, each with what writes it.
+#: The types that a key may have, each with a function that writes it.
 KINDS: dict[str, Callable[[Any, bytes, bytes], Any]] = {
     "string": lambda client, key, junk: client.set(key, junk, ex=600),
     "list": lambda client, key, junk: client.rpush(key, junk, junk),
@@ -208,7 +208,7 @@ KINDS: dict[str, Callable[[Any, bytes, bytes], Any]] = {
 
 junk = st.binary(max_size=300) | anything.map(lambda value: json.dumps(value).encode())
 
-#: An owner, and what follows it.
+#: An owner and what comes after it.
 values = junk.map(lambda content: b"0" * 32 + content) | junk
 
 
@@ -296,7 +296,7 @@ class TestRedis:
         assert_harmless(say_all(shop))
 
     def test_read_only_user_is_enough_to_look(self, shop_on: Callable[..., Shop], own_redis: RedisServer) -> None:
-        """As `docs/security.md` has it."""
+        """As `docs/security.md` says."""
         with own_redis.client() as client:
             client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", f"~{PREFIX}:*", "+@read")
             client.set(f"{PREFIX}:1:{{job:x}}:run", new_owner() + Holder("id", node="n").dumps(60.0), px=60_000)

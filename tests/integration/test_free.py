@@ -1,4 +1,4 @@
-"""`celery locks release` and `clear` on locks of real workers: the dead ones' are freed, the others' only by force."""
+"""`celery locks release` and `clear` on real workers' locks: those of dead workers are freed, others only by force."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(shop: Shop) -> Store:
 
 
 def taken(store: Store, *, key: str = KEY, ttl: float = 60.0, **options: Any) -> Lease:
-    """Held by a process of which nothing is known, and that renews nothing."""
+    """Take a lock for an unknown process that renews nothing."""
     lease = store.acquire(
         LockRequest(key, new_owner(), ttl=ttl, holder=Holder("made-up", node="gone@elsewhere", pid=7, **options))
     )

@@ -1,4 +1,4 @@
-"""Locks outside of tasks, on a real server: what redis-py's lock does, and what it does not."""
+"""Locks outside of tasks, on a real server: what redis-py's lock does, and what it does not do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestDropIn:
             assert lock.owned()
 
     def test_it_and_redis_pys_lock_exclude_each_other(self, client: Redis) -> None:
-        """In a rolling deploy both are in use."""
+        """Both are in use during a rolling deploy."""
         ours, theirs = Lock(client, NAME), client.lock(NAME, timeout=5)
         assert ours.acquire()
         assert not theirs.acquire(blocking=False)
@@ -164,7 +164,7 @@ class TestHolding:
         assert not lock.locked()
 
     def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
-        """Or it would be renewed forever."""
+        """Otherwise it would be renewed forever."""
         lock = make(timeout=0.3)
         assert in_thread(lock.acquire)
         assert lock.acquire(blocking_timeout=10)
@@ -182,7 +182,7 @@ class TestHolding:
             client.flushall()
 
     def test_lock_that_was_there_until_its_release_was_not_lost(self, make: Callable[..., Lock], client: Redis) -> None:
-        """A process that was frozen trusts its lease no more; on the server it had some time left."""
+        """A process that was frozen no longer trusts its lease; on the server the lease had some time left."""
         lock = make()
         lock.acquire()
         lock.local.held.lease.lose("the lease ended")
@@ -274,7 +274,7 @@ class TestSemaphore:
             assert not Semaphore(client, NAME, 2).acquire(blocking=False)
 
     def test_lower_limit_counts_present_holders(self, client: Redis) -> None:
-        """In a rolling deploy: those that came under the higher limit count, wherever they are."""
+        """During a rolling deploy: holders that came under the higher limit count, whichever slots they have."""
         made = [Semaphore(client, NAME, 5, timeout=30) for _ in range(5)]
         assert all(one.acquire(blocking=False) for one in made)
         late = Semaphore(client, NAME, 2, timeout=30)
@@ -315,7 +315,7 @@ class TestSemaphore:
 
 class TestWaiting:
     def queue(self, make: Callable[..., Lock], count: int, client: Redis, got: list[int]) -> list[threading.Thread]:
-        """Start waiters one after the other."""
+        """Start waiters one by one."""
         threads = []
         for number in range(count):
 
@@ -340,7 +340,7 @@ class TestWaiting:
 
     @pytest.mark.slow
     def test_waiters_keep_their_order_while_they_look_again(self, client: Redis) -> None:
-        """They look every four seconds, and would come back behind later ones."""
+        """Waiters look every four seconds, and might come back behind later ones."""
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
@@ -377,7 +377,7 @@ class TestWaiting:
             thread.join()
 
     def test_holder_that_died_is_waited_for_no_longer_than_its_lease(self, client: Redis) -> None:
-        """Not for the waiter's own timeout, and not forever."""
+        """Not for the waiter's own timeout, nor forever."""
         assert Lock(client, NAME, timeout=0.5, renew=False).acquire()
         began = clock.now()
         with Lock(client, NAME, timeout=60):
@@ -453,7 +453,7 @@ class TestWhatBreaksOtherLocks:
         clock.sleep(1.5)
         assert all(not lock.lost for lock in locks)
         started = [thread.name for thread in set(threading.enumerate()) - threads]
-        # The heartbeat's; another one where an answer was late, or still one of the locks that a test before has lost.
+        # The heartbeat's thread; another one if an answer was late, or one of a lock that an earlier test has lost.
         assert len(started) <= 3, started
         assert client.info("clients")["connected_clients"] <= before + 2
         for lock in locks:

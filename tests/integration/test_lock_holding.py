@@ -1,4 +1,4 @@
-"""What a lock outside of tasks promises when it is used in odd ways: tokens, other ttls, lost answers, forks."""
+"""The promises of a lock outside of tasks that is used in odd ways: tokens, other ttls, lost answers, forks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestToken:
                 lock.release()
 
     def test_each_hold_has_another_owner_all_the_same(self, make: Callable[..., Lock]) -> None:
-        """A release that was given up, and comes late, does not free the next hold."""
+        """A late release that was given up does not free the next hold."""
         lock, owners = make(), set()
         for _ in range(3):
             assert lock.acquire(token="x")
@@ -93,7 +93,7 @@ class TestToken:
         lock.release()
 
     def test_hold_without_its_token_is_no_longer_renewed(self, make: Callable[..., Lock]) -> None:
-        """Handed to another process, say, and forgotten here."""
+        """The token was handed to another process, say, and forgotten here."""
         lock = make(timeout=0.3)
         lock.acquire()
         lock.local.token = None
@@ -251,7 +251,7 @@ class TestReleaseWithoutAnAnswer:
                 lock.release()
 
     def test_lock_counts_as_lost_meanwhile(self, own_redis: RedisServer, make: Callable[..., Lock]) -> None:
-        """It is freed as soon as the server answers: what made it longer would be in vain."""
+        """The lock is freed as soon as the server answers: extending it would be in vain."""
         lock = make(timeout=60)
         lock.acquire()
         own_redis.pause()
@@ -278,7 +278,7 @@ class TestReleaseWithoutAnAnswer:
             lock.release()
 
     def test_it_fails_if_the_lock_and_the_first_answer_were_lost(self, own_redis: RedisServer, client: Redis) -> None:
-        """The store says it again by itself, and finds it gone."""
+        """The store repeats the release by itself, and finds the lock gone."""
         lost = threading.Event()
         with LossyProxy(own_redis.port) as proxy:
             lock = Lock(Redis(port=proxy.port), NAME, timeout=0.5, on_lost=lambda lock: lost.set())
@@ -293,7 +293,7 @@ class TestReleaseWithoutAnAnswer:
 
 
 class TestWithoutAnEnd:
-    """Somebody has taken the key's time to live away (PERSIST)."""
+    """Somebody has removed the key's time to live (PERSIST)."""
 
     @pytest.mark.parametrize("kind", [Lock, Semaphore])
     def test_object_with_the_token_uses_it(self, client: Redis, kind: type[Lock]) -> None:
@@ -324,7 +324,7 @@ class TestNotGot:
     def test_acquire_without_an_answer_is_given_up_by_the_store_alone(
         self, own_redis: RedisServer, make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """To say it once more takes as long again."""
+        """Sending it once more would take as long again."""
         lock = make(timeout=10)
         with lock:
             pass
@@ -358,7 +358,7 @@ class TestNotGot:
 
 
 class TestClients:
-    """What belongs to a client goes with it; what is the same for many is there once."""
+    """What belongs to a client goes with it; what many clients have in common exists once."""
 
     def test_many_of_one_server_share_a_thread_and_connections(self, own_redis: RedisServer) -> None:
         with own_redis.client() as watching:
@@ -395,7 +395,7 @@ class TestClients:
         other.release()
 
     def test_lock_outlives_its_client(self, own_redis: RedisServer) -> None:
-        # Longer than a collection takes in a process that has run all other tests: it stops the heartbeat as well.
+        # Longer than garbage collection takes in a process that has run all other tests: it stops the heartbeat, too.
         lock = Redis(port=own_redis.port).lock(NAME, timeout=2.0, lock_class=Lock)
         lock.acquire()
         gc.collect()
@@ -485,7 +485,7 @@ class TestRedlock:
 
 
 class TestBesideTheLockOfRedisPy:
-    """Neither starves: redis-py's release wakes nobody, so a waiter looks as often as it does."""
+    """Neither starves: redis-py's release wakes nobody, so our waiter looks as often as redis-py's does."""
 
     @pytest.mark.parametrize("pause", [0.1, 0.02])
     def test_it_is_acquired_soon_after_redis_pys_lock_was_freed(self, client: Redis, pause: float) -> None:
@@ -500,7 +500,7 @@ class TestBesideTheLockOfRedisPy:
 
         thread = threading.Thread(target=take)
         thread.start()
-        # It would look every four seconds, and at the end of the lease.
+        # Otherwise it would look every four seconds, and at the end of the lease.
         until(lambda: client.info("clients")["blocked_clients"], "it waits")
         clock.sleep(0.3)
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -511,7 +511,7 @@ class TestBesideTheLockOfRedisPy:
         thread.join()
 
     def test_both_kinds_of_waiters_get_it(self, client: Redis) -> None:
-        """As many waiters of each kind; what is done between two holds is left to chance, as in a program."""
+        """There are as many waiters of each kind; the time between two holds is left to chance, as in a program."""
         grants = {"ours": 0, "theirs": 0}
         over, mutex = threading.Event(), threading.Lock()
 
@@ -605,7 +605,7 @@ class TestFork:
 
     def hold_locks(self, port: int, over: threading.Event, number: int) -> None:
         while not over.is_set():
-            # So short that renewals are under way, and that it may end on a slow machine.
+            # So short that renewals are under way, and that the lease may end on a slow machine.
             lock = Lock(Redis(port=port), f"{number}", timeout=0.1)
             with suppress(NotOwned, Unavailable), lock:
                 lock.reacquire()
@@ -628,12 +628,12 @@ class TestFork:
 
 
 def forked(work: Callable[[], bool]) -> bool:
-    """Whether a child that does this ends, and well."""
+    """Whether a forked child that does this ends, and successfully."""
     pid = os.fork()
     if not pid:
         status = 1
         try:
-            signal.alarm(60)  # One that hangs is killed.
+            signal.alarm(60)  # A child that hangs is killed.
             status = 0 if work() else 2
         finally:
             os._exit(status)

@@ -1,4 +1,4 @@
-"""What operators see of real workers afterwards: counts, warnings, events."""
+"""What operators see of real workers: counts, warnings, events."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Cal
 
 
 def test_overlapping_runs_are_found_whatever_the_cause(shop: Shop) -> None:
-    """Here: a lock that was deleted, and a task that only warns."""
+    """Here, the lock was deleted, and the task only warns."""
     (worker,) = shop.start("one", concurrency=2)
     shop.send("warned", "report", 4.0)
     shop.record.wait_for(starts=1)

@@ -1,4 +1,4 @@
-"""What `make bench-compare` measures, in a process with a server of its own."""
+"""What `make bench-compare` measures, in a process with its own server."""
 
 from __future__ import annotations
 

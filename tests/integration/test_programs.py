@@ -1,4 +1,4 @@
-"""A forked program is what it would be if it had been started by itself, see `tests/programs.py`."""
+"""A forked program behaves as if it had been started by itself, see `tests/programs.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[[str], str]:
-    """Make a program; the name of its module."""
+    """Make a program; returns the name of its module."""
 
     def make(text: str) -> str:
         (tmp_path / "program_of_a_test.py").write_text(text)
