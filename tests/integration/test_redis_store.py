@@ -1,4 +1,4 @@
-"""The lock on a real Redis that loses replies, forgets scripts, is full, is foreign, or is gone."""
+"""The lock on a real Redis that loses replies, forgets scripts, is full, has foreign values, or is gone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def store(own_redis: RedisServer) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def lossy(own_redis: RedisServer) -> Iterator[tuple[RedisStore, LossyProxy]]:
-    """A store behind a proxy, connected already."""
+    """A store behind a proxy, already connected."""
     with LossyProxy(own_redis.port) as proxy:
         store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
         store.free(taken(store))
@@ -75,17 +75,17 @@ def is_answered(store: RedisStore) -> bool:
 
 
 class TestAskedAhead:
-    """A lock is asked for, and its answer read later."""
+    """An acquire is sent, and its answer read later."""
 
     def test_is_held_before_the_answer_is_read(self, store: RedisStore, client: Redis) -> None:
-        store.free(taken(store))  # The server knows the script.
+        store.free(taken(store))  # Now the server knows the script.
         asked = store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME))
         until(lambda: client.exists(f"{KEY}:run"))
         assert isinstance(asked.answer(), Lease)
         assert isinstance(store.ask(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)).answer(), Held)
 
     def test_answer_that_nobody_reads(self, store: RedisStore, client: Redis) -> None:
-        """What comes next is not answered by that."""
+        """The next command does not get that answer."""
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         store.ask(request).drop()
         store.abandon(request.hold())
@@ -160,7 +160,7 @@ class TestLostReplies:
     def test_interrupted_acquire_leaves_nothing(
         self, store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A time limit that strikes between sending and reading."""
+        """A time limit strikes between sending and reading."""
         store.free(taken(store))
         run, calls = store._servers.run, []
 
@@ -243,7 +243,7 @@ class TestServer:
         assert taken(store).fence == 2**53 - 9
 
     def test_waiter_that_leaves_discards_no_wake_up_of_others(self, store: RedisStore, client: Redis) -> None:
-        """Of a semaphore several are there at once; the one that came for it goes back."""
+        """A semaphore may have several wake-ups at once; the one meant for this waiter goes back."""
         with ExitStack() as exits:
             wake_up = exits.push(store._wake_up(KEY))
             wake_up.wait(0.01)
@@ -254,7 +254,7 @@ class TestServer:
 
     @pytest.mark.parametrize("waiting", [False, True])
     def test_unclaimed_wake_up_costs_no_waiter_its_place(self, store: RedisStore, waiting: bool) -> None:
-        """Somebody came just then, and has the lock: the next to block is woken by the end of that."""
+        """A newcomer has taken the lock just then: its end wakes the next waiter."""
         first = taken(store)
         requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True) for _ in range(2)]
         assert [type(store.acquire(request)) for request in requests] == [Held, Held]
@@ -368,7 +368,7 @@ class TestForeignValues:
         assert store.renew([broken, good], timeout=1) == [False, True]
 
     def test_broken_fence_counter_counts_as_lost(self, store: RedisStore, client: Redis) -> None:
-        """Others share it: they are not to be kept from their locks."""
+        """Other locks share the counter: they must stay available."""
         counter, fences = keyspace.shared_fence_key(keyspace.shared(KEY)), [0]
         for break_it in (lambda: client.set(counter, "hello"), lambda: client.lpush(counter, "x"), lambda: None):
             client.delete(counter)
@@ -384,7 +384,7 @@ class TestForeignValues:
 
 
 class TestInterruptedAhead:
-    """What is asked for while a message is made (`task.asking`)."""
+    """A lock that is asked for while a message is made (`task.asking`)."""
 
     @pytest.mark.parametrize("sent", [True, False])
     def test_interruption_as_it_is_sent(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
@@ -404,7 +404,7 @@ class TestInterruptedAhead:
         assert store.held(KEY) == []
 
     def test_interruption_before_its_answer(self, store: RedisStore) -> None:
-        """Nobody gets that answer for another one."""
+        """Nobody mistakes that answer for another one."""
         store.free(taken(store))
         request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
         with pytest.raises(KeyboardInterrupt), Asking(store, request):
@@ -499,7 +499,7 @@ def _calls(client: Redis) -> int:
 class TestTLS:
     @pytest.fixture
     def certificate(self, tmp_path: Path) -> Path:
-        """A self-signed one for the loopback address, with its key."""
+        """A self-signed certificate for the loopback address, with its key."""
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
              "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "pem", "-out", tmp_path / "crt"],
@@ -545,7 +545,7 @@ class TestTLS:
                 acquire(open_url(url, trust))
 
     def test_redlock_on_tls(self, certificate: Path) -> None:
-        """Its connections do not wait, which TLS has words of its own for."""
+        """Its connections are non-blocking, for which TLS has its own errors."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, certificate.with_name("pem"))
         with ExitStack() as exits:

@@ -33,7 +33,7 @@ def rehearsal(*options: str, task: str) -> list[str]:
 
 
 def rehearsed(shop: Shop, task: str, *arguments: str, status: int = 0, **conf: Any) -> dict[str, dict[str, Any]]:
-    """What came of each fault."""
+    """The outcome of each fault."""
     command = rehearsal("--json", *arguments, task=task)
     env = {**os.environ, **environment_of(shop, **{"singleton_lock_ttl": 5.0, **conf})}
     shown = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -77,7 +77,7 @@ class TestFaults:
         assert "the frozen run was stopped" in frozen
 
     def test_of_a_task_that_comes_again(self, shop: Shop) -> None:
-        shop.conf["singleton_lock_on_conflict"] = "retry"  # The next call may come first.
+        shop.conf["singleton_lock_on_conflict"] = "retry"  # The next call may come before the redelivered one.
         outcomes = rehearsed(shop, "rejected_when_lost", "--fault", "killed", "--fault", "redelivered")
         assert outcomes["killed"]["runs"] == 3, "the killed one, the same again, and the next call"
         assert outcomes["killed"]["notes"] == []

@@ -1,4 +1,4 @@
-"""The harness that races the textbook ways finds what they lack."""
+"""The harness that races the textbook schemes finds their faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The groups of servers are what they say: what other tests find on them is not the groups' own doing."""
+"""The groups of servers work as described: what other tests find on them is not caused by the groups."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TestNodes:
 
 
 def took(client: Redis) -> float:
-    """Seconds that an answer takes."""
+    """The seconds that an answer takes."""
     start = clock.now()
     client.ping()
     return clock.now() - start
@@ -120,7 +120,7 @@ class TestSentinelGroup:
 
     @pytest.mark.slow
     def test_new_master_is_not_replaced(self, group: SentinelGroup) -> None:
-        """As it is where Sentinels take a server for dead that they had no time to connect to."""
+        """Sentinels would replace it if they considered it dead because they had no time to connect to it."""
         group.fail_over()
         new, end = group.master(), clock.now() + 4.0
         while clock.now() < end:
@@ -154,7 +154,7 @@ class TestCluster:
         asked: list[int] = []
 
         def during() -> None:
-            # What has not moved yet is answered, and what is not there might have moved.
+            # Keys that have not moved yet are answered; keys that are not there might have moved.
             assert old.client().get(KEY) == "value"
             asked.append(sent_to(old.client(), "{job}:none"))
             with cluster.client() as client:
@@ -198,7 +198,7 @@ class TestCluster:
 
 @pytest.fixture
 def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of all servers that are started."""
+    """The process ids of all servers that are started."""
     started: list[int] = []
     run = RedisServer._run
 

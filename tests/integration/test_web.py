@@ -25,7 +25,7 @@ from tests.web.scenes import entry, hold, with_task, write
 
 TOKEN = "a-token-of-these-tests"
 
-#: The text about a lock whose holder is alive; what follows is about the command line.
+#: The text about a lock whose holder is alive; the rest of it is about the command line.
 NOT_RELEASED = f"Not released: {Verdict.ALIVE.value.partition(';')[0]}."
 
 
@@ -100,7 +100,7 @@ def test_locks_in_memory_cannot_be_shown_by_another_process(shop: Shop) -> None:
 
 @contextmanager
 def signed_in(shop: Shop) -> Iterator[Callable[..., str]]:
-    """Press a button on the page of the one lock that is held; the answer."""
+    """Press a button on the page of the only lock that is held; returns the answer."""
     with site(shop, "--allow-release", CELERY_SINGLETON_LOCK_WEB_TOKEN=TOKEN) as page:
         assert TOKEN not in page.told
         with httpx.Client(base_url=page.url, headers={"origin": page.url}, timeout=LIMIT) as client:
