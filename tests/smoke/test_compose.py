@@ -1,4 +1,4 @@
-"""The compose files with a real Docker: valid, and as good as docs/containers.md says."""
+"""The compose files with a real Docker: they are valid, and do what docs/containers.md says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_demo_succeeds_and_leaves_nothing(overrides: tuple[str, ...]) -> None:
     try:
         told, _ = demo.communicate(timeout=350)
     finally:
-        demo.send_signal(signal.SIGINT)  # It has ended, or is to take everything down now.
+        demo.send_signal(signal.SIGINT)  # It has ended, or must now take everything down.
         demo.wait(60)
     assert demo.returncode == 0, told
     assert re.search(r"ran \d\d times on 2 workers; 0 twice, 0 lost", told)

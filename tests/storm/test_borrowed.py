@@ -1,4 +1,4 @@
-"""Histories of messages that end as another one's run: a success that nobody has run is found, and nothing else."""
+"""Histories of messages that end as another message's run: the judge finds successes without a run, nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories with known faults: the checker finds each, and nothing where there is none."""
+"""Histories with known faults: the checker finds each fault, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storm.excuses import (
 
 TTL = 4.0
 
-#: A message that was put back, and taken off the list by nobody who lived to note it.
+#: A message that was put back; whoever took it off the list did not live to note that.
 QUEUED_AGAIN = (1, "taken"), (2, "queued")
 
 Lines = list[dict[str, Any]]
@@ -43,7 +43,7 @@ def body(
     told: str = "",
     **fields: Any,
 ) -> Lines:
-    """A body that writes all the time; `how=""` for one that was killed, `told` for what its end was stored as."""
+    """A body that writes all the time; `how=""` if it was killed; `told` is the state stored as its end."""
     run, about = f"{message}-{pid}-{start}", {"host": "east", "pid": pid}
     begun = {"at": start, "event": "start", "run": run, "key": key, "message": message, "fence": fence, **fields}
     beats = [start + number * every for number in range(1, int((end - start) / every))]
@@ -115,7 +115,7 @@ def test_a_frozen_process_dies_of_a_signal_when_it_resumes() -> None:
 
 
 class TestAnEndOnABareMajority:
-    """Two of five nodes are away as it is written, its process is killed, and one of the others forgets it."""
+    """Two of five nodes are away when it is written, its process is killed, and one of the other nodes forgets it."""
 
     @staticmethod
     def lines(*faults: dict[str, Any], gone: float = 2.1) -> list[Any]:
@@ -154,7 +154,7 @@ class TestAnEndOnABareMajority:
 
 
 class TestABodyThatStoodStill:
-    """From 3 to 9, while the other one began."""
+    """It was frozen from 3 to 9, while the other body began."""
 
     frozen = fault("worker: frozen", 3, 9, pids=[1, 2], fate="frozen")
 
@@ -253,7 +253,7 @@ def test_a_worker_that_was_killed_before_the_end_reached_a_lock_server_is_an_exc
 
 @pytest.mark.parametrize(("fate", "excuse"), [("frozen", SILENT), ("stopped", "")])
 def test_a_worker_that_was_frozen_while_the_lock_server_was_back_is_an_exception(fate: str, excuse: str) -> None:
-    """It did not hear of that, and when it went on the server had gone again."""
+    """It did not notice, and when it resumed the server was gone again."""
     silences = fault("partition", 1.9, 4, silent=["*/0"]), fault("partition", 7, 10, silent=["*/0"])
     lines = body("a", 1, 2), [*silences], fault("worker: frozen", 3.9, 7, pids=[1], fate=fate), body("a", 8.5, 9, pid=2)
     assert found(judge(*lines)) == [("again", excuse)]
@@ -261,14 +261,14 @@ def test_a_worker_that_was_frozen_while_the_lock_server_was_back_is_an_exception
 
 @pytest.mark.parametrize(("until", "excuse"), [(8, SILENT), (5, "")])
 def test_a_worker_that_was_ending_lives_until_it_has_ended(until: float, excuse: str) -> None:
-    """By SIGQUIT, before the body's end."""
+    """It got SIGQUIT before the end of the body."""
     silence, death = fault("partition", 1.9, until, silent=["*/0"]), fault("quit", 1, 7.5, pids=[1], fate="killed")
     lines = body("a", 1, 2, told="SUCCESS"), silence, death, body("a", 12, 13, pid=2)
     assert found(judge(*lines)) == [("again", excuse)]
 
 
 def test_an_end_of_a_stopped_run_after_a_success_is_not_an_excuse() -> None:
-    """It is told when it is recorded."""
+    """Such an end is reported only after it is recorded."""
     silence = fault("partition", 0, 1.9, silent=["*/0"])
     lines = silence, end_of("a", 1, "SUCCESS"), end_of("a", 2, "FAILURE", error="LockLost")
     assert found(judge(*lines)) == [("told twice", "")]
@@ -330,7 +330,7 @@ def test_a_worker_that_was_frozen_before_the_end_was_recorded_is_an_exception() 
     ("began", "start", "excuse"), [(2, 7.2, FROZEN_AT_THE_END), (5, 7.2, ""), (2, 9, "")], ids=["", "shortly", "late"]
 )
 def test_a_worker_whose_body_ended_when_it_resumed_is_an_exception(began: float, start: float, excuse: str) -> None:
-    """Its lease had ended, and another one took the lock before this was recorded."""
+    """Its lease had ended, and another message took the lock before the end was recorded."""
     frozen = fault("worker: frozen", began, 6.9, pids=[1], fate="frozen")
     first = [line for line in body("a", 1, 7) if not began < line["at"] < 6.9]
     assert found(judge(first, frozen, body("a", start, 10, pid=2))) == [("again", excuse)]
@@ -356,7 +356,7 @@ def test_a_task_that_was_failed_after_its_success_is_an_exception_too() -> None:
 
 
 def test_a_success_after_such_a_failure_is_not_an_excuse() -> None:
-    """Nothing was sent for it: a copy found that it had ended."""
+    """No next attempt was sent: a copy found that the message had ended."""
     cut, ran = fault("broker: connections cut", 0.5, 0.6), body("a", 0.7, 0.9)
     lines = sent("a"), cut, ran, end_of("a", 1, "FAILURE", error="ConnectionError"), end_of("a", 2, "SUCCESS", pid=2)
     assert found(judge(*lines)) == [("told twice", "")]
@@ -386,7 +386,7 @@ def test_a_step_that_celery_took_for_unsent_is_an_exception(error: str, after: t
 
 @pytest.mark.parametrize(("error", "excuse"), [("Reject", REJECTED), ("LockLost", "")])
 def test_an_attempt_that_celery_rejected_as_it_retried_may_come_again(error: str, excuse: str) -> None:
-    """Its next attempt was sent, and had a success; nothing was recorded of this one."""
+    """Its next attempt was sent and succeeded; nothing was recorded of this attempt."""
     retry = {"at": 2.5, "event": "taken", "message": "a", "retries": 1}
     cut, rejected = fault("broker: connections cut", 1.5, 1.6), end_of("a", 2.1, "FAILURE", error=error)
     ran = body("a", 1, 2, last=False), rejected, retry, body("a", 3, 4, retries=1, told="SUCCESS")
@@ -418,7 +418,7 @@ def test_a_retry_that_celery_took_for_unsent_without_a_fault_is_not_an_excuse() 
 
 @pytest.mark.parametrize(("recorded", "pid", "excuse"), [(0.8, 1, FORGOT), (1.5, 1, ""), (0.8, 2, "")])
 def test_an_end_that_was_forgotten_before_it_was_reported(recorded: float, pid: int, excuse: str) -> None:
-    """It was recorded before the lock server came back empty, and told after that, by the same process."""
+    """The same process recorded it before the lock server came back empty, and reported it afterwards."""
     record = {"at": recorded, "event": "recorded", "message": "a", "pid": pid}
     empty, end = fault("restarts empty", 1, 1.2, forgot="7000"), end_of("a", 2, "FAILURE", error="LockLost")
     verdict = judge(record, empty, end, body("a", 3, 4, pid=3, told="SUCCESS"))

@@ -1,4 +1,4 @@
-"""Histories of messages of which only the newest is to run: what should not have run is found, and nothing else."""
+"""Histories of messages of which only the newest is to run: the judge finds wrong runs, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lines = list[dict[str, Any]]
 
 
 def comes(message: str, at: float, task: str = RERUN, *, met: bool = True, key: str = "k") -> Lines:
-    """It was sent, a worker got it, and it met the lock."""
+    """A message was sent, a worker got it, and it met the lock."""
     taken = {"at": at, "event": "taken", "message": message, "retries": 0, **OWN}
     meets = [{"at": at + 0.1, "event": "met", "message": message, **OWN}] if met else []
     return [{**sent(message, at=at - 0.5), "task": task, "key": key}, taken, *meets]
@@ -73,7 +73,7 @@ def test_superseded_by_no_message_of_its_key(other: Lines) -> None:
 
 
 class TestReplaced:
-    """A run of which the body goes on though a newer message has met its lock, at 2.1."""
+    """A run whose body goes on although a newer message has met its lock at 2.1."""
 
     late = 2.1 + STOPPED * TTL + 1
 

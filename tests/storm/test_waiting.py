@@ -1,4 +1,4 @@
-"""Histories of jobs that are locked as they are sent: a second one that waits is found, and nothing else."""
+"""Histories of jobs that are locked when sent: the judge finds a second one that waits, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lines = list[dict[str, Any]]
 
 
 def click(message: str, at: float, *, task: str = "once", owner: str | None = None) -> Lines:
-    """Somebody sends a job, with a lock."""
+    """A job is sent, with a lock."""
     about = {"message": message, "task": task, "key": "j", "host": "east", "pid": 1}
     queued = {"at": at, "event": "queued", "message": message, "retries": 0, "owner": owner or message, **OWN}
     return [{**about, "at": at - 0.01, "event": "clicked"}, queued, {**about, "at": at + 0.01, "event": "sent"}]

@@ -1,4 +1,4 @@
-"""Histories of floods with a known fault: the judge finds it, and nothing else."""
+"""Histories of floods with a known fault: the judge finds that fault, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.storm.flood.rules import Rules
 
 Lines = list[dict[str, Any]]
 
-#: Seconds: of a message's lock, of a lease, and in which a job has to be free again.
+#: Seconds of a message's lock, of a lease, and within which a job has to be free again.
 QUEUE_TTL, TTL, BOUND = 20.0, 2.0, 30.0
 
-#: A worker's process, and the group that it is in.
+#: A process of a worker, and its process group.
 CHILD, GROUP = 71, 70
 
 WHEN_SENT = [scope for scope in SCOPES if scope != WHILE_EXECUTING]
@@ -26,7 +26,7 @@ def line(event: str, at: float, **fields: Any) -> dict[str, Any]:
 
 
 def sent(message: str, at: float, scope: str = UNTIL_EXECUTED, *, job: str = "j", told: str = "sent") -> Lines:
-    """A call, of which the broker has the message a moment later; `told` is what its sender noted then."""
+    """A call whose message the broker has a moment later; `told` is what its sender noted then."""
     lines = [
         line("sending", at, message=message, scope=scope, job=job),
         line("queued", at + 0.01, message=message),
@@ -40,7 +40,7 @@ def duplicate(message: str, at: float, of: str, scope: str = UNTIL_EXECUTED, *, 
 
 
 def runs(message: str, at: float, seconds: float = 1.0, *, pid: int = CHILD, steps: int = 4) -> Lines:
-    """A delivery: as many of its steps as there were until it was killed."""
+    """A delivery, with the steps that it made before it was killed."""
     about = {"message": message, "pid": pid, "group": GROUP}
     times = [("begun", at), ("start", at + 0.1), ("end", at + 0.1 + seconds), ("over", at + 0.2 + seconds)]
     return [line("taken", at - 0.01, message=message), *(line(name, when, **about) for name, when in times[:steps])]
@@ -109,7 +109,7 @@ class TestSentTwice:
 
     @pytest.mark.parametrize(("is_late", "wrong"), [(True, ["sent twice"]), (False, [])])
     def test_message_whose_worker_was_killed_while_it_ran(self, is_late: bool, wrong: list[str]) -> None:
-        """Its message comes again, and keeps the lock; or it is lost with its worker, and the lock as well."""
+        """The message comes again and keeps the lock, or it is lost with its worker, and so is the lock."""
         died = [*runs("a", 1.5, steps=2), killed("worker", 2.0)]
         again = [line("queued", 6, message="a"), *runs("a", 6.5)] if is_late else []
         lines = sent("a", 1), died, sent("b", 5), again, runs("b", 9)
@@ -119,7 +119,7 @@ class TestSentTwice:
 class TestOverlap:
     @pytest.mark.parametrize("scope", SCOPES)
     def test_two_runs_of_a_job(self, scope: str) -> None:
-        """The lock of the first has ended by then, so that a second could be sent."""
+        """The lock of the first has expired by then, so that a second could be sent."""
         calls = sent("a", 1, scope), sent("b", 2 + QUEUE_TTL, scope)
         made = verdict(*calls, runs("a", 3 + QUEUE_TTL, 5), runs("b", 4 + QUEUE_TTL, 5, pid=72))
         assert found(made) == ["overlap"] * (scope not in (UNTIL_EXECUTING, UNTIL_EXPIRED))
