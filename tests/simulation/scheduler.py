@@ -200,7 +200,7 @@ class Simulation:
         return task
 
     def park(self, seconds: float | None = None) -> bool:
-        """Let the current task wait until it is woken, or for some seconds of its host; returns whether it was woken."""
+        """Let the current task wait until it is woken, or some seconds of its host; returns whether it was woken."""
         task = self._own()
         task.waits += 1
         task.woken, task.parked = None, True
