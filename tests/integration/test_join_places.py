@@ -1,4 +1,4 @@
-"""Copies that join and messages that follow, whichever servers have the locks, whatever the pool and the broker."""
+"""Copies that join and messages that follow, with every kind of lock server, pool and broker."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_a_mutant_can_still_be_made(mutant: Mutant) -> None:
         compile(changed, mutant.path, "exec")
 
 
-def test_names_of_mutants_are_their_own() -> None:
+def test_names_of_mutants_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 

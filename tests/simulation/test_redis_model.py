@@ -148,7 +148,7 @@ def test_commands_behind_a_woken_pop_run_at_the_end_of_the_turn(
 
 
 @pytest.mark.slow
-def test_a_node_of_a_cluster_sends_on_as_a_real_one_does() -> None:
+def test_a_node_of_a_cluster_redirects_as_a_real_one_does() -> None:
     with Cluster(masters=2, replicas=0) as cluster:
         key = "a{1}"
         here = cluster.master_of(key)

@@ -68,7 +68,7 @@ class NewestContract:
         assert (found.by, found.owner) == ("third", "")
         assert isinstance(come(store, THIRD), Lease)
 
-    def test_newcomer_that_finds_it_free_supersedes_waiting_messages(self, store: LockStore) -> None:
+    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, store: LockStore) -> None:
         running = come(store, FIRST)
         come(store, SECOND)
         assert isinstance(running, Lease)
