@@ -89,7 +89,7 @@ def test_scheduler_is_found_by_its_short_name() -> None:
         ("singleton_lock_beat_mode", "both", "'leader' or 'shared'"),
         ("singleton_lock_beat_ttl", 0.5, "seconds from 1"),
         ("singleton_lock_beat_catch_up", -1, "0 or more"),
-        ("singleton_lock_beat_name", "", "not empty"),
+        ("singleton_lock_beat_name", "", "non-empty"),
         ("singleton_lock_beat_scheduler", "no.such:Thing", "no.such"),
         ("singleton_lock_beat_scheduler", "celery.beat:Service", "a subclass of celery.beat.Scheduler"),
         ("singleton_lock_beat_scheduler", "exclusive", "exclusive"),

@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     _following(
         "a follower that has taken the leader's lock does not look again",
-        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this one took "
+        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this message took "
         "its lock.\n",
         new="        if False:\n",
         breaks="a follower waits for the end of the leader",
