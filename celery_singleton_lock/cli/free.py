@@ -60,7 +60,7 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
 @command.option(
     "--orphaned",
     is_flag=True,
-    help="Free the locks of messages that are nowhere any more: lost, purged, deleted. Looks into the queues and "
+    help="Free the locks of messages that no longer exist: lost, purged, deleted. Looks into the queues and "
     "asks the workers; in doubt, a lock is left alone.",
 )
 @_how
@@ -97,7 +97,7 @@ def _free_orphaned(
     judged = [*_of_messages(app, locks)]
     told = [(lock, verdict) for lock, verdict in judged if verdict in (Standing.ORPHANED, Standing.IN_DOUBT)]
     orphaned = [lock for lock, verdict in told if verdict is Standing.ORPHANED]
-    click.echo(f"{len(orphaned)} of {len(locks)} messages that have a lock are nowhere any more.", err=True)
+    click.echo(f"{len(orphaned)} of {len(locks)} messages that have a lock no longer exist.", err=True)
     if orphaned and not (yes or dry_run):
         _ask(orphaned, "Free their locks?")
     return _free(runtime, told, dry_run=dry_run, as_json=how["as_json"])
