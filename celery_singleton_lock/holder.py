@@ -62,7 +62,7 @@ class Holder:
         retries: how often the task was retried before.
         node: the worker's node name.
         pid: the process that runs the task.
-        since: when it took the lock, in seconds since the epoch.
+        since: when it asked for the lock, in seconds since the epoch.
         replaced: how often `Task.replace` passed the task's id on before.
         process: see `process_identity.own`.
         ttl: seconds by which each renewal extends the lock; 0 if it is not renewed, as between two attempts, and for a

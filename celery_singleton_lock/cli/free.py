@@ -93,7 +93,7 @@ def _free_those_left_behind(
 def _free_orphaned(
     app: Any, runtime: Runtime, locks: Sequence[HeldLock], *, yes: bool, dry_run: bool, **how: Any
 ) -> int:
-    """The same for orphaned locks, without a line for messages that still exist."""
+    """Like `_free_those_left_behind`, but without a line for messages that still exist."""
     judged = [*_of_messages(app, locks)]
     told = [(lock, verdict) for lock, verdict in judged if verdict in (Standing.ORPHANED, Standing.IN_DOUBT)]
     orphaned = [lock for lock, verdict in told if verdict is Standing.ORPHANED]

@@ -63,7 +63,7 @@ class ServerContext(Subject):
 
     @property
     def keeps(self) -> bool:
-        """Whether it keeps its data over a restart."""
+        """Whether it keeps its data across a restart."""
         return self.info.get("aof_enabled") == "1"
 
 
@@ -97,7 +97,7 @@ def of_sentinels(sentinels: Sequence[SentinelProbe]) -> list[Finding]:
 
 
 def unusable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
-    """A server that does not answer, or refuses to serve; `error` is that of its `Probe`."""
+    """A server that does not answer, or refuses to serve; `error` is the error of its `Probe`."""
     kind = error.partition(":")[0]
     if kind not in _REFUSALS:
         text = f"it does not answer: {error}"

@@ -19,7 +19,7 @@ _ENDINGS: Mapping[Kind, str] = {
     "skip": "skipped",
     "raise": "refused with an error",
     "reject": "rejected",
-    "retry": "put back, to be tried again",
+    "retry": "requeued, to be tried again",
     "rerun": "put off until after the run, with the newest arguments",
     "replace": "put off until the run has stopped for it",
     "join": "joined the run",
