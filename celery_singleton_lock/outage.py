@@ -44,7 +44,7 @@ class Outage:
         began = self._began
         if began is not None and clock.now() >= self._last + QUIET:
             self._began = None
-            logger.warning("%s answers again; it did not for %.1f s", server, self._last - began)
+            logger.warning("%s answers again, after an outage of %.1f s", server, self._last - began)
 
 
 def _first(leases: Sequence[Lease]) -> Lease:

@@ -13,7 +13,7 @@ from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.lease import Lease
 
 #: Why a lease that the store no longer has was lost.
-GONE = "the store does not have it any more: it ended, was taken over, or was deleted"
+GONE = "the store no longer has it: it ended, was taken over, or was deleted"
 
 
 @dataclass(slots=True, eq=False)

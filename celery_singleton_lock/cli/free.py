@@ -136,7 +136,7 @@ def _question(count: int, force: bool) -> str:
     return (
         f"Free these {count} locks even though their holders may be alive?"
         if force
-        else f"Free those of these {count} locks that were left behind?"
+        else f"Free whichever of these {count} locks were left behind?"
     )
 
 

@@ -122,7 +122,7 @@ def _missing_rights(it: ServerContext) -> Iterator[Finding]:
 def _not_looked_at(it: ServerContext) -> Iterator[Finding]:
     if it.probe.info is None or it.probe.ahead is None:
         yield it.note(
-            "its user may not run INFO or TIME: version, eviction, replicas and clock could not be looked at",
+            "its user may not run INFO or TIME: version, eviction, replicas and clock could not be checked",
             "run the doctor as a user with more rights (+info +time), by another singleton_lock_backend",
         )
 

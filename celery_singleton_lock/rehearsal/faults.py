@@ -109,7 +109,7 @@ def _kill_child(it: Scene) -> None:
     if not _comes_again(it.play):
         it.excuse(first)
         it.note(
-            "the call whose process was killed is lost, as Celery's options for this task have it; to run it "
+            "the call whose process was killed is lost, by Celery's options for this task; to run it "
             "again, set acks_late=True and reject_on_worker_lost=True"
         )
     it.send(1)

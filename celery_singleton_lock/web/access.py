@@ -67,7 +67,9 @@ class Access:
         if (self.allow_release or self.private) and not self.token:
             raise ValueError("allow_release and private need a token: give one of at least 16 random characters")
         if self.token and len(self.token) < SHORTEST:
-            raise ValueError(f"the token has {len(self.token)} characters; allowed: {SHORTEST} or more, at random")
+            raise ValueError(
+                f"the token has {len(self.token)} characters; allowed: {SHORTEST} or more random characters"
+            )
 
     def knows_host(self, host: str) -> bool:
         """Whether a request's `Host` names this page."""
