@@ -163,7 +163,7 @@ class Claiming(Scheduler):
                 del self._unsent[entry.name]
 
     def _others_due(self, entry: ScheduleEntry) -> dict[str, Tick]:
-        """Ticks of the entries behind this one that are due as well, to be claimed along with it."""
+        """The due ticks of the entries after this one, to be claimed along with it."""
         found: dict[str, Tick] = {}
         for other in entries_beside(self, entry):
             if other is entry or other.name in self._unsent or self._claims.granted(other):

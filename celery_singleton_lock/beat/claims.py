@@ -2,7 +2,7 @@
 
 A tick is claimed before it is sent, and recorded afterwards. Where many entries are due at once, one round trip claims
 or records many of them. A beat that dies in between loses no tick: its claim ends, and the next leader sends the tick
-again, under the same id. This is rare, since a tick is recorded within milliseconds after it was sent.
+again, under the same id. The cost is small, since a tick is recorded within milliseconds after it was sent.
 """
 
 from __future__ import annotations

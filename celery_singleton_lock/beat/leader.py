@@ -1,4 +1,4 @@
-"""Which of several processes leads: the one that holds a lease.
+"""Which of several processes leads: the holder of a lease.
 
 Nothing renews the lease in the background. The leader must renew it often enough itself, so a leader that hangs does
 not lead forever. The others wait, and are woken when it resigns.
@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 #: Seconds between two tries while the lock server does not answer.
 RETRY_AFTER = 1.0
 
-#: How many of the owner tokens that were given up are remembered, the latest ones; the store undoes their requests.
+#: How many owner tokens that were given up are remembered, the latest; the store undoes their requests.
 GIVEN_UP = 8
 
 #: Seconds after which a waiting candidate asks again, whatever it knows: less than the wait for a wake-up. In between,

@@ -77,7 +77,7 @@ def tick_of(entry: Any) -> Tick | None:
     if due is not None and due <= last and hasattr(entry.schedule, "clocked_time"):
         return None  # A clocked entry of django-celery-beat: due once, but reported as due forever after.
     if due is None or not last < due <= present:
-        due = present  # A schedule with a mind of its own.
+        due = present  # The schedule does not go by its last run.
     if start := getattr(getattr(entry, "model", None), "start_time", None):
         due = max(due, micros(start))  # django-celery-beat sets the last run of such an entry to long ago.
     following = next_run(entry, moment(due, entry.last_run_at))

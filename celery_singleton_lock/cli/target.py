@@ -16,16 +16,16 @@ from celery_singleton_lock.keys.key import VERSION, is_key
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
-#: What follows the key of a lock in Redis; people copy it from there.
+#: The suffix of a lock's key in Redis; people copy it from there.
 _RUN = re.compile(r":run(:[0-9]+)?$")
 
 
 def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
-    """The key that the words of a command line stand for: itself, or a task's name and its arguments.
+    """The key for the words of a command line: these are the key itself, or a task's name and its arguments.
 
     Raises:
-        UsageError: they are neither.
-        SingletonLockError: no key can be made of the arguments.
+        UsageError: the words are neither.
+        SingletonLockError: no key can be made from the arguments.
     """
     first, *rest = words
     if "{" in first or first.startswith(f"{settings.prefix}:"):
@@ -44,7 +44,7 @@ def key_of(app: Any, settings: Settings, words: Sequence[str]) -> str:
 
 
 def call_of(app: Any, words: Sequence[str]) -> tuple[SingletonTask, list[Any], dict[str, Any]]:
-    """The task and its arguments that the words of a command line stand for.
+    """The task and its arguments in the words of a command line.
 
     Raises:
         UsageError: there is no such task, or it cannot be called like that.
@@ -63,7 +63,7 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
     """The task of this name.
 
     Raises:
-        UsageError: there is none, or it takes no lock.
+        UsageError: there is no such task, or it takes no lock.
     """
     app.loader.import_default_modules()
     exclusive: dict[str, SingletonTask] = {task.name: task for task in exclusive_tasks(app)}

@@ -1,4 +1,4 @@
-"""The journal's counts, and the locks that are held, in Prometheus' format.
+"""The journal's counts, and the held locks, in Prometheus' format.
 
 One exporter is enough for a cluster: everything that it shows is in Redis, whichever process counted it.
 """
@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("prometheus_client is not installed: pip install 'celery-singleton-lock[prometheus]'") from error
 
-#: What the names of the metrics begin with.
+#: The beginning of the metrics' names.
 PREFIX = "singleton_lock"
 
 
@@ -35,7 +35,7 @@ class LockCollector:
         self._runtime = runtime
 
     def describe(self) -> list[Metric]:
-        """Nothing in advance, so registering asks no server."""
+        """Describe nothing in advance, so that registering asks no server."""
         return []
 
     def collect(self) -> Iterator[Metric]:

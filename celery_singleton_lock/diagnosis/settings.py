@@ -1,4 +1,4 @@
-"""Rules for the settings of an app, and for what its tasks make of them together."""
+"""Rules for the settings of an app, and for its tasks as a whole."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from celery_singleton_lock.options.task import options_for, raw_attribute
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """An app whose modules of tasks have been imported.
+    """An app whose task modules have been imported.
 
     Attributes:
-        leaders: how many beats lead its schedule; None where no server was asked.
+        leaders: how many beats lead its schedule; None if no server was asked.
     """
 
     app: Any
@@ -31,16 +31,16 @@ class AppContext:
 
 
 def switched_off(it: AppContext) -> Iterator[Finding]:
-    """Exclusive tasks that are not."""
+    """Exclusive tasks that run without a lock."""
     if not it.settings.enabled:
         yield Subject("singleton_lock_enabled").warning(
             "it is False: exclusive tasks run without a lock",
-            "remove it, unless you mean that",
+            "remove it, unless this is intended",
         )
 
 
 def kept_in_memory(it: AppContext) -> Iterator[Finding]:
-    """Locks that no other process sees."""
+    """Locks that no other process can see."""
     if it.settings.enabled and it.settings.backend.in_memory:
         yield Subject("singleton_lock_backend").warning(
             "the locks are in memory, which processes do not share: each has its own",
@@ -49,11 +49,11 @@ def kept_in_memory(it: AppContext) -> Iterator[Finding]:
 
 
 def forgotten_too_soon(it: AppContext) -> Iterator[Finding]:
-    """Records of finished messages that end before the broker may deliver a copy."""
+    """Records of finished messages that expire before the broker may deliver a copy."""
     visibility, remembered = visibility_timeout(it.app.conf), it.settings.done_ttl
     if visibility is not None and remembered < visibility:
         yield Subject("singleton_lock_done_ttl").problem(
-            f"finished messages are remembered for {remembered:g} s, but the broker delivers a message again "
+            f"finished messages are remembered for {remembered:g} s, but the broker redelivers a message "
             f"that was not acknowledged within {visibility:g} s (its visibility timeout): a copy that comes "
             "then runs again",
             f"remove the setting, or set it to {visibility:g} or more",
@@ -91,7 +91,7 @@ def _of_one_name(subject: str, tasks: Sequence[Any], settings: Settings) -> Iter
     options = {task.name: options_for(task, settings) for task in tasks}
     if limits := _where_they_differ((name, str(of.limit)) for name, of in options.items()):
         yield Subject(subject).warning(
-            f"the tasks that share it have different lock_limit, and each counts up to its own: {limits}",
+            f"the tasks that share it have different lock_limit, and each goes by its own: {limits}",
             "give them one lock_limit",
         )
     ttls = _where_they_differ((name, f"{of.ttl:g} s") for name, of in options.items())
@@ -117,7 +117,7 @@ def _newest_on_a_redlock(it: AppContext) -> Iterator[Finding]:
 
 
 def _where_they_differ(values: Iterable[tuple[str, str]]) -> str:
-    """Each value, with some of the names that have it; nothing where all have the same."""
+    """Each value, with some of the names that have it; empty if all have the same value."""
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name, value in values:
         names[value].append(name)
@@ -125,7 +125,7 @@ def _where_they_differ(values: Iterable[tuple[str, str]]) -> str:
 
 
 def _form(task: Any) -> str | None:
-    """In which way a task's key is made, so that two tasks can be compared; None where nobody can say."""
+    """How a task's key is made, so that two tasks can be compared; None if that is unknown."""
     lock_key = raw_attribute(task, "lock_key")
     if callable(lock_key):
         return None
@@ -147,5 +147,6 @@ RULES = (
     _broadcasts,
 )
 
-#: For a worker that starts: it knows its pool, and refuses locks in memory where its processes would not share them.
+#: The rules for a starting worker. It knows its pool, and itself refuses locks in memory that its processes would not
+#: share.
 AT_START = tuple(rule for rule in RULES if rule is not kept_in_memory)

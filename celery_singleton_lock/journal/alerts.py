@@ -34,7 +34,7 @@ class Alerts:
             return False  # Not 1, 2, 4, 8...
         held = max(entry.ended - entry.holder_since, 0.0)
         logger.warning(
-            "task %s%s was refused %d times in a row: %s is held by task %s on %s for %.0f s",
+            "task %s%s was refused %d times in a row: %s has been held by task %s on %s for %.0f s",
             entry.task,
             f" (beat's entry {entry.scheduled!r})" if entry.scheduled else "",
             in_a_row,

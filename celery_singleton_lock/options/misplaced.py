@@ -28,8 +28,8 @@ _CALL, _SETTING = "singleton_lock", "singleton_"
 
 
 def check_attributes(task: Any, base: type) -> None:
-    """Refuse attributes of a task class that look like an option but are not: no option has that name, and neither has
-    an attribute of `base`, from which the class is derived.
+    """Refuse attributes of a task class that look like options but are not: their names belong neither to an option nor
+    to an attribute of `base`, from which the class is derived.
 
     Raises:
         InvalidOption: there is such an attribute.

@@ -185,7 +185,7 @@ def _check_newest(task_name: str, options: Options) -> None:
         )
     if options.on_conflict == REPLACE and options.on_lock_lost != "abort":
         raise InvalidOption(
-            f"{where} with on_lock_lost {options.on_lock_lost!r}, with which a run that should stop goes on; "
+            f"{where} with on_lock_lost {options.on_lock_lost!r}, so that a run that should stop goes on; "
             "allowed: on_lock_lost='abort'; or use on_conflict='rerun', which waits for the run to end"
         )
 

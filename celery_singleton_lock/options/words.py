@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
 
-#: How similar two names must be for one to count as a typing error of the other: "lock_timeout" is no typing error of
+#: How similar two names must be for one to count as a typing error of the other: "lock_timeout" is not one of
 #: "lock_limit".
 _ALIKE = 0.8
 

@@ -161,7 +161,7 @@ class TestOneServer:
         with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting") as url:
             diagnosis = looked_at(url)
         assert serious(diagnosis) == []
-        assert any("could not be looked at" in finding.text for finding in diagnosis.findings)
+        assert any("could not be checked" in finding.text for finding in diagnosis.findings)
 
     @pytest.mark.parametrize(
         ("rules", "missing"),

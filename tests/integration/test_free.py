@@ -64,7 +64,7 @@ class TestLiving:
         assert (freed.exit_code, freed.stdout.split()[0]) == (0, "freed")
         shop.record.wait_for(ends=1, job="report")
         until(lambda: [run.task_id for run in shop.record.runs("lost")] == [result.id])
-        with pytest.raises(Exception, match="does not have it any more"):
+        with pytest.raises(Exception, match="no longer has it"):
             result.get(timeout=LIMIT)
         assert shop.send("exclusive", "report").get(timeout=LIMIT) == "report"
 

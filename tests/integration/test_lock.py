@@ -199,7 +199,7 @@ class TestHolding:
         client.flushall()
         assert lost.wait(5)
         assert lock.lost
-        with pytest.raises(NotOwned, match="does not have it any more"):
+        with pytest.raises(NotOwned, match="no longer has it"):
             lock.check()
 
     @pytest.mark.parametrize("timeout", [0, 0.0004, -1, float("nan")])

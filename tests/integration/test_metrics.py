@@ -103,7 +103,9 @@ def test_repeated_refusals_are_a_warning(redis_server: RedisServer, shop_on: Cal
         with pytest.raises(TaskRevokedError):
             shop.send("exclusive", "report").get(timeout=LIMIT)
     until(lambda: "was refused 3 times in a row" in worker.log)
-    assert re.search(rf"{TASK} was refused 3 times in a row: \S+ is held by task {running.id} on one@test", worker.log)
+    assert re.search(
+        rf"{TASK} was refused 3 times in a row: \S+ has been held by task {running.id} on one@test", worker.log
+    )
     shown = of_shop(shop, "stats").stdout
     assert "job  refused 4 times since a run under this key ended" in shown
 

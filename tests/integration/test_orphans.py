@@ -1,4 +1,4 @@
-"""Locks of messages that exist nowhere any more are found, by asking broker and workers, and freed; no others are."""
+"""Locks of messages that no longer exist are found, by asking broker and workers, and freed; no others are."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_only_locks_without_a_message_are_freed(shop: Shop, tasks: SimpleNamespa
 
     told = clear(shop)
     assert told.keys() == orphaned, "nothing is said of the others"
-    assert {line["why"] for line in told.values()} == {"its message is nowhere any more"}
+    assert {line["why"] for line in told.values()} == {"its message no longer exists"}
     assert all(line["freed"] and line["task_id"] and line["held_for"] >= AGE for line in told.values())
     assert queued(shop) == kept
     assert send(job, "purged 1", queue="elsewhere") in orphaned, "it can be sent again"
@@ -143,10 +143,10 @@ def test_nothing_is_freed_by_a_dry_run_or_without_a_yes(shop: Shop, tasks: Simpl
     key = send(tasks.until_executed, "report", queue="doomed")
     lose(shop)
     said = clear(shop, "--dry-run")[key]
-    assert (said["freed"], said["why"]) == (False, "would be freed: its message is nowhere any more")
+    assert (said["freed"], said["why"]) == (False, "would be freed: its message no longer exists")
     asked = ask(shop, "clear", "--orphaned", answer="n\n")
     assert asked.exit_code == 1
-    assert "1 of 1 messages that have a lock are nowhere any more" in asked.stderr
+    assert "1 of 1 messages that have a lock no longer exist" in asked.stderr
     assert queued(shop) == {key}
 
 
@@ -220,7 +220,7 @@ def test_doctor_finds_them(shop: Shop, tasks: SimpleNamespace) -> None:
     lose(shop)
     send(tasks.until_executed, "other", queue="elsewhere")
     diagnosis = diagnose(shop.app, timeout=1.0)
-    (found,) = [finding for finding in diagnosis.findings if "nowhere any more" in finding.text]
+    (found,) = [finding for finding in diagnosis.findings if "no longer exist" in finding.text]
     assert (found.severity, found.subject) == ("warning", orphan)
     assert len(queued(shop)) == 2, "it looks only"
 

@@ -178,7 +178,7 @@ def test_missing_app_is_reported_first() -> None:
     """Nobody has configured the default app, so errors in its settings help nobody."""
     result = CliRunner().invoke(cli.locks, ["list"], obj=CLIContext(app=Celery(), no_color=True, workdir=None))
     assert result.exit_code == 1
-    assert result.output.startswith("Error: no app was named: say which one, as in celery -A shop locks …\nsetting ")
+    assert result.output.startswith("Error: no app was named: name it, as in celery -A shop locks …\nsetting ")
 
 
 def test_audit_without_exclusive_tasks_fails() -> None:

@@ -57,7 +57,7 @@ def test_outage_is_reported_at_its_start_at_half_time_and_at_its_end(
     assert "for 5.0 s now; trying again; 2 leases are not renewed" in half
     now[0] += QUIET
     outage.answered("redis://locks:6379")
-    assert said() == ["redis://locks:6379 answers again; it did not for 8.0 s"]
+    assert said() == ["redis://locks:6379 answers again, after an outage of 8.0 s"]
     outage.answered("redis://locks:6379")
     assert said() == []
 

@@ -407,7 +407,7 @@ class TestActing:
         with served(Starlette(routes=[Route("/", lure)])) as evil:
             made.page.goto(evil)
             made.page.get_by_role("button").click()
-            expect(made.page.locator("body")).to_contain_text("Forms of this page are taken from this page only.")
+            expect(made.page.locator("body")).to_contain_text("This page accepts only its own forms.")
         assert Runtime.of(made.app).store.held(lease.key) != []
 
     @pytest.mark.slow
