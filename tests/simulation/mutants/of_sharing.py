@@ -134,8 +134,8 @@ MUTANTS = (
     ),
     _following(
         "a follower that has taken the leader's lock does not look again",
-        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this message took "
-        "its lock.\n",
+        old="        if self._leader.run is None and (run := self._started()) is not None:  # As this message took its "
+        "lock.\n",
         new="        if False:\n",
         breaks="a follower waits for the end of the leader",
         unseen="only where the leader's lock was lost, and in the moment in which it starts",
