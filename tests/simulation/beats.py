@@ -202,7 +202,7 @@ class BeatsChecker:
             run.is_finished = True
 
     def _well_from(self) -> float:
-        """From when on ticks must be sent in time: a beat leads or all may send, and claims of dead beats have ended."""
+        """From when on ticks must be sent in time: a beat leads or all may send, and claims of dead beats are over."""
         latest = self._calm_from_all + self.plan.ttl + FOLLOWS
         is_led = self.plan.mode == "leader"
         return (min(max(self._calm_from_all, self._not_led_at), latest) if is_led else latest) + CLAIMED
